@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The native tests' harness: TEST(name) { EXPECT(...); } and main() that runs all, or those whose name contains argv[1].
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace check {
+
+struct Case {
+  const char* name;
+  std::function<void()> body;
+};
+
+inline std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+inline int& failures() {
+  static int count = 0;
+  return count;
+}
+
+struct Registration {
+  Registration(const char* name, std::function<void()> body) { cases().push_back({name, std::move(body)}); }
+};
+
+inline int run(int argc, char** argv) {
+  int ran = 0;
+  for (const Case& test : cases()) {
+    if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) continue;
+    const int before = failures();
+    test.body();
+    ++ran;
+    std::printf("%s %s\n", failures() == before ? "ok    " : "FAILED", test.name);
+    std::fflush(stdout);
+  }
+  if (ran == 0) std::printf("no test matches\n");
+  return failures() == 0 && ran > 0 ? 0 : 1;
+}
+
+}  // namespace check
+
+#define TEST(name)                                                  \
+  static void test_##name();                                        \
+  static const check::Registration register_##name(#name, test_##name); \
+  static void test_##name()
+
+#define EXPECT(condition)                                                       \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      ++check::failures();                                                      \
+      std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition);      \
+    }                                                                           \
+  } while (0)
+
+// In the one file of a test program that holds main().
+#define TEST_MAIN \
+  int main(int argc, char** argv) { return check::run(argc, argv); }
