@@ -17,7 +17,8 @@
     ImportError
     +-- HorovodVersionMismatchError  the framework differs from the one this build was made for
 
-The base classes are Horovod's own contract: scripts written for it catch RuntimeError, ValueError and HorovodInternalError.
+The base classes are Horovod's own contract: scripts written for it catch RuntimeError, ValueError and
+HorovodInternalError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row. Imports nothing of ours.
+"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row. Imports nothing of
+ours.
 
-This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets its
-part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today.
+This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets
+its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ class SettingError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One setting. `flag_unit`: what the flag's number is multiplied by (1 MB = 2**20 bytes). `off_flag`: a switch that
-    turns the feature off rather than on, so that the variable is 1 when the flag is given."""
+    """One setting. `flag_unit`: what the flag's number is multiplied by (1 MB = 2**20 bytes)."""
 
     keyword: str
     variable: str
@@ -232,7 +232,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings that `environment` (by default this process') spells. Raises SettingError on the first bad value."""
+        """The settings that `environment`, by default this process', spells. Raises SettingError."""
         if environment is None:
             environment = os.environ
         values: dict[str, Any] = {}
@@ -248,7 +248,7 @@ class Settings:
         shutdown_s = 0.0 if self.stall_check_disable else self.stall_shutdown_s
         return [
             ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
-            ("cycle_time_ms", f"{self.cycle_time_ms:g}"),
+            ("cycle_time_ms", str(self.cycle_time_ms)),
             ("stall_warning_ms", str(_milliseconds(warning_s))),
             ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
             ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
@@ -296,7 +296,7 @@ def _parsed(row: Row, text: str, name: str | None = None) -> Any:
 def _spelled(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)
 
 
 def _milliseconds(seconds: float) -> int:
