@@ -9,13 +9,30 @@ import stat
 
 from horovod.core.exceptions import StartError
 
-__all__ = ["SECRET_BYTES", "new_secret", "read_secret"]
+__all__ = ["SECRET_BYTES", "SecretFile", "new_secret", "read_secret"]
 
 SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
     return os.urandom(SECRET_BYTES)
+
+
+class SecretFile:
+    """The secret in memory, readable at `path` by processes of this user for as long as this process keeps it open.
+
+    Not on any disk, so nothing is left behind however the job ends; and unlike an inherited descriptor it still reaches
+    the ranks through wrapper scripts that close descriptors.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._descriptor = os.memfd_create("horovod-secret")
+        os.fchmod(self._descriptor, 0o600)
+        os.write(self._descriptor, secret)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def read_secret(path: str) -> bytes:
