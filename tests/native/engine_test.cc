@@ -112,9 +112,11 @@ TEST(ranks_that_disagree_get_the_same_words_and_go_on) {
       EXPECT(has(sum(engine, "x", shape), HVD_MISMATCH, {"`x`", "rank 1", "expected shape [4], seen [5]"}));
       std::vector<int32_t> ints(4, 1);
       std::vector<float> floats(4, 1);
-      const Status dtype = rank == 2 ? Call(HVD_ALLREDUCE, "y").tensor(ints, HVD_INT32).run(engine) : sum(engine, "y", floats);
+      const Status dtype =
+          rank == 2 ? Call(HVD_ALLREDUCE, "y").tensor(ints, HVD_INT32).run(engine) : sum(engine, "y", floats);
       EXPECT(has(dtype, HVD_MISMATCH, {"`y`", "rank 2", "expected dtype float32, seen int32"}));
-      const Status op = Call(HVD_ALLREDUCE, "z").op(rank == 0 ? HVD_MAX : HVD_SUM).tensor(good, HVD_FLOAT32).run(engine);
+      const Status op =
+          Call(HVD_ALLREDUCE, "z").op(rank == 0 ? HVD_MAX : HVD_SUM).tensor(good, HVD_FLOAT32).run(engine);
       EXPECT(has(op, HVD_MISMATCH, {"`z`", "rank 0", "expected reduce operation Sum, seen Max"}));
       const Status root = Call(HVD_BROADCAST, "r").root(rank == 1 ? 1 : 0).tensor(good, HVD_FLOAT32).run(engine);
       EXPECT(has(root, HVD_MISMATCH, {"`r`", "rank 1", "expected root rank 0, seen 1"}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several ranks in one test program: engines as threads over one mapping (so that TSan sees both sides), joined by shared
-// memory or by socket pairs.
+// Several ranks in one test program: engines as threads over one mapping (so that TSan sees both sides), joined by
+// shared memory or by socket pairs.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,7 +25,8 @@ inline std::vector<EngineOptions> make_world(int size, Wiring wiring, EngineSett
   std::shared_ptr<Segment> segment;
   if (wiring == Wiring::kSharedMemory) {
     std::unique_ptr<Segment> made;
-    const Status status = Segment::create(1, static_cast<uint32_t>(size), size > 1 ? shm_transport_bytes(size) : 0, &made);
+    const Status status =
+        Segment::create(1, static_cast<uint32_t>(size), size > 1 ? shm_transport_bytes(size) : 0, &made);
     if (!status.ok()) std::printf("%s\n", status.text().c_str());
     EXPECT(status.ok());
     segment = std::move(made);
@@ -83,8 +84,14 @@ class Call {
     request_.tensor_size = sizeof(hvd_tensor);
     request_.prescale = request_.postscale = 1.0;
   }
-  Call& op(hvd_op op) { request_.op = op; return *this; }
-  Call& root(int rank) { request_.root_rank = rank; return *this; }
+  Call& op(hvd_op op) {
+    request_.op = op;
+    return *this;
+  }
+  Call& root(int rank) {
+    request_.root_rank = rank;
+    return *this;
+  }
   Call& scale(double prescale, double postscale) {
     request_.prescale = prescale;
     request_.postscale = postscale;
@@ -94,7 +101,8 @@ class Call {
   Call& tensor(std::vector<Number>& values, hvd_dtype dtype, std::vector<int64_t> shape = {}) {
     if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
     shapes_.push_back(std::make_unique<std::vector<int64_t>>(std::move(shape)));
-    tensors_.push_back({values.data(), values.data(), shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
+    tensors_.push_back(
+        {values.data(), values.data(), shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
     return *this;
   }
   Status submit(Engine& engine, hvd_handle* handle, uint32_t flags = 0) {
