@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an operation means, once for all frameworks; imports no framework.
 
-`import horovod.core as hvd` is also the package for programs that have NumPy arrays and no framework: init, rank, size and
-all operations. They are loaded when first used, so that the launcher, which needs the settings only, stays light.
+`import horovod.core as hvd` is also the package for programs that have NumPy arrays and no framework: init, rank, size
+and all operations. They are loaded when first used, so that the launcher, which needs the settings only, stays light.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _CONTEXT = (
     "rocm_built"
 )
 _ARRAYS = (
-    "allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async grouped_allreduce_ "
-    "grouped_allreduce_async_ allgather allgather_async broadcast broadcast_async broadcast_ broadcast_async_ barrier"
+    "allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async "
+    "grouped_allreduce_ grouped_allreduce_async_ "
+    "allgather allgather_async broadcast broadcast_async broadcast_ broadcast_async_ barrier"
 )
 _HOME = {
     "horovod.core.context": _CONTEXT,

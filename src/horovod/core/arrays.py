@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations for NumPy arrays, for programs without a framework: what `horovod.core` exports.
 
-Names, parameters and meaning are those of every framework's package. Arrays may be of any dtype in
-native.DTYPE_NAMES (bfloat16 through ml_dtypes) and any strides. Forms ending in _async return a handle for poll and
-synchronize; forms ending in _ write the result into the array given. All ranks call the same operations; an allreduce has
-equal shapes and dtypes on all ranks, an allgather may differ in dimension 0. Errors: core/exceptions.py.
+Names, parameters and meaning are those of every framework's package. Arrays may be of any dtype in native.DTYPE_NAMES
+(bfloat16 through ml_dtypes) and any strides. Forms ending in _async return a handle for poll and synchronize; forms
+ending in _ write the result into the array given. All ranks call the same operations; an allreduce has equal shapes and
+dtypes on all ranks, an allgather may differ in dimension 0. Errors: core/exceptions.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core.collectives import Collectives, handle_of
+from horovod.core.collectives import Collectives
 from horovod.core.native import SYNC
+from horovod.core.operations import register
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.tensors import NumpyAdapter
 
@@ -47,10 +48,10 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of `tensor` over all ranks, as new memory: postscale * reduce(prescale * x), divided by the size for Average."""
-    return collectives.allreduce(
-        tensor, name, op, average, prescale_factor, postscale_factor, process_set, False, SYNC
-    ).wait()
+    """The reduction of `tensor` over all ranks, as new memory: postscale * reduce(prescale * x), divided by the size
+    for Average."""
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return collectives.allreduce(tensor, name, how, False, SYNC).wait()
 
 
 def allreduce_async(
@@ -63,9 +64,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts allreduce; returns a handle."""
-    return handle_of(
-        collectives.allreduce(tensor, name, op, average, prescale_factor, postscale_factor, process_set, False)
-    )
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return register(collectives.allreduce(tensor, name, how, False))
 
 
 def allreduce_(
@@ -78,9 +78,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """allreduce into `tensor` itself, which is returned."""
-    return collectives.allreduce(
-        tensor, name, op, average, prescale_factor, postscale_factor, process_set, True, SYNC
-    ).wait()
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return collectives.allreduce(tensor, name, how, True, SYNC).wait()
 
 
 def allreduce_async_(
@@ -93,9 +92,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts allreduce_; `tensor` is not to be touched until it is synchronized. Returns a handle."""
-    return handle_of(
-        collectives.allreduce(tensor, name, op, average, prescale_factor, postscale_factor, process_set, True)
-    )
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return register(collectives.allreduce(tensor, name, how, True))
 
 
 def grouped_allreduce(
@@ -108,9 +106,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """allreduce of several tensors as a whole: all of them or none. Returns a list."""
-    return collectives.grouped_allreduce(
-        tensors, name, op, average, prescale_factor, postscale_factor, process_set, False, SYNC
-    ).wait()
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()
 
 
 def grouped_allreduce_async(
@@ -123,9 +120,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts grouped_allreduce; returns a handle."""
-    return handle_of(
-        collectives.grouped_allreduce(tensors, name, op, average, prescale_factor, postscale_factor, process_set, False)
-    )
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return register(collectives.grouped_allreduce(tensors, name, how, False))
 
 
 def grouped_allreduce_(
@@ -138,9 +134,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """grouped_allreduce into the tensors themselves, which are returned."""
-    return collectives.grouped_allreduce(
-        tensors, name, op, average, prescale_factor, postscale_factor, process_set, True, SYNC
-    ).wait()
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return collectives.grouped_allreduce(tensors, name, how, True, SYNC).wait()
 
 
 def grouped_allreduce_async_(
@@ -153,9 +148,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts grouped_allreduce_; returns a handle."""
-    return handle_of(
-        collectives.grouped_allreduce(tensors, name, op, average, prescale_factor, postscale_factor, process_set, True)
-    )
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    return register(collectives.grouped_allreduce(tensors, name, how, True))
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -165,7 +159,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts allgather; returns a handle."""
-    return handle_of(collectives.allgather(tensor, name, process_set))
+    return register(collectives.allgather(tensor, name, process_set))
 
 
 def broadcast(
@@ -179,7 +173,7 @@ def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts broadcast; returns a handle."""
-    return handle_of(collectives.broadcast(tensor, root_rank, name, process_set, False))
+    return register(collectives.broadcast(tensor, root_rank, name, process_set, False))
 
 
 def broadcast_(
@@ -193,7 +187,7 @@ def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts broadcast_; returns a handle."""
-    return handle_of(collectives.broadcast(tensor, root_rank, name, process_set, True))
+    return register(collectives.broadcast(tensor, root_rank, name, process_set, True))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -2,14 +2,15 @@
 """What every operation means, once for all frameworks: step 3 of a gradient's way.
 
 Words. An *operation* is one call of one rank; ranks meet by *name* (`allreduce.<name>`), unnamed ones by their order. A
-*request* is what crosses into the native core; everything in it but the addresses is fixed by the cache's *key*, so a tensor
-that comes back with the same name, dtype and shape costs two addresses and one call (an *entry*). A *staged* tensor is dense
-host memory: the user's own, or a private copy.
+*request* is what crosses into the native core; everything in it but the addresses is fixed by the cache's *key*, so a
+tensor that comes back with the same name, dtype and shape costs two addresses and one call (an *entry*). A *staged*
+tensor is dense host memory: the user's own, or a private copy.
 
-A call that fails on this rank before its peers can see it would leave them waiting: it is *refused*, and they fail as well.
-(Not so for a name that is in flight: that is this rank's own business, the operation in flight is fine.)
+A call that fails on this rank before its peers can see it would leave them waiting: it is *refused*, and they fail as
+well. (Not so for a name that is in flight: that is this rank's own business, the operation in flight is fine.)
 
-Thread safety: all operations may be called from any thread. Blocking: only wait (the forms without _async) and synchronize.
+Thread safety: all operations may be called from any thread. Blocking: only wait (the forms without _async) and
+synchronize.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, BARRIER, BOOL, BROADCAST, SYNC, Adasum, Average, Max, Min, Sum
-from horovod.core.operations import Operation, gathered, register
+from horovod.core.operations import Operation, gathered
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.tensors import Adapter
 
-__all__ = ["Collectives", "resolve_op"]
+__all__ = ["Collectives", "Reduction", "resolve_op"]
 
 T = TypeVar("T")
 Key = tuple[Any, ...]
+# (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
+Reduction = tuple[int | None, bool | None, float, float, ProcessSet | None]
 
 # Entries live as long as their generation: names that never come back must not fill it.
 MAX_ENTRIES = 16384
@@ -65,17 +68,14 @@ class Collectives(Generic[T]):
         self,
         tensor: T,
         name: str | None,
-        op: int | None,
-        average: bool | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet | None,
+        how: Reduction,
         in_place: bool,
         flags: int = 0,
     ) -> Operation:
         """Starts the reduction of one tensor over all ranks."""
         context = contexts.current()
         try:
+            op, average, prescale, postscale, process_set = how
             op = resolve_op(op, average)
             set_number = 0 if process_set is global_process_set else number_of(process_set)
             adapter = self._adapter
@@ -83,7 +83,7 @@ class Collectives(Generic[T]):
             if in_place:
                 adapter.check_in_place(tensor)
             key = (ALLREDUCE, name, op, dtype, shape, prescale, postscale, set_number)
-            entry = context.entries.get(key)
+            entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
                 entry = self._prepare(context, key, "allreduce", ((dtype, shape),), -1)
             private = staged is not tensor
@@ -99,18 +99,16 @@ class Collectives(Generic[T]):
         self,
         tensors: Sequence[T],
         name: str | None,
-        op: int | None,
-        average: bool | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet | None,
+        how: Reduction,
         in_place: bool,
         flags: int = 0,
     ) -> Operation:
-        """Starts the reduction of several tensors, done or failed as a whole. The result is a list, in place a tuple."""
+        """Starts the reduction of several tensors, done or failed as a whole. The result is a list, in place a
+        tuple."""
         context = contexts.current()
         adapter = self._adapter
         try:
+            op, average, prescale, postscale, process_set = how
             op = resolve_op(op, average)
             set_number = number_of(process_set)
             staged, metas = self._stage_group(tensors)
@@ -118,7 +116,7 @@ class Collectives(Generic[T]):
                 for tensor in tensors:
                     adapter.check_in_place(tensor)
             key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
-            entry = context.entries.get(key)
+            entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
                 entry = self._prepare(context, key, "grouped_allreduce", metas, -1)
             outputs = [
@@ -152,7 +150,7 @@ class Collectives(Generic[T]):
             set_number = number_of(process_set)
             staged, dtype, shape = adapter.stage(tensor)
             key = (ALLGATHER, name, None, dtype, shape, 1.0, 1.0, set_number)
-            entry = context.entries.get(key)
+            entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
                 entry = self._prepare(context, key, "allgather", ((dtype, shape),), -1)
             handle = _submit_one(context, entry, adapter.address(staged), None, flags)
@@ -186,7 +184,7 @@ class Collectives(Generic[T]):
             if in_place:
                 adapter.check_in_place(tensor)
             key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
-            entry = context.entries.get(key)
+            entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
                 entry = self._prepare(context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank))
             private = staged is not tensor
@@ -205,7 +203,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             key = (BARRIER, None, None, None, None, 1.0, 1.0, number_of(process_set))
-            entry = context.entries.get(key)
+            entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
                 entry = self._prepare(context, key, "barrier", (), -1)
         except _LOCAL_ERRORS as error:
@@ -238,8 +236,8 @@ class Collectives(Generic[T]):
     def _prepare(
         self, context: Context, key: Key, label: str, metas: tuple[tuple[int, tuple[int, ...]], ...], root_rank: int
     ) -> int | native.Request:
-        """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time on,
-        so that a name which never comes back leaves nothing behind in the native core."""
+        """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time
+        on, so that a name which never comes back leaves nothing behind in the native core."""
         kind, name, op, *_, prescale, postscale, set_number = key
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name: expected a str, seen {type(name).__name__}")
@@ -334,8 +332,8 @@ def _request(
 def _submit_one(context: Context, entry: int | native.Request, source: int, target: int | None, flags: int) -> int:
     """The hot path: two addresses and one call. Returns the native handle."""
     scratch = native.scratch
-    if type(entry) is not int:
-        return _submit_request(context, entry, [source], [target], flags)  # type: ignore[arg-type]
+    if not isinstance(entry, int):
+        return _submit_request(context, entry, [source], [target], flags)
     scratch.input[0] = source
     scratch.output[0] = target
     code = context.library.hvd_submit_entry(
@@ -404,8 +402,3 @@ def _refuse(context: Context, label: str, name: Any, error: Exception) -> NoRetu
     text += context.refuse(wire_name, 0, text)
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
-
-
-# The blocking and the handle form of a started operation.
-wait = Operation.wait
-handle_of = register

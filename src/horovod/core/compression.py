@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compression of what travels: a floating tensor is sent as a half and given back in its own dtype (steps 2 and 3).
 
-A compressor is a class with two static methods, compress(tensor) -> (tensor, context) and decompress(tensor, context) ->
-tensor; users may bring their own. A framework's package makes its classes from `casting`.
+A compressor is a class with two static methods, compress(tensor) -> (tensor, context) and decompress(tensor, context)
+-> tensor; users may bring their own. A framework's package makes its classes from `casting`.
 """
 
 from __future__ import annotations

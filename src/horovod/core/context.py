@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process' place in the job: init, shutdown, rank and size, and the running generation of the native engine (step 4).
+"""This process' place in the job: init, shutdown, rank and size, and the running generation of the native engine (step
+4).
 
-One engine per process, however many frameworks are imported. A Context is one generation: it owns the native context and
-the connection to the job's rendezvous. shutdown() stops it; it is freed when the last operation that was started in it is
-gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread; init blocks
-until all ranks are there, shutdown for at most STOP_TIMEOUT_MS.
+One engine per process, however many frameworks are imported. A Context is one generation: it owns the native context
+and the connection to the job's rendezvous. shutdown() stops it; it is freed when the last operation that was started in
+it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread;
+init blocks until all ranks are there, shutdown for at most STOP_TIMEOUT_MS.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.core import bootstrap, native
-from horovod.core.exceptions import HorovodInternalError, InvalidRequestError, NotInitializedError, StartError
+from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
 from horovod.core.settings import Settings
 
 STOP_TIMEOUT_MS = 3000
+FIRST_CAUSE_TIMEOUT_S = 1.0
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
 _FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
@@ -48,9 +50,11 @@ class Context:
     def _start(self, settings: Settings) -> int:
         world = self.world
         pairs = settings.native_settings()
-        native_settings = (native.Setting * len(pairs))(*[(name.encode(), value.encode()) for name, value in pairs])
+        native_settings = (native.Setting * len(pairs))(
+            *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
+        )
         links = (native.Link * len(world.links))(
-            *[(link.peer, int(link.purpose), link.socket.fileno(), link.index) for link in world.links]
+            *[native.Link(link.peer, int(link.purpose), link.socket.fileno(), link.index) for link in world.links]
         )
         options = native.Options(
             size=ctypes.sizeof(native.Options),
@@ -66,14 +70,14 @@ class Context:
         status = native.Status()
         pointer = ctypes.c_void_p()
         code = self.library.hvd_start(ctypes.addressof(options), ctypes.addressof(pointer), ctypes.addressof(status))
-        for link in world.links:
-            link.socket.close()  # hvd_start has duplicated them
+        world.close_links()  # hvd_start has duplicated them
         if code != native.OK or pointer.value is None:
             raise StartError(status.message() or f"the native core could not start (code {code})")
         return pointer.value
 
     def stop(self) -> None:
-        """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on it."""
+        """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
+        it."""
         if not self.running:
             return
         self.running = False
@@ -81,6 +85,7 @@ class Context:
             return  # a forked child: the engine's thread lives in the parent only
         status = native.Status()
         code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
+        self.world.close()
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
 
@@ -90,14 +95,16 @@ class Context:
             self.library.hvd_free(self.pointer)
 
     def refuse(self, name: str | None, process_set: int, why: str) -> str:
-        """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed too."""
+        """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
+        too."""
         status = native.Status()
         wire_name = None if name is None else name.encode()
         code = self.library.hvd_refuse(self.pointer, wire_name, process_set, why.encode(), ctypes.addressof(status))
         return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
-        """Raises the exception for a failed call; where the generation ended, with the cause that was first in the job."""
+        """Raises the exception for a failed call; where the generation ended, with the cause that was first in the
+        job."""
         text, failed_rank = status.message(), status.failed_rank
         if code in _FATAL:
             if self.failure is None:
@@ -106,13 +113,14 @@ class Context:
         native.raise_code(code, text, failed_rank)
 
     def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
-        mine = json.dumps({"rank": failed_rank, "code": _FATAL[code], "text": text})
+        mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}
         if self.world.rendezvous is None:
             return code, text, failed_rank
         try:
-            winner = json.loads(self.world.rendezvous.compare_and_set(f"failure/{self.world.generation}", mine))
+            key = f"failure/{self.world.generation}"
+            winner = self.world.rendezvous.compare_and_set(key, mine, FIRST_CAUSE_TIMEOUT_S)
             return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
-        except (OSError, HorovodInternalError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             # The rendezvous may have died with the same host: the own view is still worth more than this error.
             return (
                 code,

@@ -2,9 +2,9 @@
 """Step 2 of a gradient's way: which gradient is due, and what each rank owes the others. Imports no framework.
 
 A *pass* is one backward; a *step* ends with begin_step(). A parameter is due when its gradient has been ready
-`passes_per_step` times in a step; its reduction starts at that moment, while backward goes on. finish(), called at the end of
-backward, makes a *round* of it: as soon as one reduction has started, every registered parameter is reduced, so that all
-ranks agree without asking each other. A parameter that has got no gradient on this rank contributes
+`passes_per_step` times in a step; its reduction starts at that moment, while backward goes on. finish(), called at the
+end of backward, makes a *round* of it: as soon as one reduction has started, every registered parameter is reduced, so
+that all ranks agree without asking each other. A parameter that has got no gradient on this rank contributes
 
   zeros, which then become its gradient, where it has none at all;
   zeros, to which the result is added, where its gradient is still the one that the last round left: that value is
@@ -25,6 +25,7 @@ from horovod.core.compression import Compressor, NoneCompressor
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
 
 P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 T = TypeVar("T")
 
 
@@ -36,26 +37,26 @@ class Waitable(Protocol):
         ...
 
 
-class Gradients(Protocol[P, T]):
+class Gradients(Protocol[P_contra, T]):
     """How a framework's package reads and writes the gradient of a parameter."""
 
-    def current(self, parameter: P) -> object | None:
+    def current(self, parameter: P_contra) -> object | None:
         """The gradient object as it stands, for comparison by identity; None where there is none."""
         ...
 
-    def dense(self, parameter: P) -> T:
+    def dense(self, parameter: P_contra) -> T:
         """The gradient to reduce. Raises where it has none that can be."""
         ...
 
-    def zeros(self, parameter: P) -> T:
+    def zeros(self, parameter: P_contra) -> T:
         """Zeros like the parameter's gradient."""
         ...
 
-    def store(self, parameter: P, reduced: T) -> None:
+    def store(self, parameter: P_contra, reduced: T) -> None:
         """Makes `reduced` the gradient, where it is not that very tensor."""
         ...
 
-    def add(self, parameter: P, reduced: T) -> None:
+    def add(self, parameter: P_contra, reduced: T) -> None:
         """Adds to the gradient."""
         ...
 
@@ -65,8 +66,8 @@ class Gradients(Protocol[P, T]):
 
 
 class _Slot(Generic[P]):
-    """One registered parameter. `reduced`: the gradient object that the last round left. `spent`: that round was in this
-    step and carried something, so more on top of it cannot be told apart."""
+    """One registered parameter. `reduced`: the gradient object that the last round left. `spent`: that round was in
+    this step and carried something, so more on top of it cannot be told apart."""
 
     __slots__ = ("added", "ctx", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 
@@ -118,8 +119,8 @@ class GradientReducer(Generic[P, T]):
         if slot.spent:
             if self._gradients.current(slot.parameter) is slot.reduced:
                 raise AssertionError(
-                    f"gradient `{slot.name}` was computed again after it had been reduced, before step() or zero_grad(): "
-                    f"expected {self.passes_per_step} backward pass(es) per step\n"
+                    f"gradient `{slot.name}` was computed again after it had been reduced, before step() or "
+                    f"zero_grad(): expected {self.passes_per_step} backward pass(es) per step\n"
                     "hint: set backward_passes_per_step to accumulate gradients over several passes"
                 )
             slot.spent = False  # cleared by other means than this optimizer's zero_grad()

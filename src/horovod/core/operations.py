@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A submitted operation until its result is taken (step 8), and the table of those that users hold a number of.
 
-An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives the
-engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the operation in the
-table, so that its memory outlives the engine's use of it.
+An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
+the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
+operation in the table, so that its memory outlives the engine's use of it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def register(operation: Operation) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is unknown or was waited for."""
+    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is unknown or was waited
+    for."""
     operation = _pending.get(handle)
     if operation is None:
         raise InvalidRequestError(f"poll: handle {handle!r} is unknown, or has been synchronized already")

@@ -55,13 +55,13 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         super().__init__([])
 
-    @property  # type: ignore[override]
+    @property
     def ranks(self) -> list[int] | None:
         """All ranks of the running world; None before init."""
         return list(range(context.size())) if context.is_initialized() else None
 
     @ranks.setter
-    def ranks(self, value: list[int]) -> None:
+    def ranks(self, value: list[int] | None) -> None:
         pass  # the world decides
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the core sees a framework's tensors (step 1): the adapter that every sibling supplies, and the one for NumPy.
 
-The native core takes dense, row-major, aligned host memory. A tensor that is something else (a view, a device tensor) is
-staged: copied to private host memory, and the result is written back.
+The native core takes dense, row-major, aligned host memory. A tensor that is something else (a view, a device tensor)
+is staged: copied to private host memory, and the result is written back.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class NumpyAdapter:
         self._dtype_of = {number: dtype for dtype, number in self._number_of.items()}
 
     def stage(self, tensor: Any) -> tuple[np.ndarray[Any, Any], int, tuple[int, ...]]:
-        # Always a copy of what is no plain array: np.asarray of a subclass or of another library's tensor shares memory.
+        # Always a copy of what is no plain array: np.asarray of a subclass or of another library's tensor
+        # shares memory.
         array = tensor if type(tensor) is np.ndarray else np.array(tensor, order="C")
         number = self._number_of.get(array.dtype)
         if number is None:

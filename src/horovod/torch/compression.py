@@ -13,7 +13,7 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 def _is_floating(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point
+    return bool(tensor.dtype.is_floating_point)
 
 
 def _cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations for PyTorch: views the tensor, calls the core, and makes the blocking forms differentiable.
 
-What an operation means, its names, checks and errors: core/collectives.py. Forms ending in _async return a handle for poll
-and synchronize; forms ending in _ write the result into the tensor given. allreduce, allgather and broadcast without _ or
-_async can be differentiated: the gradient of an allreduce is the same allreduce of the gradient; of an allgather and a
-broadcast it is the average over the ranks, of which each takes its rows or the root takes all.
+What an operation means, its names, checks and errors: core/collectives.py. Forms ending in _async return a handle for
+poll and synchronize; forms ending in _ write the result into the tensor given. allreduce, allgather and broadcast
+without _ or _async can be differentiated: the gradient of an allreduce is the same allreduce of the gradient; of an
+allgather and a broadcast it is the average over the ranks, of which each takes its rows or the root takes all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor
 from horovod.core.native import SYNC, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.operations import poll, register, synchronize
@@ -67,25 +68,25 @@ def _changed(tensor: Any) -> None:
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, *how: Any) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
         ctx.name, ctx.how = name, how
-        return collectives.allreduce(tensor, name, *how, False, SYNC).wait()  # type: ignore[no-any-return]
+        return collectives.allreduce(tensor, name, how, False, SYNC).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        result = collectives.allreduce(gradient, _derived(ctx.name), *ctx.how, False, SYNC).wait()
-        return (result, None, *[None for _ in ctx.how])
+        result = collectives.allreduce(gradient, _derived(ctx.name), ctx.how, False, SYNC).wait()
+        return result, None, None
 
 
 class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: Tensor) -> Any:
+    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: Tensor) -> Any:
         ctx.name, ctx.how = name, how
-        return tuple(collectives.grouped_allreduce(tensors, name, *how, False, SYNC).wait())
+        return tuple(collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        results = collectives.grouped_allreduce(gradients, _derived(ctx.name), *ctx.how, False, SYNC).wait()
+        results = collectives.grouped_allreduce(gradients, _derived(ctx.name), ctx.how, False, SYNC).wait()
         return (None, None, *results)
 
 
@@ -95,12 +96,12 @@ class _Allgather(torch.autograd.Function):
         result, rows = collectives.allgather(tensor, name, process_set, SYNC, with_rows=True).wait()
         ctx.name, ctx.process_set = name, process_set
         ctx.first, ctx.count = sum(rows[: process_set.rank()]), tensor.shape[0]
-        return result  # type: ignore[no-any-return]
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = (Average, None, 1.0, 1.0, ctx.process_set, False, SYNC)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), *how).wait()
+        how = (Average, None, 1.0, 1.0, ctx.process_set)
+        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
         return averaged.narrow(0, ctx.first, ctx.count), None, None
 
 
@@ -108,12 +109,12 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
         ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
-        return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()  # type: ignore[no-any-return]
+        return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = (Average, None, 1.0, 1.0, ctx.process_set, False, SYNC)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), *how).wait()
+        how = (Average, None, 1.0, 1.0, ctx.process_set)
+        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
         return averaged if ctx.process_set.rank() == ctx.root_rank else torch.zeros_like(averaged), None, None, None
 
 
@@ -127,14 +128,14 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The reduction of `tensor` over all ranks, as new memory: postscale * reduce(prescale * x), divided by the size for
-    Average, which is the default. Raises HorovodInternalError where the ranks disagree or one is lost, ValueError for what
-    is wrong on this rank."""
+    """The reduction of `tensor` over all ranks, as new memory: postscale * reduce(prescale * x), divided by the size
+    for Average, which is the default. Raises HorovodInternalError where the ranks disagree or one is lost, ValueError
+    for what is wrong on this rank."""
     sent, ctx = compression.compress(tensor)
     how = (op, average, prescale_factor, postscale_factor, process_set)
     if _differentiated(sent):
-        return compression.decompress(_Allreduce.apply(sent, name, *how), ctx)  # type: ignore[no-any-return]
-    return compression.decompress(collectives.allreduce(sent, name, *how, False, SYNC).wait(), ctx)  # type: ignore[no-any-return]
+        return compression.decompress(_Allreduce.apply(sent, name, how), ctx)
+    return compression.decompress(collectives.allreduce(sent, name, how, False, SYNC).wait(), ctx)
 
 
 def allreduce_async(
@@ -148,7 +149,7 @@ def allreduce_async(
 ) -> int:
     """Starts allreduce; returns a handle."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    return register(collectives.allreduce(tensor, name, *how, False))
+    return register(collectives.allreduce(tensor, name, how, False))
 
 
 def allreduce_(
@@ -162,9 +163,9 @@ def allreduce_(
 ) -> Tensor:
     """allreduce into `tensor` itself, which is returned."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    operation = collectives.allreduce(tensor, name, *how, True, SYNC)
+    operation = collectives.allreduce(tensor, name, how, True, SYNC)
     _changed(tensor)
-    return operation.wait()  # type: ignore[no-any-return]
+    return operation.wait()
 
 
 def allreduce_async_(
@@ -178,7 +179,7 @@ def allreduce_async_(
 ) -> int:
     """Starts allreduce_; `tensor` is not to be touched until it is synchronized. Returns a handle."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    operation = collectives.allreduce(tensor, name, *how, True)
+    operation = collectives.allreduce(tensor, name, how, True)
     _changed(tensor)
     return register(operation)
 
@@ -200,7 +201,7 @@ def grouped_allreduce(
     if _differentiated(*sent):
         results = _GroupedAllreduce.apply(name, how, *sent)
     else:
-        results = collectives.grouped_allreduce(sent, name, *how, False, SYNC).wait()
+        results = collectives.grouped_allreduce(sent, name, how, False, SYNC).wait()
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
 
 
@@ -215,7 +216,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Starts grouped_allreduce; returns a handle."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    return register(collectives.grouped_allreduce(tensors, name, *how, False))
+    return register(collectives.grouped_allreduce(tensors, name, how, False))
 
 
 def grouped_allreduce_(
@@ -229,7 +230,7 @@ def grouped_allreduce_(
 ) -> tuple[Tensor, ...]:
     """grouped_allreduce into the tensors themselves, which are returned."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    operation = collectives.grouped_allreduce(tensors, name, *how, True, SYNC)
+    operation = collectives.grouped_allreduce(tensors, name, how, True, SYNC)
     for tensor in tensors:
         _changed(tensor)
     return operation.wait()  # type: ignore[no-any-return]
@@ -246,7 +247,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """Starts grouped_allreduce_; returns a handle."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
-    operation = collectives.grouped_allreduce(tensors, name, *how, True)
+    operation = collectives.grouped_allreduce(tensors, name, how, True)
     for tensor in tensors:
         _changed(tensor)
     return register(operation)
@@ -255,8 +256,8 @@ def grouped_allreduce_async_(
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """All ranks' tensors joined along dimension 0 in rank order; that dimension may differ by rank."""
     if _differentiated(tensor):
-        return _Allgather.apply(tensor, name, process_set)  # type: ignore[no-any-return]
-    return collectives.allgather(tensor, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
+        return _Allgather.apply(tensor, name, process_set)
+    return collectives.allgather(tensor, name, process_set, SYNC).wait()
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -269,8 +270,8 @@ def broadcast(
 ) -> Tensor:
     """The tensor of world rank `root_rank`, as new memory."""
     if _differentiated(tensor):
-        return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
-    return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()  # type: ignore[no-any-return]
+        return _Broadcast.apply(tensor, root_rank, name, process_set)
+    return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
 
 
 def broadcast_async(
@@ -286,7 +287,7 @@ def broadcast_(
     """Overwrites `tensor` with the root's and returns it."""
     operation = collectives.broadcast(tensor, root_rank, name, process_set, True, SYNC)
     _changed(tensor)
-    return operation.wait()  # type: ignore[no-any-return]
+    return operation.wait()
 
 
 def broadcast_async_(

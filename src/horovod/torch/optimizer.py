@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer: step 1 of a gradient's way. Backward fires a hook per parameter, which starts its reduction.
 
-All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler and
-step() see reduced gradients. The wrapped object is a new instance of a subclass of the optimizer's own class that shares its
-parameter groups and state; isinstance, schedulers and checkpoints keep working.
+All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
+and step() see reduced gradients. The wrapped object is a new instance of a subclass of the optimizer's own class that
+shares its parameter groups and state; isinstance, schedulers and checkpoints keep working.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class _Gradients:
         self._sparse_as_dense = sparse_as_dense
 
     def current(self, parameter: Tensor) -> object | None:
-        return parameter.grad
+        gradient: object | None = parameter.grad
+        return gradient
 
     def dense(self, parameter: Tensor) -> Tensor:
         gradient = parameter.grad
@@ -170,11 +171,11 @@ def DistributedOptimizer(
     """Wraps an optimizer so that gradients are reduced over all ranks during backward().
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
-    compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction.
-    op: Average, Sum, Min, Max or Product. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size after
-    the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not depend on it.
-    sparse_as_dense: sparse gradients are reduced as dense ones. Returns an instance of a subclass of the optimizer's class.
-    Raises ValueError for arguments that do not fit together.
+    compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
+    Average, Sum, Min, Max or Product. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size
+    after the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not
+    depend on it. sparse_as_dense: sparse gradients are reduced as dense ones. Returns an instance of a subclass of the
+    optimizer's class. Raises ValueError for arguments that do not fit together.
     """
     if op == Adasum:
         raise NotImplementedError("op=Adasum is not supported yet\nhint: Average is the default")
@@ -192,13 +193,13 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     _check_groups(groups, parameters)
 
-    prescale, postscale = 1.0 / gradient_predivide_factor, gradient_predivide_factor
+    how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
 
     def start(gradient: Tensor, name: str) -> Operation:
-        return collectives.allreduce(gradient, name, op, None, prescale, postscale, process_set, True)
+        return collectives.allreduce(gradient, name, how, True)
 
     kind = type(optimizer)
-    wrapped = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__}))
+    wrapped: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__}))
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._hvd_reducer = GradientReducer(
@@ -233,7 +234,8 @@ def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tens
     pairs = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InvalidRequestError(
-            "named_parameters: expected a sequence of tuples (name, parameter)\nhint: model.named_parameters() gives one"
+            "named_parameters: expected a sequence of tuples (name, parameter)\n"
+            "hint: model.named_parameters() gives one"
         )
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -25,7 +25,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrites parameters with those of the root. `params`: a state_dict, or named pairs as model.named_parameters().
 
     Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
-    ValueError for anything else, naming its key; HorovodInternalError where the ranks' tensors differ in shape or dtype.
+    ValueError for anything else, naming its key; HorovodInternalError where the ranks' tensors differ in shape or
+    dtype.
     """
     pairs = _named(params)
     tensors = [(name, value) for name, value in pairs if isinstance(value, Tensor)]
@@ -42,9 +43,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Gives every rank's optimizer the root's options and state. No step is ever run: what a rank lacks is made, what the
-    root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no fixed set
-    of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
+    """Gives every rank's optimizer the root's options and state. No step is ever run: what a rank lacks is made, what
+    the root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no
+    fixed set of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidRequestError(
             "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's tensors as the core sees them: step 1 of a gradient's way.
 
-Dense CPU tensors are used in place. Views, lazily negated tensors and device tensors are copied to host memory first, and
-the result is written back; reading a CUDA tensor waits for the current stream, as any copy to the host does.
+Dense CPU tensors are used in place. Views, lazily negated tensors and device tensors are copied to host memory first,
+and the result is written back; reading a CUDA tensor waits for the current stream, as any copy to the host does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TorchAdapter:
             )
 
     def address(self, staged: Tensor) -> int:
-        return staged.data_ptr()
+        return staged.data_ptr()  # type: ignore[no-any-return]
 
     def empty_like(self, staged: Tensor) -> Tensor:
         return torch.empty_like(staged, requires_grad=False)
