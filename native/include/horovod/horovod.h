@@ -54,8 +54,7 @@ typedef enum { HVD_ALLREDUCE = 0, HVD_ALLGATHER = 1, HVD_BROADCAST = 2, HVD_BARR
 /* hvd_request.flags */
 enum {
   HVD_SYNC = 1,               /* the caller waits at once: nobody else needs to be woken for it */
-  HVD_ENGINE_THREAD_ONLY = 2, /* run and complete on the engine's thread, never on a waiting caller's */
-  HVD_URGENT = 4              /* do not linger for more tensors */
+  HVD_URGENT = 2              /* do not linger for more tensors */
 };
 
 /* What a link between two ranks is for. Links are connected and authenticated before hvd_start. */
