@@ -399,6 +399,6 @@ def _refuse(context: Context, label: str, name: Any, error: Exception) -> NoRetu
     shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
     text = f"rank {context.rank}: {shown}: {error}"
     wire_name = f"{label}.{name}" if isinstance(name, str) else None
-    text += context.refuse(wire_name, 0, text)
+    text += context.refuse(wire_name, 0, str(error))
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

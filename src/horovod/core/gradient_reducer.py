@@ -17,6 +17,7 @@ Threads: one backward at a time drives a reducer. finish() blocks until every ra
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -66,8 +67,9 @@ class Gradients(Protocol[P_contra, T]):
 
 
 class _Slot(Generic[P]):
-    """One registered parameter. `reduced`: the gradient object that the last round left. `spent`: that round was in
-    this step and carried something, so more on top of it cannot be told apart."""
+    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing gradients
+    must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be told
+    apart."""
 
     __slots__ = ("added", "ctx", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 
@@ -79,8 +81,12 @@ class _Slot(Generic[P]):
         self.ctx: Any = None
         self.own = False
         self.added = False
-        self.reduced: object | None = None
+        self.reduced: Callable[[], object | None] = _nothing
         self.spent = False
+
+
+def _nothing() -> None:
+    return None
 
 
 class GradientReducer(Generic[P, T]):
@@ -117,7 +123,7 @@ class GradientReducer(Generic[P, T]):
         slot = self._slots[number]
         self._note("ready", slot)
         if slot.spent:
-            if self._gradients.current(slot.parameter) is slot.reduced:
+            if self._gradients.current(slot.parameter) is slot.reduced():
                 raise AssertionError(
                     f"gradient `{slot.name}` was computed again after it had been reduced, before step() or "
                     f"zero_grad(): expected {self.passes_per_step} backward pass(es) per step\n"
@@ -173,7 +179,7 @@ class GradientReducer(Generic[P, T]):
         if current is None:
             gradients.store(parameter, gradients.zeros(parameter))
             self._start(slot, gradients.dense(parameter), own=False)
-        elif current is slot.reduced and (slot.passes == 0 or slot.spent):
+        elif current is slot.reduced() and (slot.passes == 0 or slot.spent):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
             self._start(slot, gradients.dense(parameter), own=True)
@@ -194,7 +200,7 @@ class GradientReducer(Generic[P, T]):
             self._gradients.add(slot.parameter, reduced)
         else:
             self._gradients.store(slot.parameter, reduced)
-        slot.reduced = self._gradients.current(slot.parameter)
+        slot.reduced = weakref.ref(self._gradients.current(slot.parameter))
         slot.spent = slot.spent or slot.own or self._gradients.any(reduced)
         self._note("done", slot)
 
