@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old import name of the exceptions that user code catches; re-exports only."""
+
+from horovod.core.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

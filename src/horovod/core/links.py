@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sockets between ranks: made and authenticated here, then handed to the native core.
+
+`LocalLeader` and `attach` connect the ranks of one host and prove that they share memory; `Mesh` connects every pair by
+TCP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hmac
+import mmap
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
+from horovod.core.network import interface_address
+from horovod.core.rendezvous import Rendezvous
+
+__all__ = ["Link", "LocalLeader", "Mesh", "Purpose", "attach", "own_address"]
+
+DATA_LINKS_PER_PAIR = 2
+_LOCAL = "local link"
+_MESH = "link"
+_TOKEN_BYTES = 32
+
+
+class Purpose(enum.IntEnum):
+    """hvd_purpose of horovod.h."""
+
+    LOCAL = 0
+    CONTROL = 1
+    DATA = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    peer: int  # world rank at the other end
+    purpose: Purpose
+    socket: socket.socket  # blocking, authenticated, nothing read ahead
+    index: int = 0  # among the data links with this peer
+
+
+class _Links:
+    """The accepted links, filled by the listener's threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._links: dict[tuple[int, int, int], Link] = {}
+
+    def add(self, link: Link) -> None:
+        with self._changed:
+            # The newer one stands: a rank that repeats a link has given up its first attempt.
+            old = self._links.get((link.peer, link.purpose, link.index))
+            if old is not None:
+                old.socket.close()
+            self._links[link.peer, link.purpose, link.index] = link
+            self._changed.notify_all()
+
+    def take(self, count: int, deadline: float) -> list[Link]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._links) >= count, max(0.0, deadline - time.monotonic())):
+                raise ChannelError(f"{len(self._links)} of {count} connections from other ranks came in time")
+            taken, self._links = [link for _, link in sorted(self._links.items())], {}
+        return taken
+
+    def close(self) -> None:
+        with self._changed:
+            for link in self._links.values():
+                link.socket.close()
+            self._links.clear()
+
+
+class LocalLeader:
+    """The lowest rank of a host: listens on an abstract unix socket of random name, so that no file is left behind."""
+
+    def __init__(self, rank: int, generation: int, secret: bytes) -> None:
+        self.name = f"horovod-{os.urandom(16).hex()}"
+        self._generation = generation
+        self._links = _Links()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind("\0" + self.name)
+        listening.listen(1024)
+        self._listener = Listener(listening, secret, _LOCAL, self._serve)
+
+    def take(self, count: int, deadline: float) -> list[Link]:
+        """The links to `count` followers, whose `attach` has returned or is about to."""
+        return self._links.take(count, deadline)
+
+    def close(self) -> None:
+        self._listener.close()
+        self._links.close()
+
+    def _serve(self, channel: Channel) -> None:
+        deadline = time.monotonic() + 10.0
+        hello = channel.receive(deadline)
+        rank = _checked_hello(hello, self._generation, channel)
+        token = os.urandom(_TOKEN_BYTES)
+        memory = os.memfd_create("horovod-attach")
+        try:
+            os.write(memory, token)
+            socket.send_fds(channel.connection, [b"\0"], [memory])
+        except OSError as error:
+            raise ChannelError(f"rank {rank}: {error.strerror}") from error
+        finally:
+            os.close(memory)
+        answer = channel.receive(deadline)
+        if not isinstance(answer, dict) or not hmac.compare_digest(str(answer.get("token")), token.hex()):
+            raise ChannelError(f"rank {rank} does not see this process' memory")
+        channel.send({"attached": True}, deadline)
+        self._links.add(Link(rank, Purpose.LOCAL, channel.detach()))
+
+
+def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float) -> Link:
+    """A follower's side: connects to its host's leader (world rank 0 today) and maps a page of it. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.connect("\0" + name)
+    except OSError as error:
+        connection.close()
+        raise ChannelError(f"the local socket of rank 0 cannot be reached: {error.strerror or error}") from error
+    channel = authenticate_client(connection, secret, _LOCAL, deadline, "rank 0")
+    try:
+        channel.send({"rank": rank, "generation": generation}, deadline)
+        _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, 1)
+        if not descriptors:
+            raise ChannelError("rank 0's memory could not be passed")
+        try:
+            with mmap.mmap(descriptors[0], _TOKEN_BYTES, prot=mmap.PROT_READ) as memory:
+                token = bytes(memory)
+        finally:
+            os.close(descriptors[0])
+        channel.send({"token": token.hex()}, deadline)
+        channel.receive(deadline)
+    except BaseException:
+        channel.close()
+        raise
+    return Link(0, Purpose.LOCAL, channel.detach())
+
+
+class Mesh:
+    """TCP between every pair: the higher rank connects, the lower one accepts. Every rank is a host of its own here."""
+
+    def __init__(self, rank: int, size: int, generation: int, secret: bytes, address: str) -> None:
+        self.address = address
+        self._rank = rank
+        self._size = size
+        self._generation = generation
+        self._secret = secret
+        self._connected: list[Link] = []
+        self._accepted = _Links()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port: int = listening.getsockname()[1]
+        self._listener = Listener(listening, secret, _MESH, self._serve)
+
+    def connect(self, places: dict[int, dict[str, Any]], deadline: float) -> None:
+        """Makes all links to lower ranks. Blocks; raises ChannelError that names the rank and its address."""
+        for peer in range(self._rank):
+            for purpose, index in _links_of_pair(peer):
+                self._connected.append(self._connect(peer, places[peer], purpose, index, deadline))
+
+    def take(self, deadline: float) -> list[Link]:
+        """All links, once every rank's `connect` has returned."""
+        count = (self._size - 1 - self._rank) * len(_links_of_pair(self._rank))
+        links, self._connected = self._connected + self._accepted.take(count, deadline), []
+        return sorted(links, key=lambda link: (link.peer, link.purpose, link.index))
+
+    def close(self) -> None:
+        self._listener.close()
+        self._accepted.close()
+        for link in self._connected:
+            link.socket.close()
+
+    def _connect(self, peer: int, place: dict[str, Any], purpose: Purpose, index: int, deadline: float) -> Link:
+        where = f"rank {peer} at {place['address']}:{place['port']}"
+        try:
+            timeout_s = max(0.01, deadline - time.monotonic())
+            connection = socket.create_connection((place["address"], place["port"]), timeout=timeout_s)
+        except OSError as error:
+            raise ChannelError(f"{where} cannot be reached: {error.strerror or error}") from error
+        channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
+        try:
+            hello = {"rank": self._rank, "generation": self._generation, "purpose": int(purpose), "index": index}
+            channel.send(hello, deadline)
+            channel.receive(deadline)
+        except BaseException:
+            channel.close()
+            raise
+        return Link(peer, purpose, channel.detach(), index)
+
+    def _serve(self, channel: Channel) -> None:
+        deadline = time.monotonic() + 10.0
+        hello = channel.receive(deadline)
+        rank = _checked_hello(hello, self._generation, channel)
+        kind = (hello.get("purpose"), hello.get("index"))
+        if not self._rank < rank < self._size or kind not in _links_of_pair(self._rank):
+            raise ChannelError(f"{channel.peer} asks for a link that this rank does not have")
+        channel.send({"linked": True}, deadline)
+        self._accepted.add(Link(rank, Purpose(kind[0]), channel.detach(), int(kind[1])))
+
+
+def own_address(interface: str, rendezvous: Rendezvous) -> str:
+    """Where other ranks reach this one: on `interface`, by default the one that leads to the rendezvous."""
+    return interface_address(interface) if interface else rendezvous.local_address()
+
+
+def _links_of_pair(lower: int) -> list[tuple[Purpose, int]]:
+    data = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
+    return [(Purpose.CONTROL, 0), *data] if lower == 0 else data
+
+
+def _checked_hello(hello: Any, generation: int, channel: Channel) -> int:
+    if not isinstance(hello, dict) or not isinstance(hello.get("rank"), int):
+        raise ChannelError(f"{channel.peer} did not say which rank it is")
+    if hello.get("generation") != generation:
+        raise ChannelError(f"rank {hello['rank']} is in generation {hello.get('generation')}, this one in {generation}")
+    return int(hello["rank"])

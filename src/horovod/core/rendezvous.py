@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's side of the rendezvous: the key-value store through which the ranks of a job meet and agree."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from horovod.core.channel import AuthenticationError, Channel, ChannelError, authenticate_client
+
+__all__ = ["Rendezvous"]
+
+PURPOSE = "rendezvous"
+_ANSWER_TIMEOUT_S = 10.0
+_RETRY_S = 5.0  # how long a refused or dropped connection is tried again
+
+
+class Rendezvous:
+    """One connection to the server, made at the first use and again after it broke or after a fork.
+
+    All methods may be called from any thread; a call waits for one that another thread has under way. They block for at
+    most their time limit and raise ChannelError where the server cannot be reached or does not prove the secret.
+    """
+
+    def __init__(self, address: str, port: int, secret: bytes) -> None:
+        self.address = address
+        self.port = port
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._owner = os.getpid()
+
+    def put(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
+        self._ask({"op": "put", "key": key, "value": value}, timeout_s)
+
+    def compare_and_set(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+        """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
+        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s)["value"]
+
+    def get(self, key: str, timeout_s: float = 0.0) -> Any:
+        """The value, waited for at the server for up to `timeout_s`; None when it did not come."""
+        return self.get_many([key], timeout_s).get(key)
+
+    def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
+        """Waits until all keys are there or the time is up; returns those that are."""
+        request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
+        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S)["values"]
+        return values
+
+    def local_address(self) -> str:
+        """This process' address on the interface that leads to the rendezvous."""
+        with self._lock:
+            address: str = self._connected(time.monotonic() + _ANSWER_TIMEOUT_S).connection.getsockname()[0]
+        return address
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise ChannelError(f"the rendezvous at {self._where()} is still busy with another request of this rank")
+        try:
+            channel = self._connected(deadline)
+            channel.send(request, deadline)
+            answer = channel.receive(deadline)
+        except BaseException:
+            self._drop()  # a late answer must not be taken for that of the next request
+            raise
+        finally:
+            self._lock.release()
+        if not isinstance(answer, dict) or "error" in answer:
+            raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
+        return answer
+
+    def _connected(self, deadline: float) -> Channel:
+        if self._owner != os.getpid() and self._channel is not None:
+            self._channel.detach().close()  # the parent still uses this connection: close only our descriptor
+            self._channel = None
+        if self._channel is None:
+            self._owner = os.getpid()
+            self._channel = self._connect(deadline)
+        return self._channel
+
+    def _connect(self, deadline: float) -> Channel:
+        give_up = min(deadline, time.monotonic() + _RETRY_S)
+        pause = threading.Event()
+        while True:
+            try:
+                connection = socket.create_connection(
+                    (self.address, self.port), timeout=max(0.01, deadline - time.monotonic())
+                )
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer = f"the rendezvous at {self._where()}"
+                return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
+            except AuthenticationError:
+                raise
+            except OSError as error:
+                if time.monotonic() >= give_up:
+                    if isinstance(error, ChannelError):
+                        raise
+                    raise ChannelError(
+                        f"the rendezvous at {self._where()} cannot be reached: {error.strerror or error}"
+                    ) from error
+            pause.wait(0.05)
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _where(self) -> str:
+        return f"{self.address}:{self.port}"

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row. Imports nothing of
+ours.
+
+This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets
+its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["Row", "SettingError", "Settings", "current_environment", "rows"]
+
+Parse = Callable[[str], Any]
+
+
+class SettingError(ValueError):
+    """A setting's value cannot be used. The text names the variable, the value and what is expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting. `flag_unit`: what the flag's number is multiplied by (1 MB = 2**20 bytes)."""
+
+    keyword: str
+    variable: str
+    parse: Parse
+    expected: str
+    sentence: str
+    default: Any
+    flag: str | None = None
+    yaml: str | None = None
+    flag_unit: int = 1
+    choices: tuple[str, ...] = ()
+
+
+def _integer(least: int) -> tuple[Parse, str]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError(text)
+        return value
+
+    return parse, f"a whole number, {least} or more"
+
+
+def _number(least: float) -> tuple[Parse, str]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value) or value < least:
+            raise ValueError(text)
+        return value
+
+    return parse, f"a number, {least:g} or more"
+
+
+def _switch() -> tuple[Parse, str]:
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
+
+    def parse(text: str) -> bool:
+        word = text.strip().lower()
+        return words[word] if word in words else int(word) > 0
+
+    return parse, "0 or 1"
+
+
+def _choice(*choices: str) -> tuple[Parse, str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in choices:
+            raise ValueError(text)
+        return word
+
+    return parse, "one of " + ", ".join(choices)
+
+
+def _text() -> tuple[Parse, str]:
+    return str, "text"
+
+
+def _setting(
+    variable: str,
+    kind: tuple[Parse, str],
+    default: Any,
+    sentence: str,
+    *,
+    flag: str | None = None,
+    yaml: str | None = None,
+    flag_unit: int = 1,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    parse, expected = kind
+    row = {"variable": variable, "parse": parse, "expected": expected, "sentence": sentence, "default": default}
+    row.update({"flag": flag, "yaml": yaml, "flag_unit": flag_unit, "choices": choices})
+    return dataclasses.field(default=default, metadata={"row": row})
+
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+TRANSPORTS = ("auto", "shm", "tcp")
+INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The values of one process. Build it with `from_environment`, or by keyword in tests."""
+
+    # Tuning
+    fusion_threshold_bytes: int = _setting(
+        "HOROVOD_FUSION_THRESHOLD",
+        _integer(0),
+        128 << 20,
+        "Bytes up to which small tensors are reduced together; 0 turns fusion off.",
+        flag="--fusion-threshold-mb",
+        yaml="params.fusion_threshold_mb",
+        flag_unit=1 << 20,
+    )
+    cycle_time_ms: float = _setting(
+        "HOROVOD_CYCLE_TIME",
+        _number(0),
+        1.0,
+        "Milliseconds that a tensor nobody waits for may linger for others to join its batch.",
+        flag="--cycle-time-ms",
+        yaml="params.cycle_time_ms",
+    )
+    transport: str = _setting(
+        "HOROVOD_TRANSPORT",
+        _choice(*TRANSPORTS),
+        "auto",
+        "How data travels: auto takes shared memory inside a host where it works, else TCP.",
+        flag="--transport",
+        yaml="params.transport",
+        choices=TRANSPORTS,
+    )
+    instruction_set: str = _setting(
+        "HOROVOD_INSTRUCTION_SET",
+        _choice(*INSTRUCTION_SETS),
+        "best",
+        "Instruction set of the reduction kernels; all give the same bits. For tests.",
+    )
+
+    # Failures
+    stall_check_disable: bool = _setting(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        _switch(),
+        False,
+        "Turns off the report of tensors that some ranks have submitted and others have not.",
+        flag="--no-stall-check",
+        yaml="stall_check.enabled",
+    )
+    stall_warning_s: float = _setting(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        _number(0),
+        60.0,
+        "Seconds after which a stalled tensor is reported; 0 turns the report off.",
+        flag="--stall-check-warning-time-seconds",
+        yaml="stall_check.warning_time_seconds",
+    )
+    stall_shutdown_s: float = _setting(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        _number(0),
+        0.0,
+        "Seconds after which a stall ends the job; 0 means never.",
+        flag="--stall-check-shutdown-time-seconds",
+        yaml="stall_check.shutdown_time_seconds",
+    )
+    start_timeout_s: float = _setting(
+        "HOROVOD_START_TIMEOUT",
+        _number(0.1),
+        30.0,
+        "Seconds that the ranks wait for each other in init.",
+        flag="--start-timeout",
+    )
+    termination_grace_s: float = _setting(
+        "HOROVOD_TERMINATION_GRACE_SECONDS",
+        _number(0),
+        3.0,
+        "Seconds between SIGTERM and SIGKILL when a job is ended.",
+        flag="--termination-grace-seconds",
+    )
+    log_level: str = _setting(
+        "HOROVOD_LOG_LEVEL",
+        _choice(*LOG_LEVELS),
+        "warning",
+        "Least severe message that is written.",
+        flag="--log-level",
+        yaml="logging.level",
+        choices=LOG_LEVELS,
+    )
+
+    # Identity: set by the launcher, read by every rank
+    rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "This process' rank.")
+    size: int | None = _setting("HOROVOD_SIZE", _integer(1), None, "Number of ranks in the job.")
+    local_rank: int | None = _setting("HOROVOD_LOCAL_RANK", _integer(0), None, "Rank among those on this host.")
+    local_size: int | None = _setting("HOROVOD_LOCAL_SIZE", _integer(1), None, "Number of ranks on this host.")
+    cross_rank: int | None = _setting(
+        "HOROVOD_CROSS_RANK", _integer(0), None, "Index of this host among those that have this local rank."
+    )
+    cross_size: int | None = _setting(
+        "HOROVOD_CROSS_SIZE", _integer(1), None, "Number of hosts that have this local rank."
+    )
+    hostname: str = _setting("HOROVOD_HOSTNAME", _text(), "", "This host's name in the launcher's list of hosts.")
+    rendezvous_address: str = _setting(
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR", _text(), "", "Address at which the ranks find each other."
+    )
+    rendezvous_port: int | None = _setting(
+        "HOROVOD_GLOO_RENDEZVOUS_PORT", _integer(1), None, "Port at which the ranks find each other."
+    )
+    network_interface: str = _setting(
+        "HOROVOD_GLOO_IFACE",
+        _text(),
+        "",
+        "Network interface for connections between ranks; by default the one that leads to the rendezvous.",
+        flag="--network-interface",
+    )
+    controller: str = _setting(
+        "HOROVOD_CONTROLLER", _text(), "gloo", "Kept for old scripts: gloo, our own transports, is the only one."
+    )
+    cpu_operations: str = _setting(
+        "HOROVOD_CPU_OPERATIONS", _text(), "gloo", "Kept for old scripts: gloo, our own transports, is the only one."
+    )
+    secret_file: str = _setting(
+        "HOROVOD_SECRET_FILE", _text(), "", "File, readable by its owner alone, that holds the job's secret."
+    )
+
+    # (variable, value): another launcher's announcement of more than one process, the first that was found
+    announced_world: tuple[str, str] | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that `environment`, by default this process', spells. Raises SettingError."""
+        if environment is None:
+            environment = os.environ
+        values: dict[str, Any] = {}
+        for row in rows():
+            text = environment.get(row.variable)
+            if text is not None and (text.strip() or row.parse is str):
+                values[row.keyword] = _parsed(row, text)
+        return cls(**values, announced_world=_announced_world(environment))
+
+    def native_settings(self) -> list[tuple[str, str]]:
+        """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
+        warning_s = 0.0 if self.stall_check_disable else self.stall_warning_s
+        shutdown_s = 0.0 if self.stall_check_disable else self.stall_shutdown_s
+        return [
+            ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
+            ("cycle_time_ms", str(self.cycle_time_ms)),
+            ("stall_warning_ms", str(_milliseconds(warning_s))),
+            ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
+            ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
+            ("instruction_set", self.instruction_set),
+            ("log_level", self.log_level),
+        ]
+
+
+def rows() -> tuple[Row, ...]:
+    """The registry, in the order in which it is documented."""
+    return tuple(
+        Row(keyword=field.name, **field.metadata["row"]) for field in dataclasses.fields(Settings) if field.metadata
+    )
+
+
+def environment_of(**values: object) -> dict[str, str]:
+    """The environment variables that spell these keywords; the inverse of `from_environment`."""
+    variable = {row.keyword: row.variable for row in rows()}
+    return {variable[keyword]: _spelled(value) for keyword, value in values.items() if value is not None}
+
+
+def current_environment() -> dict[str, str]:
+    """A copy of this process' environment, for the processes that a launcher starts."""
+    return dict(os.environ)
+
+
+def parse_flag(row: Row, text: str) -> Any:
+    """The value that a flag's text stands for, in the row's own unit. Raises SettingError."""
+    if row.flag_unit == 1:
+        return _parsed(row, text, name=row.flag)
+    try:
+        scaled = str(int(text) * row.flag_unit)
+    except ValueError:
+        raise SettingError(f"{row.flag}={text!r}: expected {row.expected}") from None
+    return _parsed(row, scaled, name=row.flag)
+
+
+def _parsed(row: Row, text: str, name: str | None = None) -> Any:
+    try:
+        return row.parse(text)
+    except ValueError:
+        raise SettingError(f"{name or row.variable}={text!r}: expected {row.expected}") from None
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value)
+
+
+def _milliseconds(seconds: float) -> int:
+    # Never rounded down to 0, which means "off".
+    return math.ceil(seconds * 1000)
+
+
+def _announced_world(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Another launcher's word that this process is one of several, as (variable, value)."""
+    candidates = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"]
+    # An allocation (salloc, sbatch) announces tasks as well, but only a process of a step is one of them.
+    in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
+    if in_step or "PMIX_RANK" in environment:
+        candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
+    for variable in candidates:
+        value = environment.get(variable, "")
+        if value.isdecimal() and int(value) > 1:
+            return variable, value
+    return None

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher's hand on one host: starts its ranks, reads what they print, and sees to it that nothing of them stays.
+
+Run as `python -m horovod.launcher.agent` with two pipes, each carrying JSON, one object a line: orders on stdin, events
+on stdout. The first order is the job (`start`, with the secret, which so never stands on a command line or in an
+environment); then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends the
+job as well.
+
+One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
+ended with the job. The ranks in turn are killed by the kernel when the agent dies.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from typing import Any
+
+from horovod.core.secret import SecretFile
+from horovod.core.settings import environment_of
+from horovod.launcher import processes
+
+_READ_BYTES = 1 << 16
+_BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
+_KILL_INTERVAL_S = 0.05
+_DRAIN_S = 2.0  # for a stream that a process outside the job holds open
+
+
+class _Output:
+    """One stream of one rank. Invalid UTF-8 travels as surrogates, so that the launcher can write the very bytes."""
+
+    def __init__(self, rank: int, stream: str) -> None:
+        self.rank = rank
+        self.stream = stream
+        self.decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
+
+
+class Agent:
+    """`run` returns when every process of the job has ended."""
+
+    def __init__(self, orders: int, events: int) -> None:
+        self._orders = orders
+        self._events = events
+        self._selector = selectors.DefaultSelector()
+        self._ranks: dict[int, int] = {}  # by pid, those that still run
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._outputs: dict[int, _Output] = {}
+        self._unparsed = b""
+        self._unsent = bytearray()
+        self._started = False
+        self._suspended = False
+        self._grace_s = 3.0
+        self._ending = False
+        self._kill_at: float | None = None
+        self._drained_at: float | None = None
+        self._reading = True
+        self._secret_file: SecretFile | None = None
+
+    def run(self) -> None:
+        processes.become_subreaper()
+        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # the byte in the wake-up pipe is what counts
+        for descriptor in (self._orders, self._events):
+            os.set_blocking(descriptor, False)
+        self._selector.register(woken, selectors.EVENT_READ, self._on_signal)
+        self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
+        while not self._finished():
+            for key, _ in self._selector.select(self._timeout()):
+                key.data(key.fd)
+            self._end_on_time()
+        self._tell(event="done")
+        os.set_blocking(self._events, True)
+        self._flush()
+        if self._secret_file is not None:
+            self._secret_file.close()
+
+    def _finished(self) -> bool:
+        if not (self._started or self._ending) or self._ranks:
+            return False
+        # Processes that outlive their rank are asked to end, then made to; their output is still read.
+        if processes.descendants(os.getpid()):
+            self._begin_end()
+            return False
+        if self._drained_at is None:
+            self._drained_at = time.monotonic() + _DRAIN_S
+        return not self._outputs or self._events < 0 or time.monotonic() >= self._drained_at
+
+    def _timeout(self) -> float | None:
+        times = [at for at in (self._kill_at, self._drained_at) if at is not None]
+        return max(_KILL_INTERVAL_S, min(times) - time.monotonic()) if times else None
+
+    # orders
+
+    def _on_orders(self, descriptor: int) -> None:
+        data = _read(descriptor)
+        if data is None:
+            return
+        if not data:
+            self._selector.unregister(descriptor)
+            self._begin_end()
+            return
+        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order["order"]:
+            case "start":
+                self._start(order)
+            case "terminate":
+                self._begin_end()
+            case "suspend":
+                self._suspended = True
+                processes.signal_descendants(os.getpid(), signal.SIGSTOP)
+                self._tell(event="suspended")
+            case "resume":
+                processes.signal_descendants(os.getpid(), signal.SIGCONT)
+                self._suspended = False
+
+    def _start(self, job: dict[str, Any]) -> None:
+        self._started = True
+        self._grace_s = job["grace_s"]
+        self._secret_file = SecretFile(bytes.fromhex(job["secret"]))
+        common = {**job["environment"], **environment_of(secret_file=self._secret_file.path)}
+        for rank in job["ranks"]:
+            if self._ending:
+                return
+            self._start_rank(rank["rank"], job["command"], {**common, **rank["environment"]}, job["directory"])
+
+    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], directory: str) -> None:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent(),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._tell(event="not started", rank=rank, error=str(error))
+            self._begin_end()
+            return
+        self._ranks[process.pid] = rank
+        self._processes.append(process)
+        for stream in ("stdout", "stderr"):
+            # The descriptor is ours from here on: the Popen object would close it when it is forgotten.
+            descriptor = os.dup(getattr(process, stream).fileno())
+            getattr(process, stream).close()
+            os.set_blocking(descriptor, False)
+            self._outputs[descriptor] = _Output(rank, stream)
+            if self._reading:
+                self._selector.register(descriptor, selectors.EVENT_READ, self._on_output)
+        self._tell(event="started", rank=rank, pid=process.pid)
+
+    # what the ranks do
+
+    def _on_output(self, descriptor: int) -> None:
+        data = _read(descriptor)
+        if data is None:
+            return
+        output = self._outputs[descriptor]
+        text = output.decode(data, final=not data)
+        if text:
+            self._tell(event="output", rank=output.rank, stream=output.stream, text=text)
+        if not data:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            del self._outputs[descriptor]
+
+    def _on_signal(self, descriptor: int) -> None:
+        numbers = _read(descriptor) or b""
+        if {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} & set(numbers):
+            self._begin_end()
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._on_child(pid, status)
+
+    def _on_child(self, pid: int, status: int) -> None:
+        rank = self._ranks.get(pid)
+        if rank is None:
+            return  # an adopted orphan
+        if os.WIFSTOPPED(status):
+            if not self._suspended:
+                self._tell(event="stopped", rank=rank, pid=pid, signal=os.WSTOPSIG(status))
+        elif os.WIFCONTINUED(status):
+            self._tell(event="continued", rank=rank)
+        else:
+            del self._ranks[pid]
+            for process in self._processes:
+                if process.pid == pid:
+                    process.returncode = os.waitstatus_to_exitcode(status)
+            self._tell(event="exit", rank=rank, code=os.waitstatus_to_exitcode(status))
+
+    # the end
+
+    def _begin_end(self) -> None:
+        self._ending = True
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._grace_s
+            processes.signal_descendants(os.getpid(), signal.SIGTERM)
+            processes.signal_descendants(os.getpid(), signal.SIGCONT)  # a stopped process would not see the former
+
+    def _end_on_time(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            processes.signal_descendants(os.getpid(), signal.SIGKILL)  # again and again: they may still fork
+
+    # events
+
+    def _tell(self, **event: Any) -> None:
+        if self._events < 0:
+            return
+        self._unsent += json.dumps(event).encode() + b"\n"
+        self._flush()
+
+    def _flush(self, _: int = -1) -> None:
+        while self._unsent and self._events >= 0:
+            try:
+                del self._unsent[: os.write(self._events, self._unsent)]
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise
+                self._events = -1  # the launcher is gone; the end of stdin says so too
+                self._unsent.clear()
+                self._begin_end()
+        self._watch_events(bool(self._unsent) and self._events >= 0)
+        self._read_ranks(len(self._unsent) < _BACKLOG_BYTES)
+
+    def _watch_events(self, wanted: bool) -> None:
+        known = [key.fd for key in self._selector.get_map().values() if key.data == self._flush]
+        if wanted and not known:
+            self._selector.register(self._events, selectors.EVENT_WRITE, self._flush)
+        elif not wanted and known:
+            self._selector.unregister(known[0])
+
+    def _read_ranks(self, wanted: bool) -> None:
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        for descriptor in self._outputs:
+            if wanted:
+                self._selector.register(descriptor, selectors.EVENT_READ, self._on_output)
+            else:
+                self._selector.unregister(descriptor)
+
+
+def _read(descriptor: int) -> bytes | None:
+    """None: nothing there right now."""
+    try:
+        return os.read(descriptor, _READ_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def main() -> None:
+    # Descriptors 0 and 1 are given away, so that nothing else can read orders or write among the events.
+    orders, events = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    with contextlib.suppress(BrokenPipeError):
+        Agent(orders, events).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`horovodrun --check-build`: what this installation can be used with, each thing tried, not looked up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import horovod
+
+__all__ = ["check_build"]
+
+_IMPORT_TIMEOUT_S = 120
+
+
+def check_build() -> str:
+    native = (Path(horovod.__file__).parent / "lib" / "libhorovod.so").is_file()
+    sections = {
+        "Available Frameworks": {
+            "TensorFlow": _imports("horovod.tensorflow"),
+            "PyTorch": _imports("horovod.torch"),
+            "MXNet": _imports("horovod.mxnet"),
+        },
+        # "Gloo" is what Horovod's users know own transports by; scripts read this list.
+        "Available Controllers": {"MPI": False, "Gloo": native},
+        "Available Transports": {"shared memory": native, "TCP": native},
+        "Available Tensor Operations": {"NCCL": False, "DDL": False, "CCL": False, "MPI": False, "Gloo": native},
+    }
+    lines = [f"Horovod v{horovod.__version__}:"]
+    for title, entries in sections.items():
+        lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in entries.items())]
+    return "\n".join(lines)
+
+
+def _imports(module: str) -> bool:
+    """In a process of its own: a framework that crashes or floods the terminal shall not take horovodrun with it."""
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun: the command line. Reads it, checks what can be checked before anything is started, and runs the job."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from horovod import __version__
+from horovod.core.network import interface_address
+from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
+from horovod.launcher import supervise
+from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, place
+
+__all__ = ["main", "parse"]
+
+# Horovod's other flags: known, so that a script that uses one is told, not misread. True: the flag takes a value.
+_NOT_YET = {
+    "--hostfile": True,
+    "-hostfile": True,
+    "--host-discovery-script": True,
+    "--ssh-port": True,
+    "-p": True,
+    "--ssh-identity-file": True,
+    "-i": True,
+    "--config-file": True,
+    "--mpi": False,
+    "--jsrun": False,
+    "--mpi-args": True,
+    "--tcp": False,
+    "--binding-args": True,
+    "--cache-capacity": True,
+    "--hierarchical-allreduce": False,
+    "--hierarchical-allgather": False,
+    "--torus-allreduce": False,
+    "--autotune": False,
+    "--autotune-log-file": True,
+    "--autotune-warmup-samples": True,
+    "--autotune-steps-per-sample": True,
+    "--autotune-bayes-opt-max-samples": True,
+    "--autotune-gaussian-process-noise": True,
+    "--min-np": True,
+    "--min-num-proc": True,
+    "--max-np": True,
+    "--max-num-proc": True,
+    "--slots-per-host": True,
+    "--slots": True,
+    "--elastic-timeout": True,
+    "--reset-limit": True,
+    "--blacklist-cooldown-range": True,
+    "--timeline-filename": True,
+    "--timeline-mark-cycles": False,
+    "--mpi-threads-disable": False,
+    "--num-nccl-streams": True,
+    "--thread-affinity": True,
+    "--gloo-timeout-seconds": True,
+    "--log-with-timestamp": False,
+    "--log-without-timestamp": False,
+    "-prefix-timestamp": False,
+    "--prefix-output-with-timestamp": False,
+}
+
+
+class UsageError(Exception):
+    """The command line cannot be run. `exit_code` as the shell would give."""
+
+    def __init__(self, text: str, exit_code: int = 2) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
+
+
+class _NotYet(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{_[2]} is not supported yet")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: returns the exit code of the job, 2 for a command line that cannot be run."""
+    environment = current_environment()
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        if options.version:
+            print(__version__)
+            return 0
+        if options.check_build:
+            from horovod.launcher.check_build import check_build
+
+            print(check_build())
+            return 0
+        job = _job(options, environment)
+    except (UsageError, HostsError, SettingError) as error:
+        print(f"horovodrun: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, UsageError) else 2
+    return supervise.run(job)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options, and `command`: everything from the first word that is no option, untouched. Raises UsageError."""
+    parser = _parser()
+    end = _command_start(parser, arguments)
+    options = parser.parse_args(arguments[:end])
+    options.command = list(arguments[end:])
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="horovodrun",
+        usage="horovodrun -np N [options] COMMAND [ARGUMENT ...]",
+        description="Starts N processes of a training script, lets them find each other, and ends them as one.",
+        epilog="example: horovodrun -np 2 python train.py --epochs 3",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "--num-proc", type=_count, metavar="N", help="number of processes (ranks)")
+    add("-H", "--hosts", metavar="HOST:SLOTS", help="where they run, and how many fit there; default localhost:N")
+    add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
+    add("--verbose", action="store_true", help="say what is started and where")
+    add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
+    add("-v", "--version", action="store_true", help="show the version, and exit")
+    add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
+    add("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
+    settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
+    for row in rows():
+        if row.flag is not None:
+            _add_setting(settings, row)
+    for flag, takes_value in _NOT_YET.items():
+        add(flag, action=_NotYet, nargs=None if takes_value else 0, dest="not_yet", help=argparse.SUPPRESS)
+        if flag.startswith("--") and not takes_value and flag not in ("--mpi", "--jsrun", "--tcp"):
+            add(f"--no-{flag[2:]}", action=_NotYet, nargs=0, dest="not_yet", help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_setting(group: Any, row: Row) -> None:
+    assert row.flag is not None
+    text = f"{row.sentence} ({row.variable})"
+    if isinstance(row.default, bool):
+        group.add_argument(row.flag, dest=row.keyword, action="store_const", const=True, help=text)
+        if row.flag.startswith("--no-"):
+            opposite = row.flag.replace("--no-", "--", 1)
+            group.add_argument(opposite, dest=row.keyword, action="store_const", const=False, help=argparse.SUPPRESS)
+        return
+
+    def value(given: str) -> Any:
+        try:
+            return parse_flag(row, given)
+        except SettingError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.flag.rpartition("-")[2].upper()
+    group.add_argument(row.flag, dest=row.keyword, type=value, metavar=metavar, help=text)
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; at least 1 is needed")
+    return count
+
+
+def _command_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """Where the user's command begins: argparse itself would look for our flags inside of it."""
+    takes_value = {
+        name: action.nargs != 0
+        for action in parser._actions  # noqa: SLF001
+        for name in action.option_strings
+    }
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-") and arguments[position] != "--":
+        name, equals, _ = arguments[position].partition("=")
+        if name not in takes_value:
+            parser.error(f"there is no flag {name}")
+        position += 2 if takes_value[name] and not equals else 1
+    return min(position, len(arguments))
+
+
+def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.Job:
+    """Everything that can be known to be wrong before a process is started is said here."""
+    given = {row.keyword: getattr(options, row.keyword) for row in rows() if row.flag is not None}
+    flags = {keyword: value for keyword, value in given.items() if value is not None}
+    settings = dataclasses.replace(Settings.from_environment(environment), **flags)
+    if options.num_proc is None:
+        raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
+    if not options.command:
+        raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
+    hosts = parse_hosts(options.hosts) if options.hosts else [Host("localhost", options.num_proc)]
+    remote = [host.name for host in hosts if not is_local(host.name)]
+    if remote:
+        raise HostsError(f"{', '.join(remote)} is not this machine; several machines are not supported yet")
+    if len(hosts) > 1:
+        raise HostsError("several host entries are not supported yet; name this machine once")
+    placements = place(hosts, options.num_proc)
+    if settings.network_interface:
+        try:
+            interface_address(settings.network_interface)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    _check_command(options.command[0], environment)
+    return supervise.Job(
+        command=options.command,
+        placements=placements,
+        environment={**environment, **environment_of(**flags)},
+        termination_grace_s=settings.termination_grace_s,
+        network_interface=settings.network_interface,
+        output_directory=_output_directory(options.output_filename),
+        verbose=options.verbose,
+    )
+
+
+def _check_command(command: str, environment: Mapping[str, str]) -> None:
+    path = environment.get("PATH", os.defpath)
+    if shutil.which(command, path=path) is not None:
+        return
+    if os.path.isfile(command):
+        hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
+        raise UsageError(f"{command} is not executable{hint}", 126)
+    raise UsageError(f"command not found: {command}", 127)
+
+
+def _output_directory(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    directory = Path(name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-filename {name}: {error.strerror}") from None
+    return directory

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank runs where: host lists as users write them, and the ranks' places and identities that follow. No
+processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Sequence
+
+from horovod.core.settings import environment_of
+
+__all__ = ["Host", "HostsError", "Placement", "is_local", "parse_hosts", "place"]
+
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+):(?P<slots>[0-9]+)")
+
+
+class HostsError(ValueError):
+    """A host list cannot be read, or has too few slots for the ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    name: str
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """One rank's place: everything that its HOROVOD_* identity says."""
+
+    hostname: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def environment(self) -> dict[str, str]:
+        return environment_of(**dataclasses.asdict(self))
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """`name:slots,name:slots`. Raises HostsError that quotes the entry."""
+    hosts = []
+    for entry in text.split(","):
+        match = _HOST.fullmatch(entry.strip())
+        if match is None or int(match["slots"]) == 0:
+            raise HostsError(f"{entry.strip()!r} is not a host\nhint: write name:slots, for example -H localhost:4")
+        hosts.append(Host(match["name"], int(match["slots"])))
+    repeated = {host.name for host in hosts if sum(other.name == host.name for other in hosts) > 1}
+    if repeated:
+        raise HostsError(f"host {', '.join(sorted(repeated))} stands in the list more than once")
+    return hosts
+
+
+def place(hosts: Sequence[Host], size: int) -> list[Placement]:
+    """`size` ranks, host by host in the given order. Raises HostsError where the slots do not suffice."""
+    slots = sum(host.slots for host in hosts)
+    if size > slots:
+        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise HostsError(
+            f"{size} ranks were asked for, but the hosts have {slots} slots ({listed})\n"
+            "hint: lower -np, or give a host more slots; a slot is a place for one rank, not a core"
+        )
+    local_sizes = []
+    left = size
+    for host in hosts:
+        local_sizes.append(min(host.slots, left))
+        left -= local_sizes[-1]
+    placements: list[Placement] = []
+    for index, (host, local_size) in enumerate(zip(hosts, local_sizes, strict=True)):
+        for local_rank in range(local_size):
+            placements.append(
+                Placement(
+                    hostname=host.name,
+                    rank=len(placements),
+                    size=size,
+                    local_rank=local_rank,
+                    local_size=local_size,
+                    cross_rank=sum(other > local_rank for other in local_sizes[:index]),
+                    cross_size=sum(other > local_rank for other in local_sizes),
+                )
+            )
+    return placements
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` is this machine, by name alone: nothing is asked of a name server."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", own, own.split(".")[0]) or name.startswith("localhost.")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks print: line by line to the terminal with the rank in front, and as it is into files where asked."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["Outputs", "Prefixer"]
+
+_TAIL_LINES = 20
+_LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
+_PIECE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+
+
+class Prefixer:
+    """Cuts one stream into lines, at newline or carriage return, and puts the prefix in front of each."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._partial = ""
+        self._after_return = False
+
+    def feed(self, text: str) -> list[str]:
+        """The lines that `text` completes, with their ends."""
+        lines = []
+        if self._after_return and text.startswith("\n"):
+            lines.append("\n")  # the second half of a \r\n whose line has been shown
+            text = text[1:]
+        if text:
+            self._after_return = False
+        whole = self._partial + text
+        end = 0
+        for match in _PIECE.finditer(whole):
+            lines.append(self._prefix + match.group())
+            end = match.end()
+        self._partial = whole[end:]
+        self._after_return = self._after_return or (end > 0 and not self._partial and whole.endswith("\r"))
+        while len(self._partial) > _LINE_CHARACTERS:
+            lines.append(self._prefix + self._partial[:_LINE_CHARACTERS] + "\n")
+            self._partial = self._partial[_LINE_CHARACTERS:]
+        return lines
+
+    def finish(self) -> list[str]:
+        """What stands behind the last newline, as a line."""
+        partial, self._partial = self._partial, ""
+        return [f"{self._prefix}{partial}\n"] if partial else []
+
+
+class Outputs:
+    """All streams of a job. `directory`: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte."""
+
+    def __init__(self, size: int, streams: Mapping[str, BinaryIO], directory: Path | None = None) -> None:
+        self._streams = streams
+        self._files = contextlib.ExitStack()
+        self._file: dict[tuple[int, str], BinaryIO] = {}
+        keys = [(rank, stream) for rank in range(size) for stream in ("stdout", "stderr")]
+        self._prefixers = {(rank, stream): Prefixer(f"[{rank}]<{stream}>:") for rank, stream in keys}
+        self._tails = {rank: collections.deque[str](maxlen=_TAIL_LINES) for rank in range(size)}
+        self._unended = dict.fromkeys(range(size), "")
+        if directory is not None:
+            width = len(str(size - 1))
+            for rank, stream in keys:
+                path = directory / f"rank.{rank:0{width}d}" / stream
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file[rank, stream] = self._files.enter_context(path.open("wb"))
+
+    def write(self, rank: int, stream: str, text: str) -> None:
+        """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
+        if (rank, stream) in self._file:
+            file = self._file[rank, stream]
+            file.write(text.encode("utf-8", "surrogateescape"))
+            file.flush()
+        if stream == "stderr":
+            *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
+            self._tails[rank].extend(line.rpartition("\r")[2] for line in lines)
+        self._show(stream, self._prefixers[rank, stream].feed(text))
+
+    def last_lines(self, rank: int) -> list[str]:
+        """The end of the rank's stderr."""
+        lines = [*self._tails[rank], self._unended[rank]]
+        return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
+
+    def close(self) -> None:
+        self._files.close()
+        for (_, stream), prefixer in self._prefixers.items():
+            self._show(stream, prefixer.finish())
+
+    def _show(self, stream: str, lines: list[str]) -> None:
+        if lines:
+            target = self._streams[stream]
+            target.write("".join(lines).encode("utf-8", "surrogateescape"))
+            target.flush()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Linux offers to keep a tree of processes together: subreaper, death signal, and a walk over all descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+__all__ = ["become_subreaper", "descendants", "die_with_parent", "send_signal", "signal_descendants", "signal_name"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants become children of this process, so that a walk still finds them."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """A `preexec_fn`: the child gets `number` when this thread ends, even by SIGKILL."""
+    parent = os.getpid()
+
+    def arm() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent ended before it was armed
+
+    return arm
+
+
+def descendants(root: int) -> dict[int, int]:
+    """All living descendants of `root` by pid, with their start times, which tell a reused pid. No zombies."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            found = _parent_and_start(int(entry))
+            if found is not None:
+                children.setdefault(found[0], []).append((int(entry), found[1]))
+    tree: dict[int, int] = {}
+    todo = [root]
+    while todo:
+        for pid, start in children.get(todo.pop(), ()):
+            if pid not in tree:
+                tree[pid] = start
+                todo.append(pid)
+    return tree
+
+
+def signal_descendants(root: int, number: signal.Signals) -> int:
+    """Signals every descendant of `root`, whatever session or group it is in. Returns how many there were."""
+    tree = descendants(root)
+    for pid, start in tree.items():
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue  # ended meanwhile
+        try:
+            found = _parent_and_start(pid)
+            if found is not None and found[1] == start:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    return len(tree)
+
+
+def send_signal(group: int, number: signal.Signals) -> None:
+    """Signals a process group, which may have ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name may hold blanks and parentheses: the fields begin behind its last one.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[1]), int(fields[19])

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place where the ranks of one job meet: a key-value store in the launcher, open only to holders of the job's
+secret.
+
+Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number.
+The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
+same cause.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+from horovod.core.channel import Channel, Listener
+from horovod.core.rendezvous import PURPOSE
+
+__all__ = ["RendezvousServer"]
+
+MAX_WAIT_S = 3600.0
+MAX_KEYS = 1 << 18
+
+
+class RendezvousServer:
+    """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread."""
+
+    def __init__(self, secret: bytes, address: str = "127.0.0.1", *, handshake_timeout_s: float = 10.0) -> None:
+        self._values: dict[str, Any] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.create_server((address, 0), family=family, backlog=1024)
+        self.address: str = address
+        self.port: int = listening.getsockname()[1]
+        self._listener = Listener(listening, secret, PURPOSE, self._serve, handshake_timeout_s=handshake_timeout_s)
+
+    @property
+    def refused(self) -> int:
+        """How many connections could not prove the secret."""
+        return self._listener.refused
+
+    def put(self, key: str, value: Any) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> Any:
+        """The value, or None; does not wait."""
+        with self._changed:
+            return self._values.get(key)
+
+    def compare_and_set(self, key: str, value: Any) -> Any:
+        """Stores `value` where the key is new; returns the value that stands then."""
+        with self._changed:
+            if key not in self._values:
+                self._values[key] = value
+                self._changed.notify_all()
+            return self._values[key]
+
+    def failure(self) -> dict[str, Any] | None:
+        """The recorded cause of the newest generation that any rank has entered, where there is one."""
+        with self._changed:
+            generations = [int(key.split("/")[1]) for key in self._values if key.startswith(("world/", "failure/"))]
+            record = self._values.get(f"failure/{max(generations)}") if generations else None
+        return record if isinstance(record, dict) else None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._listener.close()
+
+    def _serve(self, channel: Channel) -> None:
+        while True:
+            request = channel.receive()
+            channel.send(self._answer(request), time.monotonic() + 60)
+
+    def _answer(self, request: Any) -> dict[str, Any]:
+        """Never raises for what an authenticated peer may send: the answer says what is wrong with it."""
+        match request:
+            case {"op": "put", "key": str(key), "value": value}:
+                if self._full():
+                    return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
+                self.put(key, value)
+                return {}
+            case {"op": "compare_and_set", "key": str(key), "value": value}:
+                if self._full():
+                    return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
+                return {"value": self.compare_and_set(key, value)}
+            case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
+                return {"values": self._wait_for(keys, timeout_ms / 1000)}
+        return {"error": "the rendezvous does not know this request"}
+
+    def _full(self) -> bool:
+        with self._changed:
+            return len(self._values) >= MAX_KEYS
+
+    def _wait_for(self, keys: list[Any], timeout_s: float) -> dict[str, Any]:
+        wanted = {key for key in keys if isinstance(key, str)}
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closing or wanted <= self._values.keys(), timeout=min(max(timeout_s, 0.0), MAX_WAIT_S)
+            )
+            return {key: self._values[key] for key in wanted & self._values.keys()}

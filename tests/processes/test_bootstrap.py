@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds are formed by real processes: links carry bytes both ways, and every way to fail names its cause on every
+rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+import pytest
+from support.world import Outcome, World, WorldPool
+
+from horovod.core import bootstrap, links
+from horovod.core.settings import Settings
+
+
+def connect_and_exchange(generation: int) -> dict[str, object]:
+    """Connects, sends this rank's number over each link and says who answered."""
+    world = bootstrap.connect(Settings.from_environment(), generation)
+    try:
+        for link in world.links:
+            link.socket.sendall(bytes([world.rank, link.purpose, link.index]))
+        heard = [
+            (link.peer, int(link.purpose), link.index, tuple(link.socket.recv(3, socket.MSG_WAITALL)))
+            for link in world.links
+        ]
+        for link in world.links:
+            assert link.socket.gettimeout() is None
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "generation", "transport")
+        return {name: getattr(world, name) for name in (*names, "host_of_rank")} | {"heard": heard}
+    finally:
+        world.close()
+
+
+def errors(outcomes: list[Outcome]) -> list[str]:
+    assert not any(outcome.ok or outcome.died for outcome in outcomes), outcomes
+    assert all(isinstance(outcome.error, ValueError) for outcome in outcomes), outcomes
+    return [str(outcome.error) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_of_one_host_get_a_local_link_to_the_leader(worlds: WorldPool, size: int) -> None:
+    for generation in (0, 1):
+        seen = worlds(size).run(connect_and_exchange, generation)
+        assert [one["rank"] for one in seen] == list(range(size))
+        assert all(one["transport"] == "shm" and one["host_of_rank"] == [0] * size for one in seen)
+        assert all(one["generation"] == generation for one in seen)
+        assert seen[0]["heard"] == [(peer, 0, 0, (peer, 0, 0)) for peer in range(1, size)]
+        assert all(one["heard"] == [(0, 0, 0, (0, 0, 0))] for one in seen[1:])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_tcp_gives_every_pair_two_data_links_and_rank_0_a_control_link_to_each(worlds: WorldPool, size: int) -> None:
+    seen = worlds(size, {"HOROVOD_TRANSPORT": "tcp"}).run(connect_and_exchange, 0)
+    for rank, one in enumerate(seen):
+        assert one["transport"] == "tcp" and one["host_of_rank"] == list(range(size))
+        expected = []
+        for peer in range(size):
+            if peer != rank:
+                expected += [(peer, 1, 0, (peer, 1, 0))] if 0 in (peer, rank) else []
+                expected += [(peer, 2, index, (peer, 2, index)) for index in range(2)]
+        assert one["heard"] == expected
+        assert (one["local_rank"], one["local_size"]) == (rank, size)
+
+
+def test_one_rank_needs_no_link(worlds: WorldPool) -> None:
+    (seen,) = worlds(1).run(connect_and_exchange, 0)
+    assert seen["transport"] == "loopback" and seen["heard"] == [] and seen["host_of_rank"] == [0]
+
+
+def fail_to_attach(generation: int) -> dict[str, object]:
+    if os.environ["HOROVOD_RANK"] == "1":
+        with contextlib.ExitStack() as stack:
+            real = links.attach
+            stack.callback(setattr, links, "attach", real)
+            links.attach = lambda name, *rest: real(name + "x", *rest)  # a name where nobody listens
+            return connect_and_exchange(generation)
+    return connect_and_exchange(generation)
+
+
+def test_auto_falls_back_to_tcp_on_all_ranks_where_one_cannot_attach(worlds: WorldPool) -> None:
+    world = worlds(3)
+    seen = world.run(fail_to_attach, 10)
+    assert [one["transport"] for one in seen] == ["tcp"] * 3
+    assert "cannot share memory" in world.output(0) and "rank 1" in world.output(0)
+    assert "cannot share memory" not in world.output(2)
+
+
+def test_forced_shm_that_is_not_to_be_had_says_why_on_every_rank(worlds: WorldPool) -> None:
+    for text in errors(worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run_each(fail_to_attach, 0)):
+        assert "HOROVOD_TRANSPORT=shm" in text and "rank 1: the local socket of rank 0 cannot be reached" in text
+
+
+def test_ranks_that_disagree_on_a_setting_are_told_which() -> None:
+    with World(3, env_of_rank=lambda rank: {"HOROVOD_FUSION_THRESHOLD": str(64 + rank // 2)}) as world:
+        for text in errors(world.run_each(connect_and_exchange, 0)):
+            assert "HOROVOD_FUSION_THRESHOLD: 64 on ranks 0, 1, 65 on rank 2" in text
+
+
+def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
+    def all_but_rank_1(generation: int) -> object:
+        return None if os.environ["HOROVOD_RANK"] == "1" else connect_and_exchange(generation)
+
+    with World(3, {"HOROVOD_START_TIMEOUT": "1"}) as world:
+        outcomes = world.run_each(all_but_rank_1, 0)
+    for text in errors([outcomes[0], outcomes[2]]):
+        assert "waited 1 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2" in text
+        assert "hint:" in text
+
+
+def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() -> None:
+    def with_the_secret(kind: str) -> object:
+        if os.environ["HOROVOD_RANK"] != "1" or kind == "right":
+            return connect_and_exchange(1 if kind == "right" else 0)
+        descriptor = os.memfd_create("wrong")
+        os.fchmod(descriptor, 0o600 if kind == "wrong" else 0o644)
+        os.write(descriptor, bytes(32))
+        path = "" if kind == "missing" else f"/proc/self/fd/{descriptor}"
+        return bootstrap.connect(Settings.from_environment({**os.environ, "HOROVOD_SECRET_FILE": path}), 0)
+
+    with World(2, {"HOROVOD_START_TIMEOUT": "1"}) as world:
+        for kind, expected in (
+            ("wrong", "does not hold this job's secret"),
+            ("missing", "HOROVOD_SECRET_FILE is not set"),
+            ("open", "is open to other users (mode 0644)"),
+        ):
+            assert expected in errors(world.run_each(with_the_secret, kind))[1]
+        assert world.rendezvous.refused == 1
+        assert [one["transport"] for one in world.run(with_the_secret, "right")] == ["shm", "shm"]
+
+
+def test_two_processes_that_claim_one_rank_are_told() -> None:
+    with World(2, {"HOROVOD_START_TIMEOUT": "2"}, env_of_rank=lambda rank: {"HOROVOD_RANK": "0"}) as world:
+        outcomes = world.run_each(connect_and_exchange, 0)
+    assert sum("two processes are rank 0" in text for text in errors(outcomes)) == 1
+
+
+def test_no_descriptor_is_left_after_many_generations(worlds: WorldPool) -> None:
+    def count_after(first: int) -> int:
+        for generation in range(first, first + 10):
+            connect_and_exchange(generation)
+        return len(os.listdir("/proc/self/fd"))
+
+    for env in ({}, {"HOROVOD_TRANSPORT": "tcp"}):
+        world = worlds(2, env)
+        assert world.run(count_after, 100) == world.run(count_after, 200)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of real ranks, started once and used by many tests.
+
+    with World(2, env={"HOROVOD_TRANSPORT": "tcp"}) as world:
+        assert world.run(lambda: hvd.rank()) == [0, 1]             # values by rank; any error or death raises
+        WorldError outcomes = world.run_each(fn, "argument")                  # errors and deaths as outcomes by rank
+        call = world.start(fn); world.kill(1); call.outcomes()     # something happens while it runs
+
+A function runs as fn(*arguments) in every rank, one call at a time; `per_rank=[(...), (...)]` gives each its own
+arguments. It is pickled by value, so lambdas, closures and test modules need not be importable. Every call has a time
+limit; a rank that does not answer is named together with the Python stacks of all ranks, and the world is ended. What a
+rank prints is kept (`world.output(rank)`) and shown with its errors.
+
+Session-wide reuse: the fixture `worlds` (conftest.py) is a WorldPool; `worlds(2, {"HOROVOD_TRANSPORT": "tcp"})` starts
+that world once and again only after a test broke it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from horovod.core.secret import SecretFile, new_secret
+from horovod.core.settings import environment_of
+from horovod.launcher.hosts import Host, place
+from horovod.launcher.processes import die_with_parent, signal_name
+from horovod.launcher.rendezvous_server import RendezvousServer
+
+RANK_MAIN = Path(__file__).with_name("rank_main.py")
+START_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 60.0
+
+living: list[World] = []  # for the stack dump of conftest.py
+
+
+class WorldError(AssertionError):
+    """A rank raised, died or hung; the text has every rank's traceback or stacks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one rank made of a call: a value, an error (None where it could not be pickled, see traceback), or its
+    death."""
+
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    died: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.traceback and not self.died
+
+
+class Call:
+    """A call under way in all ranks."""
+
+    def __init__(self, world: World, timeout_s: float) -> None:
+        self._world = world
+        self._deadline = time.monotonic() + timeout_s
+        self._outcomes: dict[int, Outcome] = {}
+
+    def outcomes(self) -> list[Outcome]:
+        """Waits for every rank's answer or death. Raises WorldError with all stacks when the time is up."""
+        world = self._world
+        while len(self._outcomes) < world.size:
+            open_ranks = {world.connections[rank]: rank for rank in range(world.size) if rank not in self._outcomes}
+            ready = wait(list(open_ranks), timeout=max(0.0, self._deadline - time.monotonic()))
+            if not ready:
+                late = sorted(open_ranks.values())
+                stacks = world.stacks()
+                world.end()
+                raise WorldError(f"ranks {late} did not answer in time\n{stacks}")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                self._outcomes[open_ranks[connection]] = world.answer(open_ranks[connection])
+        world.busy = False
+        return [self._outcomes[rank] for rank in range(world.size)]
+
+    def results(self) -> list[Any]:
+        outcomes = self.outcomes()
+        if not all(outcome.ok for outcome in outcomes):
+            raise WorldError(self._world.describe(outcomes))
+        return [outcome.value for outcome in outcomes]
+
+
+class World:
+    """`size` rank processes on this host with horovodrun's rendezvous and identity. One call at a time."""
+
+    def __init__(
+        self,
+        size: int,
+        env: Mapping[str, str] | None = None,
+        *,
+        env_of_rank: Callable[[int], Mapping[str, str]] | None = None,
+        hosts: Sequence[Host] | None = None,
+    ) -> None:
+        self.size = size
+        self.busy = False
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: list[Connection] = []
+        secret = new_secret()
+        self._secret_file = SecretFile(secret)
+        self.rendezvous = RendezvousServer(secret)
+        self._outputs = [os.memfd_create(f"rank-{rank}") for rank in range(size)]
+        self._kept_outputs: dict[int, str] = {}
+        meeting = environment_of(
+            rendezvous_address=self.rendezvous.address,
+            rendezvous_port=self.rendezvous.port,
+            secret_file=self._secret_file.path,
+            controller="gloo",
+            cpu_operations="gloo",
+        )
+        living.append(self)
+        for placement in place(hosts or [Host("localhost", size)], size):
+            rank = placement.rank
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment.update({**meeting, **placement.environment(), **(env or {})})
+            environment.update(env_of_rank(rank) if env_of_rank else {})
+            ours, theirs = Pipe()
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(RANK_MAIN), str(theirs.fileno())],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._outputs[rank],
+                    stderr=self._outputs[rank],
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
+            )
+            theirs.close()
+            self.connections.append(ours)
+        for rank, connection in enumerate(self.connections):
+            if not connection.poll(START_TIMEOUT_S) or self._receive(rank) != b"ready":
+                text = self.output(rank)
+                self.end()
+                raise WorldError(f"rank {rank} did not start:\n{text}")
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        per_rank: Sequence[tuple[Any, ...]] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Call:
+        assert not self.busy, "the last call's outcomes have not been taken"
+        self.busy = True
+        module = sys.modules.get(getattr(function, "__module__", ""))
+        by_value = module is not None and not module.__name__.startswith(("horovod", "support", "torch", "numpy"))
+        if by_value and module is not None:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            payloads = [
+                cloudpickle.dumps((function, per_rank[rank] if per_rank is not None else arguments))
+                for rank in range(self.size)
+            ]
+        finally:
+            if by_value and module is not None:
+                cloudpickle.unregister_pickle_by_value(module)
+        call = Call(self, timeout_s)
+        for rank, payload in enumerate(payloads):
+            with contextlib.suppress(OSError):  # a dead rank: its outcome says so
+                self.connections[rank].send_bytes(payload)
+        return call
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+        """The values by rank. Raises WorldError where a rank raised, died or hung. Options as in `start`."""
+        return self.start(function, *arguments, **options).results()
+
+    def run_each(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Outcome]:
+        """The outcomes by rank: errors and deaths do not raise. Options as in `start`."""
+        return self.start(function, *arguments, **options).outcomes()
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        self.processes[rank].send_signal(number)
+
+    @property
+    def healthy(self) -> bool:
+        return not self.busy and bool(self.processes) and all(process.poll() is None for process in self.processes)
+
+    def output(self, rank: int) -> str:
+        """What the rank has written to stdout and stderr so far."""
+        kept = self._kept_outputs.get(rank)
+        return kept if kept is not None else os.pread(self._outputs[rank], 1 << 20, 0).decode(errors="replace")
+
+    def stacks(self) -> str:
+        """Asks every living rank for the Python stacks of its threads; they stand at the end of its output."""
+        before = [len(self.output(rank)) for rank in range(self.size)]
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR2)
+        texts = []
+        for rank, process in enumerate(self.processes):
+            deadline = time.monotonic() + 2.0
+            # faulthandler writes the main thread last; a rank that is stopped or in the kernel writes nothing.
+            while process.poll() is None and time.monotonic() < deadline:
+                if "Current thread" in self.output(rank)[before[rank] :]:
+                    break
+                time.sleep(0.01)
+            state = "running" if process.poll() is None else _death(process)
+            texts.append(f"--- rank {rank} (pid {process.pid}, {state})\n{self.output(rank)}")
+        return "\n".join(texts)
+
+    def describe(self, outcomes: Sequence[Outcome]) -> str:
+        texts = []
+        for rank, outcome in enumerate(outcomes):
+            text = "returned" if outcome.ok else (outcome.died or outcome.traceback)
+            shown = "" if outcome.ok else f"\noutput:\n{self.output(rank)}"
+            texts.append(f"--- rank {rank}: {text}{shown}")
+        return "\n".join(texts)
+
+    def answer(self, rank: int) -> Outcome:
+        payload = self._receive(rank)
+        if payload is None:
+            self.processes[rank].wait(timeout=10)
+            return Outcome(died=_death(self.processes[rank]))
+        kind, content, text = cloudpickle.loads(payload)
+        return Outcome(value=content) if kind == "value" else Outcome(error=content, traceback=text)
+
+    def end(self) -> None:
+        """Kills what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._release()
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Lets the ranks leave in order; one that does not is killed, and named."""
+        for connection in self.connections:
+            connection.close()
+        deadline = time.monotonic() + timeout_s
+        hung = []
+        for rank, process in enumerate(self.processes):
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                hung.append(rank)
+        text = f"ranks {hung} did not leave\n{self.stacks()}" if hung else ""
+        self.end()
+        if text:
+            raise WorldError(text)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and not self.busy:
+            self.close()
+        else:
+            self.end()
+
+    def _receive(self, rank: int) -> bytes | None:
+        try:
+            return self.connections[rank].recv_bytes()
+        except (EOFError, OSError):
+            return None
+
+    def _release(self) -> None:
+        if self not in living:
+            return
+        living.remove(self)
+        for connection in self.connections:
+            connection.close()
+        self.rendezvous.close()
+        self._secret_file.close()
+        for rank, descriptor in enumerate(self._outputs):
+            self._kept_outputs[rank] = self.output(rank)
+            os.close(descriptor)
+
+
+class WorldPool:
+    """Worlds by size and environment, started on demand; a broken one is replaced at the next request."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[tuple[int, tuple[tuple[str, str], ...]], World] = {}
+
+    def __call__(self, size: int, env: Mapping[str, str] | None = None) -> World:
+        key = (size, tuple(sorted((env or {}).items())))
+        world = self._worlds.get(key)
+        if world is None or not world.healthy:
+            if world is not None:
+                world.end()
+            world = self._worlds[key] = World(size, env)
+        return world
+
+    def close(self) -> None:
+        try:
+            for world in self._worlds.values():
+                if world.healthy:
+                    world.close()
+        finally:
+            for world in self._worlds.values():
+                world.end()
+
+
+def _death(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
