@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C wall: turns C++ into codes and texts, catches everything, holds no logic.
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "engine/engine.h"
+#include "horovod/horovod.h"
+
+struct hvd_entry {
+  std::shared_ptr<const hvd::Prepared> prepared;
+};
+
+struct hvd_context {
+  std::unique_ptr<hvd::Engine> engine;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<hvd_entry>> entries;
+};
+
+namespace {
+
+using hvd::Status;
+
+std::atomic<bool> in_forked_child{false};
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { in_forked_child.store(true); }); });
+}
+
+// Callers of an older header pass a shorter hvd_status: nothing is written beyond what they have.
+int report(const Status& outcome, hvd_status* status) {
+  if (status != nullptr && status->size >= offsetof(hvd_status, text) + 64) {
+    status->code = outcome.code();
+    status->failed_rank = outcome.failed_rank();
+    status->member = -1;
+    const size_t room = std::min<size_t>(status->size - offsetof(hvd_status, text), sizeof status->text) - 1;
+    const size_t length = std::min(room, outcome.text().size());
+    std::memcpy(status->text, outcome.text().data(), length);
+    status->text[length] = '\0';
+  }
+  return outcome.code();
+}
+
+template <class Body>
+int guarded(hvd_status* status, Body&& body) {
+  if (in_forked_child.load(std::memory_order_relaxed)) {
+    return report({HVD_FORKED,
+                   "this process was forked from a rank: it is not part of the job\nhint: use the spawn "
+                   "start method, or call hvd functions in the parent only"},
+                  status);
+  }
+  try {
+    return report(body(), status);
+  } catch (const std::bad_alloc&) {
+    return report({HVD_OUT_OF_MEMORY, "out of memory"}, status);
+  } catch (const std::exception& error) {
+    return report({HVD_INTERNAL, std::string("internal error: ") + error.what()}, status);
+  } catch (...) {
+    return report({HVD_INTERNAL, "internal error"}, status);
+  }
+}
+
+Status read_options(const hvd_options& in, hvd::EngineOptions* out) {
+  if (in.size < sizeof(hvd_options)) return {HVD_INVALID_ARGUMENT, "hvd_options is shorter than this library needs"};
+  if (in.world_size < 1 || in.rank < 0 || in.rank >= in.world_size || in.host_of_rank == nullptr) {
+    return {HVD_INVALID_ARGUMENT, "expected 0 <= rank < world_size and a host for each rank"};
+  }
+  out->rank = in.rank;
+  out->generation = in.generation;
+  out->host_of_rank.assign(in.host_of_rank, in.host_of_rank + in.world_size);
+  for (const int host : out->host_of_rank) {
+    if (host < 0 || host >= in.world_size) return {HVD_INVALID_ARGUMENT, "a host index is out of range"};
+  }
+  HVD_RETURN_IF_ERROR(hvd::parse_settings(in.settings, in.nsettings, &out->settings));
+  for (uint32_t i = 0; i < in.nlinks; ++i) {
+    const hvd_link& link = in.links[i];
+    const int fd = fcntl(link.fd, F_DUPFD_CLOEXEC, 3);
+    if (fd < 0) {
+      for (const auto& made : out->links) close(made.fd);
+      return {HVD_INVALID_ARGUMENT, "a link's descriptor cannot be duplicated: " + std::string(std::strerror(errno))};
+    }
+    out->links.push_back({link.peer, static_cast<hvd_purpose>(link.purpose), fd, link.index});
+  }
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t hvd_abi_version(void) { return HVD_ABI_VERSION; }
+
+const char* hvd_build_info(void) {
+  static const std::string info = [] {
+    std::string text = "{\"version\": \"" HVD_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
+#if defined(__x86_64__)
+    text += std::string(", \"avx2\": ") + (__builtin_cpu_supports("avx2") ? "true" : "false");
+    text += std::string(", \"avx512\": ") + (__builtin_cpu_supports("avx512f") ? "true" : "false");
+#endif
+    return text + "}";
+  }();
+  return info.c_str();
+}
+
+int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {
+  watch_forks();
+  return guarded(status, [&]() -> Status {
+    if (options == nullptr || context == nullptr) return {HVD_INVALID_ARGUMENT, "options and context are needed"};
+    hvd::EngineOptions engine_options;
+    HVD_RETURN_IF_ERROR(read_options(*options, &engine_options));
+    auto made = std::make_unique<hvd_context>();
+    HVD_RETURN_IF_ERROR(hvd::Engine::start(std::move(engine_options), &made->engine));
+    *context = made.release();
+    return {};
+  });
+}
+
+int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->stop(timeout_ms); });
+}
+
+void hvd_free(hvd_context* context) {
+  // A forked child must not join threads that it does not have: the memory is given up.
+  if (!in_forked_child.load()) delete context;
+}
+
+void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {
+  guarded(nullptr, [&]() -> Status {
+    context->engine->abort(failed_rank, text == nullptr ? "aborted" : text);
+    return {};
+  });
+}
+
+int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    auto made = std::make_unique<hvd_entry>();
+    HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &made->prepared));
+    *entry = made.get();
+    const std::lock_guard lock(context->mutex);
+    context->entries.push_back(std::move(made));
+    return {};
+  });
+}
+
+int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
+                     uint32_t flags, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle); });
+}
+
+int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    std::shared_ptr<const hvd::Prepared> prepared;
+    HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &prepared));
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    for (uint32_t i = 0; i < request->ntensors; ++i) {
+      inputs.push_back(request->tensors[i].input);
+      outputs.push_back(request->tensors[i].output);
+    }
+    return context->engine->submit(std::move(prepared), inputs.data(), outputs.data(), request->flags, handle);
+  });
+}
+
+int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    if (process_set != 0) return {HVD_INVALID_ARGUMENT, "unknown process set " + std::to_string(process_set)};
+    return context->engine->refuse(name, why == nullptr ? "" : why);
+  });
+}
+
+int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
+}
+
+int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->poll(handle); });
+}
+
+int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    const hvd::SubmissionPtr submission = context->engine->find(handle);
+    if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
+    if (!submission->done.load()) return {HVD_PENDING, "the operation is not done"};
+    if (index >= submission->results.size()) return {HVD_INVALID_ARGUMENT, "the operation has no such result"};
+    const hvd::Gathered& gathered = submission->results[index];
+    result->ndim = static_cast<int32_t>(gathered.shape.size());
+    result->data = gathered.data.get();
+    result->shape = gathered.shape.data();
+    result->rows = gathered.rows.data();
+    return {};
+  });
+}
+
+void hvd_release(hvd_context* context, hvd_handle handle) {
+  guarded(nullptr, [&]() -> Status {
+    context->engine->release(handle);
+    return {};
+  });
+}
+
+int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
+  int64_t needed = -1;
+  guarded(nullptr, [&]() -> Status {
+    const std::string text = context->engine->statistics();
+    needed = static_cast<int64_t>(text.size());
+    if (capacity > 0) {
+      const size_t length = std::min<size_t>(text.size(), static_cast<size_t>(capacity) - 1);
+      std::memcpy(buffer, text.data(), length);
+      buffer[length] = '\0';
+    }
+    return {};
+  });
+  return needed;
+}
+
+}  // extern "C"

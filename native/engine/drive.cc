@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "platform/clock.h"
+#include "platform/futex.h"
+
+namespace hvd {
+
+// True while a completion callback runs on this thread: it may submit but must not wait.
+thread_local bool in_completion_callback = false;
+
+bool Engine::drive(bool somebody_waits) {
+  bool progressed = false;
+  for (;;) {
+    if (poisoned()) {
+      spread_abort();
+      fail_all(segment_->cause());
+      return true;
+    }
+    if (stopped_.load()) {
+      fail_all(end_of_job());
+      return true;
+    }
+    progressed |= serve();
+    const uint64_t position = cursor_.load(std::memory_order_relaxed);
+    Record record;
+    if (segment_->peek(position, &record)) {
+      cursor_.store(position + 1);
+      segment_->rank(local_rank_).cursor.store(position + 1);
+      apply(record);
+      progressed = true;
+      continue;
+    }
+    if (left_rank_.load() >= 0) {
+      // The log is drained: what is not ready by now needs the rank that left, and never will be.
+      fail_all(end_of_job());
+      return true;
+    }
+    flush_ready(somebody_waits);
+    if (may_close(somebody_waits)) {
+      if (segment_->try_append_at(position, {RecordKind::kClose, 0})) {
+        segment_->header().ready_bytes.store(0);
+        bells_->ring_others();
+      }
+      continue;
+    }
+    return progressed;
+  }
+}
+
+bool Engine::may_close(bool somebody_waits) const {
+  // Where the set spans hosts, rank 0 decides where a batch ends.
+  if (spans_hosts() || open_.empty()) return false;
+  return somebody_waits || open_bytes_ >= options_.settings.close_bytes || segment_->header().waiting.load() > 0 ||
+         linger_is_over();
+}
+
+int64_t Engine::linger_left_ns() const {
+  uint64_t since = 0;
+  for (const auto* start : {&open_since_ns_, &ready_here_since_ns_}) {
+    const uint64_t value = start->load();
+    if (value != 0 && (since == 0 || value < since)) since = value;
+  }
+  if (since == 0) return -1;
+  const auto linger_ns = static_cast<uint64_t>(options_.settings.cycle_time_ms * 1e6);
+  const uint64_t now = now_ns();
+  return now >= since + linger_ns ? 0 : static_cast<int64_t>(since + linger_ns - now);
+}
+
+bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
+
+void Engine::apply(Record record) {
+  switch (record.kind) {
+    case RecordKind::kDefine:
+      apply_definition(record.id);
+      return;
+    case RecordKind::kError:
+      apply_error(record.id);
+      return;
+    case RecordKind::kReady: {
+      SubmissionPtr submission;
+      {
+        const std::lock_guard lock(mutex_);
+        if (record.id < entry_of_id_.size() && entry_of_id_[record.id] != nullptr) {
+          submission = entry_of_id_[record.id]->in_flight;
+        }
+      }
+      if (submission == nullptr || submission->is_refusal) {
+        poison(HVD_INTERNAL, -1, "rank " + std::to_string(rank_) + " was told to run an operation it never submitted");
+        return;
+      }
+      if (left_rank_.load() >= 0) {  // the rank that left may have submitted it, but will not take part
+        complete(submission, end_of_job().while_doing("`" + submission->entry->name + "` failed"));
+        return;
+      }
+      if (open_.empty()) open_since_ns_.store(now_ns());
+      open_bytes_ += submission->prepared->total_bytes;
+      open_.push_back(std::move(submission));
+      return;
+    }
+    case RecordKind::kClose:
+      close_batch();
+      return;
+    case RecordKind::kLeave: {
+      close_batch();
+      if (record.id >= has_left_.size()) return;
+      has_left_[record.id] = true;
+      if (static_cast<int>(record.id) == rank_) {
+        segment_->rank(local_rank_).left.store(1);
+      }
+      int nobody = -1;
+      left_rank_.compare_exchange_strong(nobody, static_cast<int>(record.id));
+      return;
+    }
+    case RecordKind::kNone:
+      return;
+  }
+}
+
+void Engine::apply_definition(uint32_t id) {
+  Reader reader(segment_->definition(id));
+  const std::string name(reader.get_string());
+  const std::string descriptor(reader.get_string());
+  if (reader.broken() || id >= kMaxEntries) {
+    poison(HVD_INTERNAL, -1, "a definition in shared memory cannot be read");
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  Entry* entry = intern(name);
+  if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
+  if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
+  entry_of_id_[id] = entry;
+  entry->id = id;
+  entry->definition = descriptor;
+}
+
+void Engine::apply_error(uint32_t id) {
+  Reader reader(segment_->error(id));
+  const std::string name(reader.get_string());
+  const int culprit = reader.get<int32_t>();
+  const std::string text(reader.get_string());
+  SubmissionPtr failed;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(name);
+    if (found != entries_.end()) failed = found->second->in_flight;
+  }
+  if (failed != nullptr) complete(failed, {HVD_MISMATCH, text, culprit});
+}
+
+void Engine::close_batch() {
+  if (open_.empty()) return;
+  std::vector<SubmissionPtr> closed;
+  closed.swap(open_);
+  open_bytes_ = 0;
+  open_since_ns_.store(0);
+  execute(std::move(closed));
+}
+
+Status Engine::end_of_job() const {
+  const int left = left_rank_.load();
+  if (stopping_.load() || left < 0) return {HVD_NOT_RUNNING, "this rank has shut down"};
+  return {HVD_RANK_LEFT,
+          "rank " + std::to_string(left) + " has left the job (it shut down or exited) while others wait for it", left};
+}
+
+void Engine::fail_all(const Status& cause) {
+  std::vector<SubmissionPtr> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [name, entry] : entries_) {
+      if (entry->in_flight == nullptr) continue;
+      failed.push_back(entry->in_flight);
+      failed.insert(failed.end(), entry->deferred.begin(), entry->deferred.end());
+      entry->deferred.clear();
+    }
+    ready_here_.clear();
+    ready_here_bytes_.store(0);
+    ready_here_since_ns_.store(0);
+  }
+  open_.clear();
+  open_bytes_ = 0;
+  open_since_ns_.store(0);
+  for (const SubmissionPtr& submission : failed) {
+    complete(submission, Status(cause).while_doing("`" + submission->entry->name + "` failed"));
+  }
+}
+
+void Engine::complete(const SubmissionPtr& submission, Status status) {
+  Announcement next;
+  Entry* entry = submission->entry;
+  {
+    const std::lock_guard lock(mutex_);
+    if (entry->in_flight == submission) {
+      entry->in_flight = nullptr;
+      if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(0);
+      if (!entry->deferred.empty()) {
+        const SubmissionPtr following = entry->deferred.front();
+        entry->deferred.pop_front();
+        next = begin(following);
+      }
+    }
+  }
+  in_flight_.fetch_sub(1);
+  const std::shared_ptr<const Prepared> prepared = submission->prepared;
+  if (prepared != nullptr && prepared->done != nullptr) {
+    hvd_status outcome{};
+    outcome.size = sizeof outcome;
+    outcome.code = status.code();
+    outcome.failed_rank = status.failed_rank();
+    outcome.member = -1;
+    status.text().copy(outcome.text, sizeof outcome.text - 1);
+    in_completion_callback = true;
+    prepared->done(prepared->user, &outcome);
+    in_completion_callback = false;
+  }
+  submission->status = std::move(status);
+  submission->done.store(true);
+  completions_.fetch_add(1);
+  if (completion_waiters_.load() > 0) futex_wake(completions_);
+  announce(next);
+}
+
+bool Engine::has_work() {
+  Record record;
+  if (poisoned() || stopping_.load() || segment_->peek(cursor_.load(), &record)) return true;
+  if (is_leader()) {
+    for (const RingReceiver& ring : from_followers_) {
+      if (ring.has_data()) return true;
+    }
+  }
+  return stall_check_due_.load();
+}
+
+void Engine::engine_thread() {
+  constexpr int64_t kWatchdogNs = 1000000000;
+  while (!stopped_.load()) {
+    const uint32_t seen = bells_->seen(Sleeper::kEngine);
+    if (take_token()) {
+      drive(false);
+      drop_token();
+    }
+    bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
+    const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
+    if (stopped_.load() || (!token_.load() && (has_work() || due) && !(stopping_.load() || poisoned()))) {
+      bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
+      continue;
+    }
+    const int64_t linger_ns = linger_left_ns();
+    const bool drives_alone = callers_waiting_.load() == 0;
+    bells_->sleep(Sleeper::kEngine, seen, linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000),
+                  drives_alone);
+    statistics_.engine_wakes.fetch_add(1, std::memory_order_relaxed);
+    bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine: takes requests (step 4), agrees with the other ranks what runs next (5), runs batches (6, 7) and
+// completes handles (8). One engine is one generation of one process.
+//
+// Who drives. Progress is made by whoever holds the driver's token: a caller inside wait() or poll() drives itself,
+// which saves two thread hand-overs; the engine's own thread sleeps and drives only where nobody waits. Everything
+// under "token" below is touched by the holder alone. What users' threads share with it is guarded by mutex_, which is
+// never held across a wait, a collective or a callback.
+//
+// What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
+// holder may block inside a collective: only a death interrupts it, by poisoning the generation.
+//
+// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), leader.cc (rank 0's coordinator and the
+// leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start, stop), monitor.h (deaths).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/bells.h"
+#include "engine/link.h"
+#include "engine/monitor.h"
+#include "engine/settings.h"
+#include "engine/submission.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/segment.h"
+#include "transport/transport.h"
+
+namespace hvd {
+
+struct EngineOptions {
+  int rank = 0;
+  uint64_t generation = 0;
+  std::vector<int> host_of_rank;
+  EngineSettings settings;
+  struct Link {
+    int peer;
+    hvd_purpose purpose;
+    int fd;  // owned by the engine from here on
+    int index;
+  };
+  std::vector<Link> links;
+  // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
+  std::shared_ptr<Segment> segment;
+};
+
+class Engine {
+ public:
+  static Status start(EngineOptions options, std::unique_ptr<Engine>* out);
+  ~Engine();  // stop() first; a destructor alone abandons the peers
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Status stop(uint32_t timeout_ms);
+  void abort(int failed_rank, const std::string& text);
+
+  // Checks a request and fixes all but its tensor pointers.
+  Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
+  Status submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
+                uint32_t flags, hvd_handle* handle);
+  Status refuse(const char* name, const std::string& why);
+
+  // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
+  Status wait(hvd_handle handle, int32_t timeout_ms);
+  Status poll(hvd_handle handle);
+  SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
+  void release(hvd_handle handle) { handles_.release(handle); }
+
+  std::string statistics();
+
+ private:
+  explicit Engine(EngineOptions options);
+
+  // lifecycle.cc
+  Status connect();
+  Status connect_shared_memory();
+  Status make_transport();
+  void start_threads();
+
+  // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
+  struct Announcement {
+    Entry* entry = nullptr;  // complete on this host: tell the others
+    uint64_t bytes = 0;
+    bool sync = false;
+    bool asked_leader = false;  // a slow request went out
+  };
+  Entry* intern(const std::string& name);
+  Entry* next_unnamed();
+  Announcement begin(const SubmissionPtr& submission);
+  void announce(const Announcement& announcement);
+  void became_ready(uint64_t bytes, bool sync);
+  void wait_for_room_in_log();
+  Status refuse_if_ended();
+
+  // drive.cc
+  bool take_token() {
+    bool free = false;
+    return token_.compare_exchange_strong(free, true);
+  }
+  void drop_token() { token_.store(false); }
+  bool drive(bool somebody_waits);
+  bool has_work();
+  bool linger_is_over() const;
+  int64_t linger_left_ns() const;
+  void apply(Record record);
+  void apply_definition(uint32_t id);
+  void apply_error(uint32_t id);
+  void close_batch();
+  bool may_close(bool somebody_waits) const;
+  void fail_all(const Status& cause);
+  Status end_of_job() const;  // why nothing can be submitted any more
+  void complete(const SubmissionPtr& submission, Status status);
+  void engine_thread();
+
+  // execute.cc
+  void execute(std::vector<SubmissionPtr> closed);
+  Status run_allreduce(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
+  Status run_broadcast(const Submission& submission);
+  Status run_allgather(Submission* submission);
+  void transport_failed(const Status& status, const std::string& doing);
+
+  // leader.cc
+  bool serve();
+  void handle_upward(int host, FrameKind kind, const std::string& payload);
+  void coordinate(int host, FrameKind kind, Reader* reader);
+  void handle_downward(FrameKind kind, const std::string& payload);
+  void answer_recall(uint32_t id, Effects* effects);
+  void spread(Effects effects);
+  void apply_decisions(const std::vector<Decision>& decisions);
+  void flush_ready(bool somebody_waits);
+  void send_upward(FrameKind kind, const std::string& payload);
+  void link_closed(SocketLink* link);
+  void spread_abort();
+  void send_leave();
+
+  // stall.cc
+  void report_stalls();
+  std::vector<Undecided> undecided_on_this_host();
+
+  void poison(hvd_code code, int failed_rank, const std::string& text);
+  bool poisoned() const { return segment_->header().abort.load() != 0; }
+  bool spans_hosts() const { return hosts_ > 1; }
+  bool is_leader() const { return local_rank_ == 0; }
+  bool coordinates() const { return rank_ == 0; }
+
+  // Fixed after start.
+  EngineOptions options_;
+  const int rank_;
+  const int world_size_;
+  int hosts_ = 1;
+  int host_ = 0;
+  std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
+  uint32_t local_rank_ = 0;
+  std::shared_ptr<Segment> segment_;
+  std::unique_ptr<Bells> bells_;
+  std::unique_ptr<Monitor> monitor_;
+  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside the TCP transport
+  std::thread thread_;
+
+  // Shared with users' threads.
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::unique_ptr<Entry>> entries_;
+  uint64_t unnamed_ = 0;
+  RingSender to_leader_;
+  std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
+  std::atomic<uint64_t> ready_here_bytes_{0};
+  std::atomic<uint64_t> ready_here_since_ns_{0};
+  HandleTable handles_;
+  std::atomic<bool> token_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopped_{false};
+  std::atomic<int> left_rank_{-1};        // the first rank that left
+  std::atomic<uint32_t> completions_{0};  // futex word
+  std::atomic<uint32_t> completion_waiters_{0};
+  std::atomic<int> callers_waiting_{0};
+  std::atomic<int> in_flight_{0};
+  std::atomic<bool> stall_check_due_{false};
+
+  // Token.
+  std::unique_ptr<Transport> transport_;
+  std::atomic<uint64_t> cursor_{0};
+  std::vector<Entry*> entry_of_id_;
+  std::vector<SubmissionPtr> open_;  // ready, not closed yet
+  std::atomic<uint64_t> open_since_ns_{0};
+  uint64_t open_bytes_ = 0;
+  std::optional<Coordinator> coordinator_;
+  std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
+  std::deque<SocketLink> control_;
+  std::vector<bool> has_left_;
+  std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
+  bool abort_spread_ = false;
+  std::unordered_map<std::string, uint64_t> stall_reported_ns_;
+
+  struct Statistics {
+    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};
+  } statistics_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running a closed batch: from submissions to slices, through the transport, back to results (steps 6 to 8).
+#include <cstring>
+
+#include "engine/engine.h"
+#include "fusion/batch.h"
+#include "platform/float_state.h"
+
+namespace hvd {
+
+void Engine::execute(std::vector<SubmissionPtr> closed) {
+  // A caller's thread drives: its rounding mode and flush-to-zero flags must not reach a result.
+  const FloatState default_state;
+  std::vector<const Descriptor*> descriptors;
+  for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
+  const std::vector<Batch> batches = plan_batches(descriptors, options_.settings.fusion_threshold_bytes);
+  std::vector<size_t> tensors_left;
+  for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
+
+  Status failure;
+  for (const Batch& batch : batches) {
+    if (!failure.ok()) break;
+    Submission* first = batch.tensors.empty() ? nullptr : closed[batch.tensors[0].entry].get();
+    statistics_.batches.fetch_add(1, std::memory_order_relaxed);
+    statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
+    switch (batch.descriptor->kind) {
+      case HVD_ALLREDUCE:
+        failure = run_allreduce(batch, closed);
+        break;
+      case HVD_BROADCAST:
+        failure = run_broadcast(*first);
+        break;
+      case HVD_ALLGATHER:
+        failure = run_allgather(first);
+        break;
+      case HVD_BARRIER:
+        break;  // that all have submitted it is all there is to it
+    }
+    if (!failure.ok()) {
+      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of `" + first->entry->name + "`");
+      break;
+    }
+    for (const BatchTensor& tensor : batch.tensors) {
+      if (--tensors_left[tensor.entry] == 0) complete(closed[tensor.entry], {});
+    }
+  }
+  for (size_t i = 0; i < closed.size(); ++i) {
+    if (closed[i]->done.load()) continue;
+    if (failure.ok()) {
+      complete(closed[i], {});  // a barrier has no tensors
+    } else {
+      complete(closed[i], Status(segment_->cause()).while_doing("`" + closed[i]->entry->name + "` failed"));
+    }
+  }
+}
+
+Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  std::vector<Slice> slices;
+  slices.reserve(batch.tensors.size());
+  int64_t elements = 0;
+  for (const BatchTensor& tensor : batch.tensors) {
+    const Submission& submission = *closed[tensor.entry];
+    const int64_t count = submission.prepared->tensors[tensor.tensor].count();
+    if (count == 0) continue;
+    slices.push_back({static_cast<const std::byte*>(submission.inputs[tensor.tensor]),
+                      static_cast<std::byte*>(submission.outputs[tensor.tensor]), count});
+    elements += count;
+  }
+  if (elements == 0) return {};
+  const Descriptor& descriptor = *batch.descriptor;
+  Reduction reduction{batch.dtype, descriptor.op, descriptor.prescale, descriptor.postscale, 1};
+  if (descriptor.op == HVD_AVERAGE) {
+    reduction.op = HVD_SUM;
+    reduction.divisor = world_size_;
+  }
+  statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
+  return transport_->allreduce(slices, reduction);
+}
+
+Status Engine::run_broadcast(const Submission& submission) {
+  std::vector<Slice> slices;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < submission.inputs.size(); ++i) {
+    const TensorSpec& tensor = submission.prepared->tensors[i];
+    const int64_t length = tensor.count() * static_cast<int64_t>(element_size(tensor.dtype));
+    if (length == 0) continue;
+    slices.push_back(
+        {static_cast<const std::byte*>(submission.inputs[i]), static_cast<std::byte*>(submission.outputs[i]), length});
+    bytes += length;
+  }
+  if (bytes == 0) return {};
+  statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  return transport_->broadcast(slices, 1, submission.prepared->descriptor.root_rank);
+}
+
+// Rows first, since they may differ by rank; then each tensor of the group.
+Status Engine::run_allgather(Submission* submission) {
+  const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
+  const size_t world = static_cast<size_t>(world_size_);
+  constexpr size_t kTensorsAtOnce = 4096;  // an exchange carries at most 64 KiB a member
+  std::vector<int64_t> rows(tensors.size() * world);
+  for (size_t start = 0; start < tensors.size(); start += kTensorsAtOnce) {
+    const size_t length = std::min(kTensorsAtOnce, tensors.size() - start);
+    std::vector<int64_t> mine(length);
+    std::vector<int64_t> all(length * world);
+    for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
+    HVD_RETURN_IF_ERROR(transport_->exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    for (size_t member = 0; member < world; ++member) {
+      for (size_t i = 0; i < length; ++i) rows[(start + i) * world + member] = all[member * length + i];
+    }
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Gathered result;
+    result.rows.assign(rows.begin() + static_cast<ptrdiff_t>(i * world),
+                       rows.begin() + static_cast<ptrdiff_t>((i + 1) * world));
+    result.shape = tensors[i].shape;
+    int64_t row_bytes = static_cast<int64_t>(element_size(tensors[i].dtype));
+    for (size_t d = 1; d < result.shape.size(); ++d) row_bytes *= result.shape[d];
+    std::vector<int64_t> bytes_of_member(world);
+    int64_t total_bytes = 0;
+    result.shape[0] = 0;
+    for (size_t member = 0; member < world; ++member) {
+      bytes_of_member[member] = result.rows[member] * row_bytes;
+      total_bytes += bytes_of_member[member];
+      result.shape[0] += result.rows[member];
+    }
+    result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
+    if (total_bytes > 0) {
+      HVD_RETURN_IF_ERROR(transport_->allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
+    }
+    submission->results.push_back(std::move(result));
+  }
+  return {};
+}
+
+}  // namespace hvd

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// The leaders' duties. A host's leader (its lowest rank) takes its followers' frames from their rings. Rank 0 answers
+// them, and those of the other leaders, with the coordinator; the others pass them up and apply what comes down. Under
+// the token.
+#include <poll.h>
+
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "platform/clock.h"
+
+namespace hvd {
+
+bool Engine::serve() {
+  bool any = false;
+  {
+    const std::lock_guard lock(mutex_);
+    to_leader_.pump();
+  }
+  if (!is_leader()) return false;
+  FrameKind kind;
+  std::string payload;
+  for (RingReceiver& ring : from_followers_) {
+    if (!ring.receive()) continue;
+    any = true;
+    while (ring.frames().next(&kind, &payload)) handle_upward(host_, kind, payload);
+    if (ring.frames().broken()) poison(HVD_INTERNAL, -1, "a request ring holds no valid frame");
+  }
+  for (SocketLink& link : control_) {
+    link.pump();
+    if (!link.receive()) continue;
+    any = true;
+    while (link.frames().next(&kind, &payload)) {
+      statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
+      if (kind == FrameKind::kAbort) {
+        Reader reader(payload);
+        const auto code = static_cast<hvd_code>(reader.get<int32_t>());
+        const int rank = reader.get<int32_t>();
+        poison(code, rank, std::string(reader.get_string()));
+      } else if (coordinates()) {
+        handle_upward(options_.host_of_rank[link.peer()], kind, payload);
+      } else {
+        handle_downward(kind, payload);
+      }
+    }
+    if (link.frames().broken()) {
+      poison(HVD_RANK_LOST, link.peer(), "rank " + std::to_string(link.peer()) + " sent what is no negotiation frame");
+    }
+    if (link.closed()) link_closed(&link);
+  }
+  if (stall_check_due_.exchange(false) && coordinates()) report_stalls();
+  return any;
+}
+
+void Engine::link_closed(SocketLink* link) {
+  const int peer = link->peer();
+  bells_->unwatch(link->fd());
+  if (may_close_[static_cast<size_t>(peer)]) return;
+  poison(HVD_RANK_LOST, peer,
+         "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");
+}
+
+void Engine::handle_upward(int host, FrameKind kind, const std::string& payload) {
+  if (coordinates()) {
+    Reader reader(payload);
+    coordinate(host, kind, &reader);
+  } else {
+    send_upward(kind, payload);
+  }
+}
+
+void Engine::send_upward(FrameKind kind, const std::string& payload) { control_.front().send(kind, payload); }
+
+void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
+  Effects effects;
+  const double now = now_seconds();
+  switch (kind) {
+    case FrameKind::kRequest:
+    case FrameKind::kRefuse: {
+      const int rank = reader->get<int32_t>();
+      const std::string name(reader->get_string());
+      const std::string body(reader->get_string());
+      Descriptor checked;
+      if (reader->broken() || rank < 0 || rank >= world_size_ || options_.host_of_rank[rank] != host ||
+          (kind == FrameKind::kRequest && !Descriptor::decode(body, &checked))) {
+        poison(HVD_INTERNAL, rank, "a request from host " + std::to_string(host) + " cannot be read");
+        return;
+      }
+      if (kind == FrameKind::kRequest) {
+        coordinator_->request(rank, name, body, now, &effects);
+      } else {
+        coordinator_->refuse(rank, name, body, now, &effects);
+      }
+      break;
+    }
+    case FrameKind::kHostReady: {
+      const uint32_t length = reader->get<uint32_t>();
+      for (uint32_t i = 0; i < length && !reader->broken(); ++i) {
+        coordinator_->host_ready(host, reader->get<uint32_t>(), now, &effects);
+      }
+      break;
+    }
+    case FrameKind::kRecalled: {
+      const uint32_t id = reader->get<uint32_t>();
+      coordinator_->recalled(host, id, reader->get<uint32_t>(), &effects);
+      break;
+    }
+    case FrameKind::kLeave:
+      effects.decisions.push_back({RecordKind::kLeave, static_cast<uint32_t>(reader->get<int32_t>()), false, {}});
+      break;
+    default:
+      poison(HVD_INTERNAL, -1, "an unexpected frame came from host " + std::to_string(host));
+      return;
+  }
+  spread(std::move(effects));
+}
+
+void Engine::answer_recall(uint32_t id, Effects* effects) {
+  if (id >= kMaxEntries) return;
+  const uint32_t count = segment_->tally(id).recall();
+  if (coordinates()) {
+    coordinator_->recalled(host_, id, count, effects);
+    return;
+  }
+  // What this host has announced but not yet told must arrive before the answer.
+  flush_ready(true);
+  Writer payload;
+  payload.put(id).put(count);
+  send_upward(FrameKind::kRecalled, payload.take());
+}
+
+// Rank 0: carries out what the coordinator wants, on all hosts.
+void Engine::spread(Effects effects) {
+  while (!effects.recalls.empty()) {
+    const std::vector<uint32_t> recalls = std::exchange(effects.recalls, {});
+    for (const uint32_t id : recalls) {
+      if (id >= kMaxEntries) continue;
+      flush_ready(true);
+      Writer payload;
+      payload.put(id);
+      const std::string frame = payload.take();
+      for (SocketLink& link : control_) link.send(FrameKind::kRecall, frame);
+      answer_recall(id, &effects);
+    }
+  }
+  if (effects.decisions.empty()) return;
+  if (spans_hosts()) {
+    effects.decisions.push_back({RecordKind::kClose, 0, false, {}});
+    Writer payload;
+    payload.put(static_cast<uint32_t>(effects.decisions.size()));
+    for (const Decision& decision : effects.decisions) {
+      payload.put(static_cast<uint8_t>(decision.kind)).put(static_cast<uint8_t>(decision.reset)).put(decision.id);
+      payload.put_string(decision.payload);
+    }
+    const std::string frame = payload.take();
+    for (SocketLink& link : control_) {
+      link.send(FrameKind::kRecords, frame);
+      statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  apply_decisions(effects.decisions);
+}
+
+void Engine::handle_downward(FrameKind kind, const std::string& payload) {
+  Reader reader(payload);
+  if (kind == FrameKind::kRecall) {
+    Effects none;
+    answer_recall(reader.get<uint32_t>(), &none);
+    return;
+  }
+  std::vector<Decision> decisions;
+  const uint32_t length = kind == FrameKind::kRecords ? reader.get<uint32_t>() : 0;
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    Decision decision;
+    decision.kind = static_cast<RecordKind>(reader.get<uint8_t>());
+    decision.reset = reader.get<uint8_t>() != 0;
+    decision.id = reader.get<uint32_t>();
+    decision.payload = reader.get_string();
+    decisions.push_back(std::move(decision));
+  }
+  if (kind != FrameKind::kRecords || reader.broken()) {
+    poison(HVD_INTERNAL, 0, "rank 0 sent what is no decision");
+    return;
+  }
+  apply_decisions(decisions);
+}
+
+void Engine::apply_decisions(const std::vector<Decision>& decisions) {
+  for (const Decision& decision : decisions) {
+    if (decision.id >= kMaxEntries) {
+      Reader reader(decision.payload);
+      const std::string name(reader.get_string());
+      poison(HVD_ABORTED, reader.get<int32_t>(), "`" + name + "`: " + std::string(reader.get_string()));
+      return;
+    }
+    bool stored = true;
+    if (decision.kind == RecordKind::kDefine) stored = segment_->write_definition(decision.id, decision.payload);
+    if (decision.kind == RecordKind::kError) stored = segment_->write_error(decision.id, decision.payload);
+    if (!stored) {
+      poison(HVD_OUT_OF_MEMORY, rank_, "the memory for tensor names and shapes is full");
+      return;
+    }
+    if (decision.kind == RecordKind::kLeave && decision.id < may_close_.size()) may_close_[decision.id] = true;
+    // Reset first: a rank that reads the record may submit the next round at once.
+    if (decision.reset) segment_->tally(decision.id).reset();
+    wait_for_room_in_log();
+    segment_->append({decision.kind, decision.id});
+  }
+  SegmentHeader& header = segment_->header();
+  const bool act_now = spans_hosts() || header.waiting.load() > 0;
+  if (act_now) {
+    bells_->ring_others();
+  } else if (header.ready_bytes.fetch_add(1) == 0) {
+    bells_->ring(local_rank_);
+  }
+}
+
+// Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.
+void Engine::flush_ready(bool somebody_waits) {
+  if (!spans_hosts() || !is_leader()) return;
+  std::vector<uint32_t> ready;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ready_here_.empty()) return;
+    if (!somebody_waits && ready_here_bytes_.load() < options_.settings.close_bytes &&
+        segment_->header().waiting.load() == 0 && !linger_is_over()) {
+      return;
+    }
+    ready.swap(ready_here_);
+    ready_here_bytes_.store(0);
+    ready_here_since_ns_.store(0);
+  }
+  if (coordinates()) {
+    Effects effects;
+    for (const uint32_t id : ready) coordinator_->host_ready(host_, id, now_seconds(), &effects);
+    spread(std::move(effects));
+    return;
+  }
+  Writer payload;
+  payload.put(static_cast<uint32_t>(ready.size()));
+  for (const uint32_t id : ready) payload.put(id);
+  send_upward(FrameKind::kHostReady, payload.take());
+}
+
+void Engine::send_leave() {
+  const uint32_t me = static_cast<uint32_t>(rank_);
+  if (!spans_hosts()) {
+    wait_for_room_in_log();
+    segment_->append({RecordKind::kLeave, me});
+    bells_->ring_others();
+    return;
+  }
+  Writer payload;
+  payload.put(static_cast<int32_t>(rank_));
+  const std::string bytes = payload.take();
+  if (is_leader()) {
+    handle_upward(host_, FrameKind::kLeave, bytes);
+  } else {
+    const std::lock_guard lock(mutex_);
+    to_leader_.send(FrameKind::kLeave, bytes);
+    bells_->ring(0);
+  }
+}
+
+// Other hosts learn the cause from their leaders' links; the data links close after it.
+void Engine::spread_abort() {
+  if (abort_spread_) return;
+  abort_spread_ = true;
+  const Status cause = segment_->cause();
+  Writer payload;
+  payload.put(static_cast<int32_t>(cause.code()))
+      .put(static_cast<int32_t>(cause.failed_rank()))
+      .put_string(cause.text());
+  const std::string frame = payload.take();
+  for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
+  transport_.reset();
+  bells_->ring_others();
+}
+
+// A data link broke inside a collective. Its peer may have died, or may have ended because somebody else did: what the
+// control links say in the next moments decides who is named.
+void Engine::transport_failed(const Status& status, const std::string& doing) {
+  constexpr uint64_t kPatienceNs = 300000000;
+  const uint64_t deadline = now_ns() + kPatienceNs;
+  while (spans_hosts() && is_leader() && !poisoned() && now_ns() < deadline) {
+    std::vector<pollfd> watched;
+    for (const SocketLink& link : control_) {
+      if (!link.closed()) watched.push_back({link.fd(), POLLIN, 0});
+    }
+    if (watched.empty()) break;
+    ::poll(watched.data(), watched.size(), 50);
+    serve();
+  }
+  // On one host the monitor sees a death itself, at once; it may be a moment behind the transport.
+  if (!poisoned()) poison(status.code(), status.failed_rank(), doing + ": " + status.text());
+}
+
+}  // namespace hvd

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start and stop. A host's leader makes the segment and hands it to the followers over their local links (SCM_RIGHTS).
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/engine.h"
+#include "platform/clock.h"
+#include "platform/descriptor_passing.h"
+#include "transport/factories.h"
+
+namespace hvd {
+
+Engine::Engine(EngineOptions options)
+    : options_(std::move(options)),
+      rank_(options_.rank),
+      world_size_(static_cast<int>(options_.host_of_rank.size())),
+      has_left_(options_.host_of_rank.size(), false),
+      may_close_(options_.host_of_rank.size(), false) {
+  host_ = options_.host_of_rank[rank_];
+  for (int r = 0; r < world_size_; ++r) {
+    hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
+    if (options_.host_of_rank[r] != host_) continue;
+    if (r == rank_) local_rank_ = static_cast<uint32_t>(ranks_of_host_.size());
+    ranks_of_host_.push_back(r);
+  }
+}
+
+Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
+  const int world_size = static_cast<int>(options.host_of_rank.size());
+  std::unique_ptr<Engine> engine(new Engine(std::move(options)));
+  if (engine->spans_hosts() && engine->hosts_ != world_size) {
+    return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
+  }
+  HVD_RETURN_IF_ERROR(engine->connect());
+  engine->start_threads();
+  *out = std::move(engine);
+  return {};
+}
+
+Status Engine::connect() {
+  if (segment_ = options_.segment; segment_ == nullptr) {
+    HVD_RETURN_IF_ERROR(connect_shared_memory().while_doing("rank " + std::to_string(rank_) + " cannot attach"));
+  }
+  bells_ = std::make_unique<Bells>(*segment_, local_rank_);
+  to_leader_.attach(&segment_->ring(local_rank_));
+  if (is_leader()) {
+    from_followers_.resize(segment_->local_size());
+    for (uint32_t r = 0; r < segment_->local_size(); ++r) from_followers_[r].attach(&segment_->ring(r));
+  }
+  if (coordinates()) coordinator_.emplace(options_.host_of_rank);
+  if (spans_hosts()) {
+    poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    std::vector<int> sockets;
+    for (EngineOptions::Link& link : options_.links) {
+      if (link.purpose != HVD_LINK_CONTROL) continue;
+      control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+      sockets.push_back(control_.back().fd());
+    }
+    const size_t expected = coordinates() ? static_cast<size_t>(hosts_ - 1) : 1;
+    if (control_.size() != expected) {
+      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
+                                        " control links, seen " + std::to_string(control_.size())};
+    }
+    bells_->watch(sockets);
+  }
+  return make_transport();
+}
+
+// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
+// shows as the end of the stream at the other side, with the reason at the side where it happened.
+Status Engine::connect_shared_memory() {
+  const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
+  const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
+  const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
+  std::unique_ptr<Segment> segment;
+  std::vector<EngineOptions::Link*> local;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
+  }
+  if (local.size() != (is_leader() ? local_size - 1 : 1)) {
+    return {HVD_INVALID_ARGUMENT,
+            "expected a local link to each rank of the host, seen " + std::to_string(local.size())};
+  }
+  if (is_leader()) {
+    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
+    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
+  } else {
+    int memfd = -1;
+    HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, &segment));
+    HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
+    HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
+  }
+  segment_ = std::move(segment);
+  segment_->rank(local_rank_).pid.store(static_cast<uint32_t>(getpid()));
+  return {};
+}
+
+Status Engine::make_transport() {
+  TransportOptions options;
+  options.isa = options_.settings.instruction_set;
+  const Interrupt interrupt{&segment_->header().abort, poison_fd_};
+  if (world_size_ == 1) {
+    transport_ = make_loopback_transport(options);
+    return {};
+  }
+  if (!spans_hosts()) {
+    return make_shm_transport(segment_->transport_area(), static_cast<int>(local_rank_), ranks_of_host_, options,
+                              interrupt, &transport_);
+  }
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
+  std::vector<int> world_ranks(static_cast<size_t>(world_size_));
+  for (int r = 0; r < world_size_; ++r) world_ranks[static_cast<size_t>(r)] = r;
+  std::sort(options_.links.begin(), options_.links.end(),
+            [](const auto& a, const auto& b) { return a.index < b.index; });
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
+    sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
+  }
+  return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
+}
+
+void Engine::start_threads() {
+  std::vector<Monitor::Peer> peers;
+  for (uint32_t r = 0; r < segment_->local_size(); ++r) {
+    if (r == local_rank_) continue;
+    const auto pid = static_cast<int>(segment_->rank(r).pid.load());
+    if (pid == static_cast<int>(getpid()) || options_.segment != nullptr)
+      continue;  // a thread of this process, in tests
+    int socket = -1;
+    for (const EngineOptions::Link& link : options_.links) {
+      if (link.purpose == HVD_LINK_LOCAL && link.peer == ranks_of_host_[r]) socket = link.fd;
+    }
+    peers.push_back({ranks_of_host_[r], r, pid, socket});
+  }
+  const auto on_death = [this](int rank, int pid) {
+    poison(HVD_RANK_LOST, rank,
+           "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ") died without leaving the job");
+  };
+  const auto on_tick = [this] {
+    if (!coordinates()) return;
+    stall_check_due_.store(true);
+    // Only where something is on its way: an idle job sleeps.
+    if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
+  };
+  monitor_ = std::make_unique<Monitor>(*segment_, local_rank_, std::move(peers), on_death, on_tick);
+  thread_ = std::thread([this] { engine_thread(); });
+}
+
+void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
+  segment_->poison(code, failed_rank, text);
+  if (poison_fd_ >= 0) {
+    [[maybe_unused]] const int ignored = eventfd_write(poison_fd_, 1);
+  }
+  bells_->ring_others();
+  bells_->ring(local_rank_);
+}
+
+void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
+
+Status Engine::stop(uint32_t timeout_ms) {
+  if (stopping_.exchange(true)) return {};
+  const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
+  bool asked = false;
+  const auto ended = [&] {
+    return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
+           now_ns() > deadline_ns;
+  };
+  for (;;) {
+    if (take_token()) {
+      if (!asked && world_size_ > 1 && !poisoned()) send_leave();
+      asked = true;
+      drive(true);
+      const bool done = world_size_ == 1 || ended();
+      drop_token();
+      if (done) break;
+    }
+    sleep_ms(1);
+  }
+  stopped_.store(true);
+  bells_->ring_own_engine();
+  thread_.join();
+  monitor_.reset();
+  while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
+  fail_all(poisoned() ? segment_->cause() : end_of_job());
+  for (SocketLink& link : control_) link.finish_sending();
+  transport_.reset();
+  drop_token();
+  return {};
+}
+
+Engine::~Engine() {
+  if (thread_.joinable()) {
+    stopping_.store(true);
+    stopped_.store(true);
+    bells_->ring_own_engine();
+    thread_.join();
+  }
+  monitor_.reset();
+  transport_.reset();
+  for (const EngineOptions::Link& link : options_.links) {
+    if (link.fd >= 0) close(link.fd);
+  }
+  if (poison_fd_ >= 0) close(poison_fd_);
+}
+
+std::string Engine::statistics() {
+  std::string text = "{";
+  const auto field = [&](const char* name, const std::string& value) {
+    text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
+  };
+  while (!take_token()) sleep_ms(0);
+  field("transport", transport_ == nullptr ? "null" : "\"" + std::string(transport_->name()) + "\"");
+  if (transport_ != nullptr) {
+    const std::string more = transport_->describe();
+    if (!more.empty()) text += ", " + more;
+  }
+  drop_token();
+  field("batches", std::to_string(statistics_.batches.load()));
+  field("tensors", std::to_string(statistics_.tensors.load()));
+  field("bytes", std::to_string(statistics_.bytes.load()));
+  field("slow_requests", std::to_string(statistics_.slow_requests.load()));
+  field("control_messages", std::to_string(statistics_.control_messages.load()));
+  field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
+  field("in_flight", std::to_string(in_flight_.load()));
+  return text + "}";
+}
+
+}  // namespace hvd

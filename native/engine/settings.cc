@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/settings.h"
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+
+namespace hvd {
+namespace {
+
+bool parse_number(const std::string& text, double* out) {
+  char* end = nullptr;
+  *out = std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == '\0' && *out >= 0;
+}
+
+bool parse_integer(const std::string& text, uint64_t* out) {
+  char* end = nullptr;
+  *out = std::strtoull(text.c_str(), &end, 10);
+  return !text.empty() && text[0] != '-' && *end == '\0';
+}
+
+bool parse_instruction_set(const std::string& text, InstructionSet* out) {
+  static const std::map<std::string, InstructionSet> kNames = {{"best", InstructionSet::kBest},
+                                                               {"avx512", InstructionSet::kAvx512},
+                                                               {"avx2", InstructionSet::kAvx2},
+                                                               {"plain", InstructionSet::kPlain}};
+  const auto found = kNames.find(text);
+  if (found != kNames.end()) *out = found->second;
+  return found != kNames.end();
+}
+
+bool parse_log_level(const std::string& text, bool* warnings) {
+  *warnings = text != "error" && text != "fatal";
+  return true;
+}
+
+}  // namespace
+
+Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
+  using Parser = std::function<bool(const std::string&)>;
+  const std::map<std::string, Parser> parsers = {
+      {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
+      {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
+      {"close_bytes", [&](auto& text) { return parse_integer(text, &out->close_bytes); }},
+      {"stall_warning_ms", [&](auto& text) { return parse_integer(text, &out->stall_warning_ms); }},
+      {"stall_shutdown_ms", [&](auto& text) { return parse_integer(text, &out->stall_shutdown_ms); }},
+      {"start_timeout_ms", [&](auto& text) { return parse_integer(text, &out->start_timeout_ms); }},
+      {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
+      {"log_level", [&](auto& text) { return parse_log_level(text, &out->warnings); }},
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::string name = settings[i].name == nullptr ? "" : settings[i].name;
+    const std::string value = settings[i].value == nullptr ? "" : settings[i].value;
+    const auto parser = parsers.find(name);
+    if (parser == parsers.end()) return {HVD_INVALID_ARGUMENT, "unknown setting `" + name + "`"};
+    if (!parser->second(value)) {
+      return {HVD_INVALID_ARGUMENT, "setting `" + name + "` cannot be `" + value + "`"};
+    }
+  }
+  return {};
+}
+
+}  // namespace hvd

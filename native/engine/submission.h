@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// A submission: one request on its way through the engine (steps 4 to 8), the entry (name) it belongs to, and the table
+// of handles by which a caller refers to it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "negotiation/wire.h"
+#include "platform/status.h"
+
+namespace hvd {
+
+struct Entry;
+
+// A request without its tensor pointers; what hvd_prepare returns. Immutable once made.
+struct Prepared {
+  std::string name;  // empty: unnamed
+  Descriptor descriptor;
+  std::string bytes;                // the descriptor as it is compared and sent
+  std::vector<TensorSpec> tensors;  // with the true dimension 0 of an allgather's input
+  uint64_t total_bytes = 0;
+  Entry* entry = nullptr;  // for named requests
+  hvd_done_fn done = nullptr;
+  void* user = nullptr;
+};
+
+struct Gathered {  // an output whose size was known only on the way
+  std::unique_ptr<std::byte[]> data;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> rows;
+};
+
+struct Submission {
+  std::shared_ptr<const Prepared> prepared;
+  Entry* entry = nullptr;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::string refusal;  // not empty: stands for a call that failed before it could be submitted
+  bool sync = false;
+  bool is_refusal = false;
+
+  Status status;                  // written before `done`
+  std::vector<Gathered> results;  // likewise
+  std::atomic<bool> done{false};
+};
+
+using SubmissionPtr = std::shared_ptr<Submission>;
+
+// One name as this rank knows it. Guarded by the engine's mutex.
+struct Entry {
+  std::string name;
+  int64_t id = -1;         // given by the coordinator
+  std::string definition;  // the descriptor that all ranks know; empty where none has been agreed
+  SubmissionPtr in_flight;
+  std::deque<SubmissionPtr> deferred;  // unnamed requests of a later round, and what follows a refusal
+};
+
+class HandleTable {
+ public:
+  hvd_handle add(SubmissionPtr submission);
+  SubmissionPtr find(hvd_handle handle) const;  // null for a stale or foreign handle
+  void release(hvd_handle handle);
+
+ private:
+  struct Slot {
+    uint32_t reuse = 1;
+    SubmissionPtr submission;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace hvd

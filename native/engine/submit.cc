@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/engine.h"
+#include "platform/clock.h"
+
+namespace hvd {
+namespace {
+
+// How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few,
+// so that a program without names soon repeats itself and takes the fast way.
+constexpr uint64_t kUnnamedEntries = 64;
+
+Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
+
+Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
+  if (tensor.dtype < HVD_UINT8 || tensor.dtype > HVD_BOOL) {
+    return invalid(what + ": unknown dtype " + std::to_string(tensor.dtype));
+  }
+  if (tensor.ndim < 0 || tensor.ndim > kMaxDimensions) {
+    return invalid(what + ": expected at most " + std::to_string(kMaxDimensions) + " dimensions, seen " +
+                   std::to_string(tensor.ndim));
+  }
+  int64_t count = 1;
+  for (int32_t d = 0; d < tensor.ndim; ++d) {
+    if (tensor.shape[d] < 0 || __builtin_mul_overflow(count, tensor.shape[d], &count) || count > (INT64_MAX >> 4)) {
+      return invalid(what + ": impossible shape");
+    }
+  }
+  if (request.kind == HVD_ALLGATHER && tensor.ndim == 0) {
+    return invalid(what + ": allgather expects at least one dimension, seen a scalar");
+  }
+  const auto dtype = static_cast<DataType>(tensor.dtype);
+  if (request.kind == HVD_ALLREDUCE && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
+    return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
+                   name_of(static_cast<ReduceOp>(request.op)));
+  }
+  return {};
+}
+
+Status check_request(const hvd_request& request, int world_size, const std::string& what) {
+  if (request.kind < HVD_ALLREDUCE || request.kind > HVD_BARRIER) return invalid(what + ": unknown operation");
+  if (request.process_set != 0) return invalid(what + ": unknown process set " + std::to_string(request.process_set));
+  if (request.tensor_size != 0 && request.tensor_size != sizeof(hvd_tensor)) {
+    return invalid(what + ": hvd_tensor has another size in the caller");
+  }
+  if ((request.kind == HVD_BARRIER) != (request.ntensors == 0)) {
+    return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
+  }
+  if (request.kind == HVD_ALLREDUCE &&
+      (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
+    return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
+  }
+  if (request.kind == HVD_BROADCAST && (request.root_rank < 0 || request.root_rank >= world_size)) {
+    return invalid(what + ": expected a root rank below " + std::to_string(world_size) + ", seen " +
+                   std::to_string(request.root_rank));
+  }
+  for (uint32_t i = 0; i < request.ntensors; ++i) {
+    HVD_RETURN_IF_ERROR(check_tensor(request, request.tensors[i], what));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
+  const std::string name = request.name == nullptr ? "" : request.name;
+  const std::string what =
+      "rank " + std::to_string(rank_) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  HVD_RETURN_IF_ERROR(check_request(request, world_size_, what));
+  if (name.size() > 4096) return invalid(what.substr(0, 100) + "...: a name has at most 4096 bytes");
+
+  auto prepared = std::make_shared<Prepared>();
+  Descriptor& descriptor = prepared->descriptor;
+  prepared->name = name;
+  prepared->done = request.done;
+  prepared->user = request.user;
+  descriptor.kind = static_cast<hvd_kind>(request.kind);
+  // Fields without a meaning for the operation are fixed, so that ranks cannot differ in them.
+  const bool reduces = request.kind == HVD_ALLREDUCE;
+  descriptor.op = reduces ? static_cast<ReduceOp>(request.op) : HVD_SUM;
+  descriptor.prescale = reduces ? request.prescale : 1.0;
+  descriptor.postscale = reduces ? request.postscale : 1.0;
+  descriptor.root_rank = request.kind == HVD_BROADCAST ? request.root_rank : -1;
+  for (uint32_t i = 0; i < request.ntensors; ++i) {
+    const hvd_tensor& tensor = request.tensors[i];
+    TensorSpec spec{static_cast<DataType>(tensor.dtype), {tensor.shape, tensor.shape + tensor.ndim}};
+    prepared->total_bytes += static_cast<uint64_t>(spec.count()) * element_size(spec.dtype);
+    prepared->tensors.push_back(spec);
+    if (request.kind == HVD_ALLGATHER) spec.shape[0] = 0;
+    descriptor.tensors.push_back(std::move(spec));
+  }
+  prepared->bytes = descriptor.encode();
+  if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
+    return invalid(what + ": the group has too many tensors");
+  if (!name.empty()) {
+    const std::lock_guard lock(mutex_);
+    prepared->entry = intern(name);
+    if (prepared->entry == nullptr) {
+      return invalid(what + ": this job has used " + std::to_string(kMaxEntries) +
+                     " different tensor names\nhint: give a tensor the same name in every step, or none");
+    }
+  }
+  *out = std::move(prepared);
+  return {};
+}
+
+Entry* Engine::intern(const std::string& name) {
+  const auto found = entries_.find(name);
+  if (found != entries_.end()) return found->second.get();
+  if (entries_.size() >= kMaxEntries - 512) return nullptr;
+  auto entry = std::make_unique<Entry>();
+  entry->name = name;
+  return entries_.emplace(name, std::move(entry)).first->second.get();
+}
+
+Entry* Engine::next_unnamed() { return intern("noname." + std::to_string(unnamed_++ % kUnnamedEntries)); }
+
+Status Engine::refuse_if_ended() {
+  if (stopping_.load()) return end_of_job();
+  if (poisoned()) return segment_->cause();
+  return left_rank_.load() >= 0 ? end_of_job() : Status();
+}
+
+Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
+                      uint32_t flags, hvd_handle* handle) {
+  HVD_RETURN_IF_ERROR(refuse_if_ended());
+  auto submission = std::make_shared<Submission>();
+  const size_t tensors = prepared->tensors.size();
+  submission->inputs.assign(inputs, inputs + tensors);
+  if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
+  submission->sync = (flags & HVD_SYNC) != 0;
+  submission->prepared = std::move(prepared);
+  Announcement announcement;
+  {
+    const std::lock_guard lock(mutex_);
+    Entry* entry = submission->prepared->entry;
+    const bool named = entry != nullptr;
+    if (!named) entry = next_unnamed();
+    if (entry == nullptr) return invalid("no place for another unnamed request");
+    submission->entry = entry;
+    if (entry->in_flight == nullptr) {
+      announcement = begin(submission);
+    } else if (named && !entry->in_flight->is_refusal) {
+      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted `" + entry->name +
+                                      "` while an operation of that name is in flight on it\nhint: wait for the first, "
+                                      "or give the second another name"};
+    } else {
+      entry->deferred.push_back(submission);
+    }
+    in_flight_.fetch_add(1);
+  }
+  *handle = handles_.add(submission);
+  announce(announcement);
+  return {};
+}
+
+Status Engine::refuse(const char* name, const std::string& why) {
+  HVD_RETURN_IF_ERROR(refuse_if_ended());
+  auto submission = std::make_shared<Submission>();
+  submission->is_refusal = true;
+  submission->refusal = why;
+  Announcement announcement;
+  {
+    const std::lock_guard lock(mutex_);
+    Entry* entry = name != nullptr && *name != '\0' ? intern(name) : next_unnamed();
+    if (entry == nullptr) return invalid("no place for another name");
+    submission->entry = entry;
+    if (entry->in_flight == nullptr) {
+      announcement = begin(submission);
+    } else {
+      entry->deferred.push_back(submission);
+    }
+    in_flight_.fetch_add(1);
+  }
+  announce(announcement);
+  return {};
+}
+
+Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
+  Entry* entry = submission->entry;
+  entry->in_flight = submission;
+  if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(now_ns() / 1000000 + 1);
+  const bool fast = !submission->is_refusal && entry->id >= 0 && !entry->definition.empty() &&
+                    entry->definition == submission->prepared->bytes;
+  bool complete = false;
+  Arrival<> arrival(fast ? Arrival<>::State::kArrive : Arrival<>::State::kSlow);
+  if (fast) {
+    auto tally = segment_->tally(static_cast<uint32_t>(entry->id));
+    // The last step, telling the others, may wait for room in the log: it follows when the lock is free again.
+    while (!arrival.finished()) arrival.step(tally, [&] { complete = true; });
+  }
+  if (complete) return {entry, submission->prepared->total_bytes, submission->sync, false};
+  if (arrival.state() != Arrival<>::State::kSlow) return {};
+
+  statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
+  Writer payload;
+  payload.put(rank_).put_string(entry->name);
+  payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
+  to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());
+  return {nullptr, 0, submission->sync, true};
+}
+
+void Engine::announce(const Announcement& announcement) {
+  if (announcement.asked_leader) {
+    if (is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
+    bells_->ring(0);
+    return;
+  }
+  if (announcement.entry == nullptr) return;
+  const auto id = static_cast<uint32_t>(announcement.entry->id);
+  if (!spans_hosts()) {
+    wait_for_room_in_log();
+    segment_->append({RecordKind::kReady, id});
+    became_ready(announcement.bytes, announcement.sync);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (!is_leader()) {
+    Writer payload;
+    payload.put(uint32_t{1}).put(id);
+    to_leader_.send(FrameKind::kHostReady, payload.take());
+    bells_->ring(0);
+    return;
+  }
+  if (ready_here_.empty()) ready_here_since_ns_.store(now_ns());
+  ready_here_.push_back(id);
+  const uint64_t bytes = ready_here_bytes_.fetch_add(announcement.bytes) + announcement.bytes;
+  if (announcement.sync) return;
+  if (ready_here_.size() == 1 || bytes >= options_.settings.close_bytes || segment_->header().waiting.load() > 0) {
+    bells_->ring(local_rank_);
+  }
+}
+
+// Something more is in the log. Wakes those who have to act on it now: everybody once a batch is due, otherwise the own
+// engine's thread, once, which lingers for company and then closes the batch.
+void Engine::became_ready(uint64_t bytes, bool sync) {
+  SegmentHeader& header = segment_->header();
+  const uint64_t before = header.ready_bytes.fetch_add(bytes + 1);  // + 1: an empty tensor counts as well
+  const bool due = before + bytes >= options_.settings.close_bytes || header.waiting.load() > 0;
+  if (due) bells_->ring_others();
+  if (!sync && (due || before == 0)) bells_->ring(local_rank_);
+}
+
+// The log is a ring: its slowest reader must not be lapped.
+void Engine::wait_for_room_in_log() {
+  for (int i = 0; !segment_->log_has_room() && !poisoned() && !stopping_.load(); ++i) {
+    if (take_token()) {
+      drive(true);
+      drop_token();
+    }
+    bells_->ring_others();
+    sleep_ms(i < 10 ? 0 : 1);
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting: the caller drives. Pauses first, then yields, then sleep on the caller's bell; a second waiting thread of
+// the process sleeps until the first completes something.
+#include <sched.h>
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "engine/engine.h"
+#include "platform/clock.h"
+#include "platform/futex.h"
+
+namespace hvd {
+
+extern thread_local bool in_completion_callback;
+
+namespace {
+
+constexpr int kPauses = 100;
+constexpr int kYields = 100;
+constexpr int64_t kLookAroundNs = 100000000;  // no sleep is longer: a lost wake-up would cost this, not the job
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// True while it is too early to sleep.
+bool spin(int turn) {
+  if (turn >= kPauses + kYields) return false;
+  if (turn < kPauses) {
+    pause();
+  } else {
+    sched_yield();
+  }
+  return true;
+}
+
+}  // namespace
+
+Status Engine::poll(hvd_handle handle) {
+  const SubmissionPtr submission = handles_.find(handle);
+  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
+  if (!submission->done.load()) return {HVD_PENDING, ""};
+  return submission->status;
+}
+
+Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
+  const SubmissionPtr submission = handles_.find(handle);
+  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
+  if (submission->done.load()) return submission->status;
+  if (in_completion_callback) {
+    return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
+  }
+  const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
+  segment_->header().waiting.fetch_add(1);
+  callers_waiting_.fetch_add(1);
+  bool out_of_time = false;
+  bool rung = false;
+  for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
+    if (take_token()) {
+      bells_->announce(Sleeper::kNobody);
+      if (drive(true)) turn = 0;
+      if (submission->done.load() || turn < kPauses + kYields) {
+        drop_token();
+        spin(turn);
+        continue;
+      }
+      if (!rung) {
+        bells_->ring_others();
+        rung = true;
+      }
+      const uint32_t seen = bells_->seen(Sleeper::kCaller);
+      bells_->announce(Sleeper::kCaller);
+      if (!has_work()) {
+        const int64_t left_ns =
+            static_cast<int64_t>(std::min<uint64_t>(deadline_ns - std::min(deadline_ns, now_ns()), kLookAroundNs));
+        out_of_time = bells_->sleep(Sleeper::kCaller, seen, left_ns, true) == WakeReason::kSignal;
+      }
+      bells_->announce(Sleeper::kNobody);
+      drop_token();
+    } else if (!spin(turn)) {
+      completion_waiters_.fetch_add(1);
+      const uint32_t seen = completions_.load();
+      if (!submission->done.load() && token_.load()) {
+        out_of_time = futex_wait(completions_, seen, 2000000) == FutexResult::kInterrupted;
+      }
+      completion_waiters_.fetch_sub(1);
+    }
+    out_of_time = out_of_time || (deadline_ns != UINT64_MAX && now_ns() >= deadline_ns);
+  }
+  callers_waiting_.fetch_sub(1);
+  segment_->header().waiting.fetch_sub(1);
+  // The bell goes back to the engine's thread, and with it what came in the meantime.
+  bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
+  if (has_work() || (spans_hosts() && in_flight_.load() > 0)) bells_->ring_own_engine();
+  if (!submission->done.load()) return {HVD_PENDING, ""};
+  return submission->status;
+}
+
+}  // namespace hvd

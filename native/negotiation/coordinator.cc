@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/coordinator.h"
+
+#include <algorithm>
+
+namespace hvd {
+namespace {
+
+// `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. Where every rank waits for one of them but
+// not all for the same, nobody will ever be served, and saying so beats a stall.
+std::string subject_of(const std::string& name) {
+  const size_t dot = name.find('.');
+  return dot == std::string::npos ? name : name.substr(dot + 1);
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i == 8) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::move(host_of_rank)) {
+  for (const int host : host_of_rank_) {
+    if (static_cast<size_t>(host) >= members_of_host_.size()) members_of_host_.resize(host + 1, 0);
+    ++members_of_host_[host];
+  }
+}
+
+Coordinator::Entry* Coordinator::find_or_create(int rank, const std::string& name, Effects* effects) {
+  const auto found = id_of_name_.find(name);
+  if (found != id_of_name_.end()) return &entries_[found->second];
+  if (entries_.size() == kMaxEntries) {
+    Decision decision{RecordKind::kError, kMaxEntries, false, {}};
+    Writer payload;
+    payload.put_string(name).put(rank).put_string(
+        "more than " + std::to_string(kMaxEntries) +
+        " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
+    decision.payload = payload.take();
+    effects->decisions.push_back(std::move(decision));
+    return nullptr;
+  }
+  Entry entry;
+  entry.name = name;
+  entry.id = static_cast<uint32_t>(entries_.size());
+  entry.host_ready.assign(members_of_host_.size(), false);
+  entry.host_answered.assign(members_of_host_.size(), false);
+  id_of_name_.emplace(name, entry.id);
+  entries_.push_back(std::move(entry));
+  return &entries_.back();
+}
+
+void Coordinator::request(int rank, const std::string& name, const std::string& descriptor, double now,
+                          Effects* effects) {
+  add_slow(rank, name, Slow{descriptor, ""}, now, effects);
+}
+
+void Coordinator::refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects) {
+  add_slow(rank, name, Slow{"", why.empty() ? "its call failed" : why}, now, effects);
+}
+
+void Coordinator::add_slow(int rank, const std::string& name, Slow slow, double now, Effects* effects) {
+  Entry* entry = find_or_create(rank, name, effects);
+  if (entry == nullptr) return;
+  if (entry->slow.empty()) {
+    if (entry->hosts_ready == 0) entry->since = now;
+    slow_by_subject_[subject_of(name)].push_back(entry->id);
+    entry->answers_missing = 0;
+    entry->counted = 0;
+    for (int host = 0; host < hosts(); ++host) {
+      if (entry->host_ready[host]) entry->counted += members_of_host_[host];
+      // An undefined entry has never been counted anywhere: there is nothing to recall.
+      entry->host_answered[host] = !entry->defined;
+      entry->answers_missing += entry->defined ? 1 : 0;
+    }
+    if (entry->defined) effects->recalls.push_back(entry->id);
+  }
+  entry->slow.insert_or_assign(rank, std::move(slow));
+  decide_if_complete(entry, effects);
+  if (!entry->slow.empty()) decide_conflict(entry, effects);
+}
+
+void Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
+  if (id >= entries_.size()) return;
+  Entry* entry = &entries_[id];
+  if (entry->slow.empty() || entry->host_answered[host]) return;
+  entry->host_answered[host] = true;
+  --entry->answers_missing;
+  // A host that was complete has begun a fresh count: what it gives now is of that one, and zero.
+  if (!entry->host_ready[host]) entry->counted += count;
+  decide_if_complete(entry, effects);
+  if (!entry->slow.empty()) decide_conflict(entry, effects);
+}
+
+void Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
+  if (id >= entries_.size() || entries_[id].host_ready[host]) return;
+  Entry* entry = &entries_[id];
+  if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
+  entry->host_ready[host] = true;
+  ++entry->hosts_ready;
+  if (!entry->slow.empty()) {
+    entry->counted += members_of_host_[host];
+    decide_if_complete(entry, effects);
+  } else if (entry->hosts_ready == hosts()) {
+    finish(entry);
+    effects->decisions.push_back({RecordKind::kReady, id, false, {}});
+  }
+}
+
+void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
+  if (entry->answers_missing > 0 || entry->counted + entry->slow.size() < host_of_rank_.size()) return;
+  int culprit = -1;
+  const std::string text = verdict(*entry, &culprit);
+  if (!text.empty()) {
+    fail(entry, culprit, text, effects);
+    return;
+  }
+  const std::string& agreed = entry->slow.begin()->second.descriptor;
+  if (!entry->defined || entry->definition != agreed) {
+    entry->defined = true;
+    entry->definition = agreed;
+    Writer payload;
+    payload.put_string(entry->name).put_string(agreed);
+    effects->decisions.push_back({RecordKind::kDefine, entry->id, true, payload.take()});
+    effects->decisions.push_back({RecordKind::kReady, entry->id, false, {}});
+  } else {
+    effects->decisions.push_back({RecordKind::kReady, entry->id, true, {}});
+  }
+  finish(entry);
+}
+
+// Why this round cannot run; empty where it can. What most ranks say is the expected.
+std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
+  std::map<std::string, std::vector<int>> ranks_by_descriptor;
+  for (const auto& [rank, slow] : entry.slow) {
+    if (!slow.refusal.empty()) {
+      *culprit = rank;
+      return "rank " + std::to_string(rank) + " could not submit `" + entry.name + "`: " + slow.refusal;
+    }
+    ranks_by_descriptor[slow.descriptor].push_back(rank);
+  }
+  const bool counted = entry.counted > 0;
+  if (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition))
+    return "";
+
+  // Ties go to the group of the lowest rank; the ranks that came the fast way all hold the definition.
+  auto size_of = [&](const auto& group) {
+    return group.second.size() + (counted && group.first == entry.definition ? entry.counted : 0);
+  };
+  const auto* expected = &*ranks_by_descriptor.begin();
+  for (const auto& group : ranks_by_descriptor) {
+    if (size_of(group) > size_of(*expected) ||
+        (size_of(group) == size_of(*expected) && group.second.front() < expected->second.front())) {
+      expected = &group;
+    }
+  }
+  std::string expected_bytes = expected->first;
+  std::string expected_by = list_ranks(expected->second);
+  if (counted && (expected_bytes == entry.definition || size_of(*expected) < entry.counted)) {
+    expected_bytes = entry.definition;
+    expected_by = "the other ranks";
+  }
+  std::string text = "the ranks disagree about `" + entry.name + "`";
+  Descriptor want, got;
+  Descriptor::decode(expected_bytes, &want);
+  for (const auto& [bytes, ranks] : ranks_by_descriptor) {
+    if (bytes == expected_bytes) continue;
+    Descriptor::decode(bytes, &got);
+    if (*culprit < 0) *culprit = ranks.front();
+    text += "; " + list_ranks(ranks) + ": " + difference(want, got) + " (expected as on " + expected_by + ")";
+  }
+  if (counted && expected_bytes != entry.definition) {
+    Descriptor::decode(entry.definition, &got);
+    text += "; the ranks that repeated the last call: " + difference(want, got);
+  }
+  return text;
+}
+
+// All members wait, but for different operations about one subject.
+void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
+  const std::vector<uint32_t> ids = slow_by_subject_[subject_of(entry->name)];
+  if (ids.size() < 2) return;
+  std::vector<bool> waits(host_of_rank_.size(), false);
+  size_t waiting = 0;
+  std::string text = "the ranks call different operations";
+  for (const uint32_t id : ids) {
+    const Entry& other = entries_[id];
+    if (other.counted > 0 || other.answers_missing > 0) return;
+    std::vector<int> ranks;
+    for (const auto& [rank, slow] : other.slow) {
+      if (waits[rank]) return;  // this rank has both in flight: the others may still follow
+      waits[rank] = true;
+      ++waiting;
+      ranks.push_back(rank);
+    }
+    text += "; " + list_ranks(ranks) + ": `" + other.name + "`";
+  }
+  if (waiting < host_of_rank_.size()) return;
+  for (const uint32_t id : ids) fail(&entries_[id], -1, text, effects);
+}
+
+void Coordinator::fail(Entry* entry, int culprit, const std::string& text, Effects* effects) {
+  Writer payload;
+  payload.put_string(entry->name).put(culprit).put_string(text);
+  effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
+  finish(entry);
+}
+
+void Coordinator::finish(Entry* entry) {
+  if (!entry->slow.empty()) {
+    auto& ids = slow_by_subject_[subject_of(entry->name)];
+    std::erase(ids, entry->id);
+    if (ids.empty()) slow_by_subject_.erase(subject_of(entry->name));
+  }
+  entry->slow.clear();
+  entry->counted = 0;
+  entry->answers_missing = 0;
+  entry->hosts_ready = 0;
+  std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
+}
+
+std::vector<Undecided> Coordinator::undecided() const {
+  std::vector<Undecided> all;
+  for (const Entry& entry : entries_) {
+    if (entry.slow.empty() && entry.hosts_ready == 0) continue;
+    Undecided item{entry.name, entry.since, {}, {}};
+    for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
+      const bool here = entry.slow.contains(static_cast<int>(rank)) || entry.host_ready[host_of_rank_[rank]];
+      (here ? item.arrived : item.missing).push_back(static_cast<int>(rank));
+    }
+    all.push_back(std::move(item));
+  }
+  return all;
+}
+
+std::string Coordinator::snapshot() const {
+  Writer text;
+  for (const Entry& entry : entries_) {
+    text.put_string(entry.name).put(entry.defined).put_string(entry.definition).put(entry.counted);
+    text.put(entry.answers_missing).put(entry.hosts_ready);
+    for (const bool ready : entry.host_ready) text.put(ready);
+    for (const bool answered : entry.host_answered) text.put(answered);
+    for (const auto& [rank, slow] : entry.slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+  }
+  return text.take();
+}
+
+}  // namespace hvd

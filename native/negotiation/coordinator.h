@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator: decides what the fast way cannot (step 5). Pure: events in, effects out, no clock, no memory, no
+// sockets; rank 0's engine runs the only one of a job, the model checker and the unit tests run others.
+//
+// Fast way, several hosts: a host says host_ready(id); when all have, the entry is READY.
+// Slow way: a rank sends its whole request (a new name, another descriptor, or its entry was recalled). The coordinator
+// recalls the entry on all hosts; when the slow requests and the arrivals counted before the recall make up all members
+// it compares the descriptors (an arrival that was counted stands for the defined one) and answers DEFINE + READY, or
+// ERROR to all. One rule for both: uniform and complete means ready.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiation/log.h"
+#include "negotiation/wire.h"
+
+namespace hvd {
+
+constexpr uint32_t kMaxEntries = 8192;  // different names known at once, a multiple of the names a large model has
+
+// To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended.
+struct Decision {
+  RecordKind kind = RecordKind::kNone;
+  uint32_t id = 0;
+  bool reset = false;
+  std::string payload;  // DEFINE: string name | string descriptor. ERROR: string name | i32 rank | string text
+};
+
+struct Effects {
+  std::vector<uint32_t> recalls;  // to every host, before the decisions
+  std::vector<Decision> decisions;
+};
+
+// What a stall report says about one entry that some ranks wait for.
+struct Undecided {
+  std::string name;
+  double since = 0;
+  std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
+  std::vector<int> missing;
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(std::vector<int> host_of_rank);
+
+  void request(int rank, const std::string& name, const std::string& descriptor, double now, Effects* effects);
+  // The rank's own call failed before it could be submitted; counts as its arrival.
+  void refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects);
+  void host_ready(int host, uint32_t id, double now, Effects* effects);
+  // A host's answer to a recall: how many of its ranks had arrived the fast way.
+  void recalled(int host, uint32_t id, uint32_t count, Effects* effects);
+
+  int hosts() const { return static_cast<int>(members_of_host_.size()); }
+  std::vector<Undecided> undecided() const;
+  // For the model checker: coordinators with equal snapshots behave alike.
+  std::string snapshot() const;
+
+ private:
+  struct Slow {  // one rank's whole request, or its refusal
+    std::string descriptor;
+    std::string refusal;
+  };
+  struct Entry {
+    std::string name;
+    uint32_t id = 0;
+    bool defined = false;
+    std::string definition;
+    double since = 0;
+    std::vector<bool> host_ready;
+    int hosts_ready = 0;
+    // The slow way, while slow is not empty:
+    std::map<int, Slow> slow;
+    std::vector<bool> host_answered;
+    int answers_missing = 0;
+    uint32_t counted = 0;
+  };
+
+  Entry* find_or_create(int rank, const std::string& name, Effects* effects);
+  void add_slow(int rank, const std::string& name, Slow slow, double now, Effects* effects);
+  void decide_if_complete(Entry* entry, Effects* effects);
+  void decide_conflict(Entry* entry, Effects* effects);
+  std::string verdict(const Entry& entry, int* culprit) const;
+  void fail(Entry* entry, int culprit, const std::string& text, Effects* effects);
+  void finish(Entry* entry);
+
+  std::vector<int> host_of_rank_;
+  std::vector<uint32_t> members_of_host_;
+  std::unordered_map<std::string, uint32_t> id_of_name_;
+  std::vector<Entry> entries_;  // by id
+  std::unordered_map<std::string, std::vector<uint32_t>> slow_by_subject_;
+};
+
+}  // namespace hvd

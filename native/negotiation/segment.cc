@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "platform/clock.h"
+
+namespace hvd {
+
+constexpr uint64_t kMagic = 0x31746e656d676573;  // "segment1"
+constexpr size_t kPage = 4096;
+
+struct Segment::Layout {
+  explicit Layout(uint32_t local_size) {
+    header = take(sizeof(SegmentHeader));
+    ranks = take(sizeof(RankBlock) * local_size);
+    rows = take(sizeof(uint64_t) * kMaxEntries * local_size);
+    cells = take(sizeof(Cell) * kMaxEntries);
+    log = take(sizeof(uint64_t) * kLogSlots);
+    definitions = take(sizeof(SharedText) * kMaxEntries);
+    errors = take(sizeof(SharedText) * kMaxEntries);
+    rings = take(sizeof(RequestRing) * local_size);
+    arena = take(kArenaBytes);
+    transport = take(0);
+  }
+
+  // Two builds that lay the memory out differently must not share it.
+  static uint64_t fingerprint() {
+    return HVD_ABI_VERSION * 1000003ull + sizeof(SegmentHeader) * 31 + sizeof(RankBlock) * 131 + kMaxEntries * 7 +
+           kLogSlots * 17 + kRingBytes + kArenaBytes;
+  }
+
+  size_t header, ranks, rows, cells, log, definitions, errors, rings, arena, transport;
+
+ private:
+  size_t take(size_t bytes) {
+    const size_t offset = end_;
+    end_ = (end_ + bytes + kPage - 1) / kPage * kPage;
+    return offset;
+  }
+  size_t end_ = 0;
+};
+
+static Status system_error(const std::string& what) {
+  const int error = errno;
+  const bool memory = error == ENOSPC || error == ENOMEM;
+  std::string text = what + ": " + std::strerror(error);
+  if (memory) text += "\nhint: give the job more memory, or set HOROVOD_TRANSPORT=tcp";
+  return {memory ? HVD_OUT_OF_MEMORY : HVD_UNAVAILABLE, text};
+}
+
+Status Segment::create(uint64_t generation, uint32_t local_size, size_t transport_bytes,
+                       std::unique_ptr<Segment>* out) {
+  const size_t bytes = Layout(local_size).transport + (transport_bytes + kPage - 1) / kPage * kPage;
+  const int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (memfd < 0) return system_error("cannot create shared memory");
+  // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
+  if (ftruncate(memfd, static_cast<off_t>(bytes)) != 0) {
+    Status status = system_error("cannot size shared memory");
+    close(memfd);
+    return status;
+  }
+  if (const int error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes)); error != 0) {
+    errno = error;
+    Status status = system_error("cannot allocate " + std::to_string(bytes >> 20) + " MiB of shared memory");
+    close(memfd);
+    return status;
+  }
+  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    Status status = system_error("cannot seal shared memory");
+    close(memfd);
+    return status;
+  }
+  HVD_RETURN_IF_ERROR(map(memfd, bytes, local_size, out));
+  SegmentHeader& header = (*out)->header();
+  header.magic = kMagic;
+  header.layout = Layout::fingerprint();
+  header.generation = generation;
+  header.local_size = local_size;
+  return {};
+}
+
+Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out) {
+  struct stat facts{};
+  if (fstat(memfd, &facts) != 0) return system_error("cannot look at the shared memory");
+  const size_t bytes = static_cast<size_t>(facts.st_size);
+  if (bytes < Layout(local_size).transport) return {HVD_UNAVAILABLE, "the shared memory is too small"};
+  HVD_RETURN_IF_ERROR(map(memfd, bytes, local_size, out));
+  const SegmentHeader& header = (*out)->header();
+  if (header.magic != kMagic || header.layout != Layout::fingerprint()) {
+    return {HVD_UNAVAILABLE, "the shared memory was laid out by another version of this library"};
+  }
+  if (header.generation != generation || header.local_size != local_size) {
+    return {HVD_UNAVAILABLE, "the shared memory belongs to another job or another start"};
+  }
+  return {};
+}
+
+Status Segment::map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+  if (base == MAP_FAILED) {
+    Status status = system_error("cannot map shared memory");
+    close(memfd);
+    return status;
+  }
+  out->reset(new Segment(memfd, static_cast<std::byte*>(base), bytes, local_size));
+  return {};
+}
+
+Segment::Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size)
+    : memfd_(memfd), base_(base), bytes_(bytes) {
+  const Layout layout(local_size);
+  header_ = reinterpret_cast<SegmentHeader*>(base + layout.header);
+  ranks_ = reinterpret_cast<RankBlock*>(base + layout.ranks);
+  rows_ = reinterpret_cast<std::atomic<uint64_t>*>(base + layout.rows);
+  cells_ = reinterpret_cast<Cell*>(base + layout.cells);
+  log_ = reinterpret_cast<std::atomic<uint64_t>*>(base + layout.log);
+  definitions_ = reinterpret_cast<SharedText*>(base + layout.definitions);
+  errors_ = reinterpret_cast<SharedText*>(base + layout.errors);
+  rings_ = reinterpret_cast<RequestRing*>(base + layout.rings);
+  arena_ = base + layout.arena;
+  transport_area_ = base + layout.transport;
+}
+
+Segment::~Segment() {
+  munmap(base_, bytes_);
+  close(memfd_);
+}
+
+bool Segment::log_has_room() {
+  uint64_t slowest = UINT64_MAX;
+  for (uint32_t r = 0; r < local_size(); ++r) {
+    if (ranks_[r].left.load(std::memory_order_acquire) == 0) {
+      slowest = std::min(slowest, ranks_[r].cursor.load(std::memory_order_acquire));
+    }
+  }
+  // A margin for the appenders that pass this check at the same time.
+  return slowest == UINT64_MAX || header_->tail.load(std::memory_order_acquire) - slowest < kLogSlots - 512;
+}
+
+bool Segment::write(SharedText* where, std::string_view text) {
+  uint64_t offset = where->offset_and_length.load(std::memory_order_relaxed) >> 24;
+  uint64_t& capacity = capacity_[where];
+  if (text.size() > capacity) {  // what it outgrew is lost; rounding up to a power of two bounds the loss to one half
+    const uint64_t wanted = std::bit_ceil(std::max<uint64_t>(text.size(), 128));
+    if (text.size() > 0xffffff || arena_used_ + wanted > kArenaBytes) return false;
+    offset = arena_used_;
+    capacity = wanted;
+    arena_used_ += wanted;
+  }
+  std::memcpy(arena_ + offset, text.data(), text.size());
+  where->offset_and_length.store(offset << 24 | text.size(), std::memory_order_release);
+  return true;
+}
+
+std::string_view Segment::read(const SharedText& where) const {
+  const uint64_t place = where.offset_and_length.load(std::memory_order_acquire);
+  const uint64_t offset = place >> 24;
+  const uint64_t length = place & 0xffffff;
+  if (offset > kArenaBytes || length > kArenaBytes - offset) return {};
+  return {reinterpret_cast<const char*>(arena_ + offset), length};
+}
+
+bool Segment::poison(hvd_code code, int failed_rank, std::string_view text) {
+  const uint64_t value = uint64_t(code) << 32 | static_cast<uint32_t>(failed_rank + 1);
+  if (header_->abort_claimed.exchange(1, std::memory_order_acq_rel) != 0) {
+    // The winner writes its text now. Should it die right here, the generation must end all the same.
+    for (int i = 0; i < 100 && header_->abort.load(std::memory_order_acquire) == 0; ++i) sleep_ms(1);
+    uint64_t none = 0;
+    header_->abort.compare_exchange_strong(none, value, std::memory_order_acq_rel);
+    return false;
+  }
+  const size_t length = std::min(text.size(), sizeof header_->abort_text - 1);
+  std::memcpy(header_->abort_text, text.data(), length);
+  header_->abort_text[length] = '\0';
+  uint64_t none = 0;
+  return header_->abort.compare_exchange_strong(none, value, std::memory_order_acq_rel);
+}
+
+Status Segment::cause() const {
+  const uint64_t value = header_->abort.load(std::memory_order_acquire);
+  if (value == 0) return {};
+  const char* text = header_->abort_text;
+  return {static_cast<hvd_code>(value >> 32), std::string(text, strnlen(text, sizeof header_->abort_text)),
+          static_cast<int>(static_cast<uint32_t>(value)) - 1};
+}
+
+}  // namespace hvd

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The segment: what the ranks of one host share (step 5). One memfd per host and generation, offsets only, lock-free
+// 64-bit words, no mutex, nothing to clean up: it has no name. Shared state is never repaired: a death poisons the
+// generation.
+//
+//   header | rank blocks | in-flight rows | cells | log | definitions, errors | request rings | arena | transport area
+//
+// Who writes what: `abort` whoever is first; a rank block, its in-flight rows and the producing end of its ring its own
+// process; cells and log everybody; definitions, errors and the arena the leader (local rank 0), before it appends the
+// record that points there.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "negotiation/coordinator.h"
+#include "negotiation/log.h"
+#include "negotiation/tally.h"
+#include "platform/status.h"
+
+namespace hvd {
+
+constexpr uint32_t kRingBytes = 64u << 10;
+constexpr uint64_t kArenaBytes = 8u << 20;
+
+struct alignas(128) RankBlock {
+  std::atomic<uint32_t> pid;
+  std::atomic<uint32_t> left;                   // the rank consumed its own LEAVE
+  std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
+  std::atomic<uint64_t> cursor;                 // log position this rank reads next
+  alignas(128) std::atomic<uint32_t> sleeping;  // Sleeper: who would need a bell
+  std::atomic<uint32_t> bell[2];                // futex words: the engine's thread, a waiting caller
+};
+
+struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the leader)
+  std::atomic<uint64_t> written;
+  alignas(128) std::atomic<uint64_t> read;
+  char bytes[kRingBytes];
+};
+
+struct SegmentHeader {
+  uint64_t magic, layout, generation;
+  uint32_t local_size;
+  alignas(128) std::atomic<uint64_t> abort;  // 0, or {code:16 | failed rank + 1:32}; written once
+  std::atomic<uint32_t> abort_claimed;
+  char abort_text[1024];
+  alignas(128) std::atomic<uint64_t> tail;
+  alignas(128) std::atomic<uint32_t> waiting;      // callers inside hvd_wait: a batch closes at once
+  alignas(128) std::atomic<uint64_t> ready_bytes;  // announced since the last CLOSE
+};
+
+// A string in the arena. The leader replaces it only in a later round of its entry, that is, after all have read it.
+struct SharedText {
+  std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
+};
+
+class Segment {
+ public:
+  // Creates the memory: a sealed memfd of known size, really allocated. transport_bytes is appended, page-aligned.
+  static Status create(uint64_t generation, uint32_t local_size, size_t transport_bytes, std::unique_ptr<Segment>* out);
+  // Maps a memfd received from the leader and checks that it was laid out by the same build for the same generation.
+  static Status attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int memfd() const { return memfd_; }
+  uint32_t local_size() const { return header_->local_size; }
+  SegmentHeader& header() { return *header_; }
+  RankBlock& rank(uint32_t local_rank) { return ranks_[local_rank]; }
+  RequestRing& ring(uint32_t local_rank) { return rings_[local_rank]; }
+  std::byte* transport_area() { return transport_area_; }
+
+  // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
+  std::atomic<uint64_t>& in_flight(uint32_t local_rank, uint32_t id) { return rows_[local_rank * kMaxEntries + id]; }
+  Tally<SharedWord> tally(uint32_t id) { return {SharedWord(cells_[id].word), local_size()}; }
+
+  bool peek(uint64_t position, Record* record) { return Log<SharedWord>::peek(Slots{log_}, position, record); }
+  bool try_append_at(uint64_t position, Record record) {
+    return Log<SharedWord>::try_append_at(Slots{log_}, tail_word(), position, record);
+  }
+  void append(Record record) { Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
+  // False while the slowest rank is almost a lap behind: an append would overwrite what it has not read.
+  bool log_has_room();
+
+  // Leader only. False where the arena is full.
+  bool write_definition(uint32_t id, std::string_view text) { return write(&definitions_[id], text); }
+  bool write_error(uint32_t id, std::string_view text) { return write(&errors_[id], text); }
+  std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
+  std::string_view error(uint32_t id) const { return read(errors_[id]); }
+
+  // The first cause wins; true where it was this one.
+  bool poison(hvd_code code, int failed_rank, std::string_view text);
+  Status cause() const;  // OK where not poisoned
+
+ private:
+  struct alignas(64) Cell {
+    std::atomic<uint64_t> word;
+  };
+  struct Layout;
+  struct Slots {
+    std::atomic<uint64_t>* log;
+    SharedWord operator()(uint64_t i) const { return SharedWord(log[i]); }
+  };
+
+  Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size);
+  static Status map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out);
+  SharedWord tail_word() { return SharedWord(header_->tail); }
+  bool write(SharedText* where, std::string_view text);
+  std::string_view read(const SharedText& where) const;
+
+  int memfd_;
+  std::byte* base_;
+  size_t bytes_;
+  SegmentHeader* header_;
+  RankBlock* ranks_;
+  std::atomic<uint64_t>* rows_;
+  Cell* cells_;
+  std::atomic<uint64_t>* log_;
+  SharedText* definitions_;
+  SharedText* errors_;
+  RequestRing* rings_;
+  std::byte* arena_;
+  std::byte* transport_area_;
+  uint64_t arena_used_ = 0;                                   // leader only, like the next
+  std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
+};
+
+}  // namespace hvd

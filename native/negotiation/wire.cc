@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/wire.h"
+
+namespace hvd {
+
+int64_t TensorSpec::count() const {
+  int64_t product = 1;
+  for (const int64_t extent : shape) product *= extent;
+  return product;
+}
+
+std::string Descriptor::encode() const {
+  Writer writer;
+  writer.put(static_cast<uint8_t>(kind)).put(static_cast<uint8_t>(op)).put(process_set).put(root_rank);
+  writer.put(prescale).put(postscale).put(static_cast<uint32_t>(tensors.size()));
+  for (const TensorSpec& tensor : tensors) {
+    writer.put(static_cast<uint8_t>(tensor.dtype)).put(static_cast<uint8_t>(tensor.shape.size()));
+    for (const int64_t extent : tensor.shape) writer.put(extent);
+  }
+  return writer.take();
+}
+
+bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
+  Reader reader(bytes);
+  const auto kind = reader.get<uint8_t>();
+  const auto op = reader.get<uint8_t>();
+  out->kind = static_cast<hvd_kind>(kind);
+  out->op = static_cast<ReduceOp>(op);
+  out->process_set = reader.get<int32_t>();
+  out->root_rank = reader.get<int32_t>();
+  out->prescale = reader.get<double>();
+  out->postscale = reader.get<double>();
+  const auto tensors = reader.get<uint32_t>();
+  out->tensors.clear();
+  for (uint32_t i = 0; i < tensors && !reader.broken(); ++i) {
+    TensorSpec tensor;
+    const auto dtype = reader.get<uint8_t>();
+    const auto ndim = reader.get<uint8_t>();
+    if (dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
+    tensor.dtype = static_cast<DataType>(dtype);
+    for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
+    out->tensors.push_back(std::move(tensor));
+  }
+  return !reader.broken() && reader.at_end() && kind <= HVD_BARRIER && op <= HVD_PRODUCT;
+}
+
+std::string describe_shape(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+  return text + "]";
+}
+
+const char* name_of(DataType dtype) {
+  static constexpr const char* kNames[] = {"uint8",   "int8",     "int16",   "int32",   "int64",
+                                           "float16", "bfloat16", "float32", "float64", "bool"};
+  return dtype <= HVD_BOOL ? kNames[dtype] : "unknown";
+}
+
+const char* name_of(ReduceOp op) {
+  static constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+  return op <= HVD_PRODUCT ? kNames[op] : "unknown";
+}
+
+const char* name_of(hvd_kind kind) {
+  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  return kind <= HVD_BARRIER ? kNames[kind] : "unknown";
+}
+
+namespace {
+
+std::string differ(const std::string& what, const std::string& expected, const std::string& seen) {
+  return "expected " + what + " " + expected + ", seen " + seen;
+}
+
+std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {
+  std::string text = describe_shape(tensor.shape);
+  if (descriptor.kind == HVD_ALLGATHER && !tensor.shape.empty()) text.replace(1, 1, "any");
+  return text;
+}
+
+std::string tensor_difference(const Descriptor& expected, const Descriptor& seen, bool dtype) {
+  for (size_t i = 0; i < expected.tensors.size(); ++i) {
+    const TensorSpec& a = expected.tensors[i];
+    const TensorSpec& b = seen.tensors[i];
+    const std::string which =
+        expected.tensors.size() > 1 ? " of tensor " + std::to_string(i + 1) + " of the group" : "";
+    if (dtype && a.dtype != b.dtype) return differ("dtype" + which, name_of(a.dtype), name_of(b.dtype));
+    if (!dtype && a.shape != b.shape) {
+      return differ("shape" + which, shape_for_people(expected, a), shape_for_people(seen, b));
+    }
+  }
+  return "";
+}
+
+std::string scale_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+}  // namespace
+
+std::string difference(const Descriptor& expected, const Descriptor& seen) {
+  const bool same_count = expected.tensors.size() == seen.tensors.size();
+  if (same_count) {
+    if (std::string text = tensor_difference(expected, seen, true); !text.empty()) return text;
+  }
+  if (expected.kind != seen.kind) return differ("operation", name_of(expected.kind), name_of(seen.kind));
+  if (!same_count) {
+    return differ("number of tensors", std::to_string(expected.tensors.size()), std::to_string(seen.tensors.size()));
+  }
+  if (std::string text = tensor_difference(expected, seen, false); !text.empty()) return text;
+  if (expected.prescale != seen.prescale) {
+    return differ("prescale factor", scale_text(expected.prescale), scale_text(seen.prescale));
+  }
+  if (expected.postscale != seen.postscale) {
+    return differ("postscale factor", scale_text(expected.postscale), scale_text(seen.postscale));
+  }
+  if (expected.op != seen.op) return differ("reduce operation", name_of(expected.op), name_of(seen.op));
+  if (expected.root_rank != seen.root_rank) {
+    return differ("root rank", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
+  }
+  if (expected.process_set != seen.process_set) {
+    return differ("process set", std::to_string(expected.process_set), std::to_string(seen.process_set));
+  }
+  return "";
+}
+
+std::string make_frame(FrameKind kind, std::string_view payload) {
+  Writer writer;
+  writer.put(static_cast<uint32_t>(payload.size() + 1)).put(static_cast<uint8_t>(kind));
+  std::string frame = writer.take();
+  frame.append(payload);
+  return frame;
+}
+
+bool FrameParser::next(FrameKind* kind, std::string* payload) {
+  const size_t available = buffer_.size() - consumed_;
+  if (broken_ || available < sizeof(uint32_t)) return false;
+  uint32_t length = 0;
+  std::memcpy(&length, buffer_.data() + consumed_, sizeof length);
+  if (length == 0 || length > kMaxFrameBytes) {
+    broken_ = true;
+    return false;
+  }
+  if (available < sizeof length + length) return false;
+  *kind = static_cast<FrameKind>(buffer_[consumed_ + sizeof length]);
+  payload->assign(buffer_, consumed_ + sizeof length + 1, length - 1);
+  consumed_ += sizeof length + length;
+  if (consumed_ == buffer_.size() || consumed_ > (1u << 20)) {
+    buffer_.erase(0, consumed_);
+    consumed_ = 0;
+  }
+  return true;
+}
+
+}  // namespace hvd

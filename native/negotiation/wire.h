@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of negotiation: descriptors, and the frames that go from a rank to its host's leader (through a ring in
+// shared memory) and between leaders and rank 0 (through a socket). Little-endian, no padding.
+//
+//   frame      = u32 length of what follows | u8 kind | payload
+//   string     = u32 length | bytes
+//   descriptor = u8 kind | u8 op | i32 set | i32 root | f64 prescale | f64 postscale | u32 n | n x (u8 dtype | u8 ndim
+//   | ndim x i64)
+//
+// Parsing never trusts a length: a Reader that ran over its end says so and yields zeros from then on.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/status.h"
+#include "reduction/types.h"
+
+namespace hvd {
+
+constexpr uint32_t kMaxFrameBytes = 8u << 20;
+constexpr int kMaxDimensions = 16;
+
+class Writer {
+ public:
+  template <class Number>
+  Writer& put(Number value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Writer& put_string(std::string_view text) {
+    put(static_cast<uint32_t>(text.size()));
+    bytes_.append(text);
+    return *this;
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+
+  template <class Number>
+  Number get() {
+    Number value{};
+    if (rest_.size() < sizeof value) {
+      broken_ = true;
+      rest_ = {};
+      return value;
+    }
+    std::memcpy(&value, rest_.data(), sizeof value);
+    rest_.remove_prefix(sizeof value);
+    return value;
+  }
+  std::string_view get_string() {
+    const uint32_t length = get<uint32_t>();
+    if (broken_ || rest_.size() < length) {
+      broken_ = true;
+      rest_ = {};
+      return {};
+    }
+    const std::string_view text = rest_.substr(0, length);
+    rest_.remove_prefix(length);
+    return text;
+  }
+  bool broken() const { return broken_; }
+  bool at_end() const { return rest_.empty(); }
+
+ private:
+  std::string_view rest_;
+  bool broken_ = false;
+};
+
+struct TensorSpec {
+  DataType dtype = HVD_FLOAT32;
+  std::vector<int64_t> shape;  // allgather: dimension 0 is written as 0, ragged rows travel with the data
+
+  int64_t count() const;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+// What all ranks must agree on about one name.
+struct Descriptor {
+  hvd_kind kind = HVD_ALLREDUCE;
+  ReduceOp op = HVD_SUM;
+  int32_t process_set = 0;
+  int32_t root_rank = -1;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<TensorSpec> tensors;
+
+  std::string encode() const;
+  static bool decode(std::string_view bytes, Descriptor* out);
+};
+
+std::string describe_shape(const std::vector<int64_t>& shape);
+const char* name_of(DataType dtype);
+const char* name_of(ReduceOp op);
+const char* name_of(hvd_kind kind);
+
+// The first difference that matters, as "expected ..., seen ..." words; empty where there is none.
+// Checked in this order: dtype, kind, number of tensors, shape, scales, op, root.
+std::string difference(const Descriptor& expected, const Descriptor& seen);
+
+enum class FrameKind : uint8_t {
+  kRequest = 1,    // to rank 0: i32 rank | string name | string descriptor
+  kRefuse = 2,     // to rank 0: i32 rank | string name | string why
+  kHostReady = 3,  // to rank 0: u32 n | n x u32 entry
+  kRecalled = 4,   // to rank 0: u32 entry | u32 count
+  kLeave = 5,      // to rank 0: i32 rank
+  kRecall = 6,     // from rank 0: u32 entry
+  kRecords = 7,    // from rank 0: u32 n | n x (u8 record kind | u8 reset | u32 id | string payload)
+  kAbort = 8,      // both ways: i32 code | i32 rank | string text
+};
+
+std::string make_frame(FrameKind kind, std::string_view payload);
+
+// Cuts a byte stream into frames.
+class FrameParser {
+ public:
+  void feed(const char* bytes, size_t length) { buffer_.append(bytes, length); }
+  // False when no whole frame is there yet. A length beyond kMaxFrameBytes or of zero sets broken().
+  bool next(FrameKind* kind, std::string* payload);
+  bool broken() const { return broken_; }
+
+ private:
+  std::string buffer_;
+  size_t consumed_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace hvd

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/descriptor_passing.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "platform/clock.h"
+
+namespace hvd {
+namespace {
+
+Status failed(const std::string& what, int peer) {
+  return {HVD_UNAVAILABLE, what + " rank " + std::to_string(peer) + ": " + std::strerror(errno), peer};
+}
+
+Status wait_readable(int socket, int peer, uint64_t deadline_ns) {
+  for (;;) {
+    const uint64_t now = now_ns();
+    if (now >= deadline_ns) {
+      return {HVD_UNAVAILABLE, "rank " + std::to_string(peer) + " did not attach in time", peer};
+    }
+    pollfd watched{socket, POLLIN, 0};
+    const int ready = poll(&watched, 1, static_cast<int>((deadline_ns - now) / 1000000 + 1));
+    if (ready > 0) return {};
+    if (ready < 0 && errno != EINTR) return failed("cannot wait for", peer);
+  }
+}
+
+}  // namespace
+
+Status send_descriptor(int socket, int descriptor, int peer) {
+  char byte = 'm';
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) != 1) {
+    if (errno != EINTR) return failed("cannot hand the shared memory to", peer);
+  }
+  return {};
+}
+
+Status receive_descriptor(int socket, int peer, uint64_t deadline_ns, int* descriptor) {
+  HVD_RETURN_IF_ERROR(wait_readable(socket, peer, deadline_ns));
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (received < 0) return failed("cannot receive the shared memory from", peer);
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (received == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
+    return {HVD_UNAVAILABLE, "rank " + std::to_string(peer) + " ended before it handed over the shared memory", peer};
+  }
+  std::memcpy(descriptor, CMSG_DATA(header), sizeof *descriptor);
+  return {};
+}
+
+Status send_byte(int socket, int peer) {
+  const char byte = 'a';
+  while (send(socket, &byte, 1, MSG_NOSIGNAL) != 1) {
+    if (errno != EINTR) return failed("cannot answer", peer);
+  }
+  return {};
+}
+
+Status receive_byte(int socket, int peer, uint64_t deadline_ns) {
+  HVD_RETURN_IF_ERROR(wait_readable(socket, peer, deadline_ns));
+  char byte = 0;
+  const ssize_t received = recv(socket, &byte, 1, 0);
+  if (received == 1) return {};
+  if (received < 0) return failed("cannot hear from", peer);
+  return {HVD_UNAVAILABLE, "rank " + std::to_string(peer) + " ended while it attached", peer};
+}
+
+}  // namespace hvd

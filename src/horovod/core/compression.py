@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression of what travels: a floating tensor is sent as a half and given back in its own dtype (steps 2 and 3).
+
+A compressor is a class with two static methods, compress(tensor) -> (tensor, context) and decompress(tensor, context)
+-> tensor; users may bring their own. A framework's package makes its classes from `casting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Compressor", "NoneCompressor", "casting"]
+
+
+class Compressor:
+    """The interface, and the base class for users' own."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """What is sent in place of `tensor`, and what decompress needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The result in the form that the user's tensor had."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+def casting(
+    name: str, is_floating: Callable[[Any], bool], cast: Callable[[Any, Any], Any], dtype: Any
+) -> type[Compressor]:
+    """A compressor class that sends floating tensors as `dtype`, other ones as they are. `cast(tensor, dtype)`."""
+
+    class Casting(Compressor):
+        @staticmethod
+        def compress(tensor: Any) -> tuple[Any, Any]:
+            if is_floating(tensor) and tensor.dtype != dtype:
+                return cast(tensor, dtype), tensor.dtype
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return tensor if ctx is None else cast(tensor, ctx)
+
+    Casting.__name__ = Casting.__qualname__ = name
+    return Casting

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This process' place in the job: init, shutdown, rank and size, and the running generation of the native engine (step
+4).
+
+One engine per process, however many frameworks are imported. A Context is one generation: it owns the native context
+and the connection to the job's rendezvous. shutdown() stops it; it is freed when the last operation that was started in
+it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread;
+init blocks until all ranks are there, shutdown for at most STOP_TIMEOUT_MS.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from horovod.core import bootstrap, native
+from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
+from horovod.core.settings import Settings
+
+STOP_TIMEOUT_MS = 3000
+FIRST_CAUSE_TIMEOUT_S = 1.0
+
+# Codes that end the whole generation: the first cause in the job is the one to show.
+_FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
+_CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
+
+
+class Context:
+    """One generation. `entries` and `sighted` are the cache of prepared requests, kept by core/collectives.py."""
+
+    def __init__(self, world: bootstrap.World, settings: Settings) -> None:
+        self.world = world
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self.process_id = os.getpid()
+        self.entries: dict[tuple[Any, ...], int] = {}
+        self.sighted: set[tuple[Any, ...]] = set()
+        self.failure: tuple[int, str, int] | None = None
+        self.running = False
+        self.library = native.library()
+        self.pointer = self._start(settings)
+        self.running = True
+
+    def _start(self, settings: Settings) -> int:
+        world = self.world
+        pairs = settings.native_settings()
+        native_settings = (native.Setting * len(pairs))(
+            *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
+        )
+        links = (native.Link * len(world.links))(
+            *[native.Link(link.peer, int(link.purpose), link.socket.fileno(), link.index) for link in world.links]
+        )
+        options = native.Options(
+            size=ctypes.sizeof(native.Options),
+            rank=world.rank,
+            world_size=world.size,
+            generation=world.generation,
+            host_of_rank=(ctypes.c_int32 * world.size)(*world.host_of_rank),
+            settings=native_settings,
+            nsettings=len(pairs),
+            nlinks=len(world.links),
+            links=links,
+        )
+        status = native.Status()
+        pointer = ctypes.c_void_p()
+        code = self.library.hvd_start(ctypes.addressof(options), ctypes.addressof(pointer), ctypes.addressof(status))
+        world.close_links()  # hvd_start has duplicated them
+        if code != native.OK or pointer.value is None:
+            raise StartError(status.message() or f"the native core could not start (code {code})")
+        return pointer.value
+
+    def stop(self) -> None:
+        """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
+        it."""
+        if not self.running:
+            return
+        self.running = False
+        if os.getpid() != self.process_id:
+            return  # a forked child: the engine's thread lives in the parent only
+        status = native.Status()
+        code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
+        self.world.close()
+        if code != native.OK:
+            print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
+
+    def __del__(self) -> None:
+        # Operations keep their context alive, so nobody else can be inside a call here.
+        if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
+            self.library.hvd_free(self.pointer)
+
+    def refuse(self, name: str | None, process_set: int, why: str) -> str:
+        """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
+        too."""
+        status = native.Status()
+        wire_name = None if name is None else name.encode()
+        code = self.library.hvd_refuse(self.pointer, wire_name, process_set, why.encode(), ctypes.addressof(status))
+        return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
+
+    def raise_failure(self, code: int, status: native.Status) -> NoReturn:
+        """Raises the exception for a failed call; where the generation ended, with the cause that was first in the
+        job."""
+        text, failed_rank = status.message(), status.failed_rank
+        if code in _FATAL:
+            if self.failure is None:
+                self.failure = self._first_cause(code, text, failed_rank)
+            code, text, failed_rank = self.failure
+        native.raise_code(code, text, failed_rank)
+
+    def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
+        mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}
+        if self.world.rendezvous is None:
+            return code, text, failed_rank
+        try:
+            key = f"failure/{self.world.generation}"
+            winner = self.world.rendezvous.compare_and_set(key, mine, FIRST_CAUSE_TIMEOUT_S)
+            return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            # The rendezvous may have died with the same host: the own view is still worth more than this error.
+            return (
+                code,
+                f"{text}\n(as rank {self.rank} saw it; the job's rendezvous did not answer: {error})",
+                failed_rank,
+            )
+
+    def statistics(self) -> dict[str, Any]:
+        """The engine's counters and what it measured of the machine."""
+        length = int(self.library.hvd_statistics(self.pointer, None, 0))
+        while True:
+            buffer = ctypes.create_string_buffer(length + 256)
+            needed = int(self.library.hvd_statistics(self.pointer, buffer, len(buffer)))
+            if needed < len(buffer):
+                return dict(json.loads(buffer.value))
+            length = needed
+
+
+_lock = threading.RLock()
+_current: Context | None = None
+_starts = 0
+
+
+def current() -> Context:
+    """The running generation. Raises NotInitializedError."""
+    context = _current
+    if context is None:
+        raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
+    return context
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError)."""
+    global _current, _starts
+    with _lock:
+        if _current is not None:
+            return
+        _check_process_sets(process_sets)
+        settings = Settings.from_environment()
+        _check_comm(comm, settings.size or 1)
+        if _starts == 0:
+            atexit.register(shutdown)
+        _starts += 1
+        _current = Context(bootstrap.connect(settings, _starts - 1), settings)
+
+
+def shutdown() -> None:
+    """Leaves the job. Does nothing when not initialized; init may follow. Peers that wait for this rank fail."""
+    global _current
+    with _lock:
+        if _current is not None:
+            _current.stop()
+            _current = None
+
+
+def is_initialized() -> bool:
+    """Whether init has succeeded and shutdown has not been called since."""
+    return _current is not None
+
+
+def rank() -> int:
+    """This process' number among all, 0 to size() - 1."""
+    return current().rank
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process' number among those on its host."""
+    return int(current().world.local_rank)
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return int(current().world.local_size)
+
+
+def cross_rank() -> int:
+    """This host's number among those that have this local rank."""
+    return int(current().world.cross_rank)
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank."""
+    return int(current().world.cross_size)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host runs equally many ranks."""
+    hosts = list(current().world.host_of_rank)
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def statistics() -> dict[str, Any]:
+    """What the engine counts and has measured: transport, hop_ns, batches, bytes ... For benchmarks and bug reports."""
+    return current().statistics()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI was started for many threads: no, data does not go through MPI. Raises ValueError before init."""
+    current()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether data goes through MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI can be used: this version has no MPI transport."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """True: scripts branch on it to tell "not MPI", which is what our own transports are."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True, for the reason gloo_enabled gives."""
+    return True
+
+
+def nccl_built() -> int:
+    """The version code of NCCL, 0 without it: this version has no NCCL transport."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL can be used: no."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether Intel's oneCCL can be used: no."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether a CUDA driver opens on this machine."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def rocm_built() -> bool:
+    """Whether AMD's ROCm can be used: no."""
+    return False
+
+
+def _check_comm(comm: Any, world_size: int) -> None:
+    if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(world_size)))):
+        return
+    raise NotImplementedError(f"init(comm={comm!r}) with a part of the ranks is not supported yet")
+
+
+def _check_process_sets(process_sets: Any) -> None:
+    if process_sets is None or process_sets == "dynamic" or process_sets == []:
+        return
+    if isinstance(process_sets, str):
+        raise InvalidRequestError(f"init(process_sets={process_sets!r}): expected a list of ProcessSet or 'dynamic'")
+    raise NotImplementedError(
+        "process sets other than the global one are not supported yet\nhint: call init() without process_sets"
+    )

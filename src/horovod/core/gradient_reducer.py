@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2 of a gradient's way: which gradient is due, and what each rank owes the others. Imports no framework.
+
+A *pass* is one backward; a *step* ends with begin_step(). A parameter is due when its gradient has been ready
+`passes_per_step` times in a step; its reduction starts at that moment, while backward goes on. finish(), called at the
+end of backward, makes a *round* of it: as soon as one reduction has started, every registered parameter is reduced, so
+that all ranks agree without asking each other. A parameter that has got no gradient on this rank contributes
+
+  zeros, which then become its gradient, where it has none at all;
+  zeros, to which the result is added, where its gradient is still the one that the last round left: that value is
+    everybody's already, and reducing it again would count it once per rank;
+  its gradient, where it is any other (accumulated in earlier passes, or set by the user).
+
+Threads: one backward at a time drives a reducer. finish() blocks until every rank has started the same reductions.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from horovod.core.compression import Compressor, NoneCompressor
+
+__all__ = ["GradientReducer", "Gradients", "Waitable"]
+
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+T = TypeVar("T")
+
+
+class Waitable(Protocol):
+    """A started reduction; core/operations.py's Operation."""
+
+    def wait(self) -> Any:
+        """Blocks; returns the reduced tensor."""
+        ...
+
+
+class Gradients(Protocol[P_contra, T]):
+    """How a framework's package reads and writes the gradient of a parameter."""
+
+    def current(self, parameter: P_contra) -> object | None:
+        """The gradient object as it stands, for comparison by identity; None where there is none."""
+        ...
+
+    def dense(self, parameter: P_contra) -> T:
+        """The gradient to reduce. Raises where it has none that can be."""
+        ...
+
+    def zeros(self, parameter: P_contra) -> T:
+        """Zeros like the parameter's gradient."""
+        ...
+
+    def store(self, parameter: P_contra, reduced: T) -> None:
+        """Makes `reduced` the gradient, where it is not that very tensor."""
+        ...
+
+    def add(self, parameter: P_contra, reduced: T) -> None:
+        """Adds to the gradient."""
+        ...
+
+    def any(self, reduced: T) -> bool:
+        """Whether an element differs from zero."""
+        ...
+
+
+class _Slot(Generic[P]):
+    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing gradients
+    must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be told
+    apart."""
+
+    __slots__ = ("added", "ctx", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
+
+    def __init__(self, name: str, parameter: P) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.passes = 0
+        self.operation: Waitable | None = None
+        self.ctx: Any = None
+        self.own = False
+        self.added = False
+        self.reduced: Callable[[], object | None] = _nothing
+        self.spent = False
+
+
+def _nothing() -> None:
+    return None
+
+
+class GradientReducer(Generic[P, T]):
+    """Reduces the gradients of one optimizer. `start(tensor, name)` starts one reduction in place and never blocks."""
+
+    def __init__(
+        self,
+        gradients: Gradients[P, T],
+        start: Callable[[T, str], Waitable],
+        compression: type[Compressor] = NoneCompressor,
+        passes_per_step: int = 1,
+    ) -> None:
+        self.passes_per_step = passes_per_step
+        self.trace: list[tuple[str, str, int]] | None = None  # (event, name, monotonic ns) once a list is put here
+        self._gradients = gradients
+        self._start_reduction = start
+        self._compression = compression
+        self._slots: list[_Slot[P]] = []
+        self._in_flight: list[_Slot[P]] = []
+        self._round_done = False
+
+    def add(self, name: str, parameter: P) -> int:
+        """Registers a parameter; returns its number for ready(). All ranks register the same names."""
+        self._slots.append(_Slot(name, parameter))
+        return len(self._slots) - 1
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Names of the reductions that have started and have not been waited for."""
+        return [slot.name for slot in self._in_flight]
+
+    def ready(self, number: int) -> None:
+        """Backward has put a gradient in place. Starts the reduction when it is due; never blocks."""
+        slot = self._slots[number]
+        self._note("ready", slot)
+        if slot.spent:
+            if self._gradients.current(slot.parameter) is slot.reduced():
+                raise AssertionError(
+                    f"gradient `{slot.name}` was computed again after it had been reduced, before step() or "
+                    f"zero_grad(): expected {self.passes_per_step} backward pass(es) per step\n"
+                    "hint: set backward_passes_per_step to accumulate gradients over several passes"
+                )
+            slot.spent = False  # cleared by other means than this optimizer's zero_grad()
+            slot.passes = 0
+        slot.passes += 1
+        if slot.passes == self.passes_per_step:
+            self._start(slot, self._gradients.dense(slot.parameter), own=True)
+
+    def finish(self) -> None:
+        """The end of a backward: completes the round where one has begun. Raises the first error of any reduction."""
+        if self._in_flight:
+            self.reduce_all()
+
+    def reduce_all(self) -> None:
+        """Starts what has not started, waits for all in the order in which they started, stores the results."""
+        started = set(map(id, self._in_flight))
+        for slot in self._slots:
+            if id(slot) not in started:
+                self._fill(slot)
+        first_error: Exception | None = None
+        in_flight, self._in_flight = self._in_flight, []
+        for index, slot in enumerate(in_flight):
+            try:
+                self._complete(slot)
+            except Exception as error:
+                # The others are still being written to: their memory must not be touched before they are done as well.
+                first_error = first_error or error
+            except BaseException:
+                self._in_flight = in_flight[index:]
+                raise
+        if first_error is not None:
+            raise first_error
+        self._round_done = True
+
+    def complete_step(self) -> None:
+        """Before the optimizer uses the gradients: reduces them where no backward has (gradients set by hand)."""
+        if self._in_flight or not self._round_done:
+            self.reduce_all()
+
+    def begin_step(self) -> None:
+        """The gradients have been used, or cleared: counts start again."""
+        self._round_done = False
+        for slot in self._slots:
+            slot.passes = 0
+            slot.spent = False
+
+    def _fill(self, slot: _Slot[P]) -> None:
+        gradients, parameter = self._gradients, slot.parameter
+        current = gradients.current(parameter)
+        if current is None:
+            gradients.store(parameter, gradients.zeros(parameter))
+            self._start(slot, gradients.dense(parameter), own=False)
+        elif current is slot.reduced() and (slot.passes == 0 or slot.spent):
+            self._start(slot, gradients.zeros(parameter), own=False, added=True)
+        else:
+            self._start(slot, gradients.dense(parameter), own=True)
+
+    def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
+        compressed, slot.ctx = self._compression.compress(gradient)
+        slot.own = own
+        slot.added = added
+        slot.operation = self._start_reduction(compressed, slot.name)
+        self._in_flight.append(slot)
+        self._note("start", slot)
+
+    def _complete(self, slot: _Slot[P]) -> None:
+        assert slot.operation is not None
+        reduced = self._compression.decompress(slot.operation.wait(), slot.ctx)
+        slot.operation = None
+        if slot.added:
+            self._gradients.add(slot.parameter, reduced)
+        else:
+            self._gradients.store(slot.parameter, reduced)
+        slot.reduced = weakref.ref(self._gradients.current(slot.parameter))
+        slot.spent = slot.spent or slot.own or self._gradients.any(reduced)
+        self._note("done", slot)
+
+    def _note(self, event: str, slot: _Slot[P]) -> None:
+        if self.trace is not None:
+            self.trace.append((event, slot.name, time.monotonic_ns()))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ctypes mirror of native/include/horovod/horovod.h: step 4 of a gradient's way, where Python crosses into the
+engine.
+
+Nothing here decides anything: layouts, prototypes, the library's place, and the one translation of a code into an
+exception. Every call frees the GIL (CDLL). The functions of the hot path take plain integers for addresses, which is
+the cheapest ctypes conversion; only this package calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import NoReturn
+
+from horovod.core import exceptions
+
+__all__ = [
+    "ABI_VERSION",
+    "Link",
+    "Options",
+    "Request",
+    "Result",
+    "Scratch",
+    "Setting",
+    "Status",
+    "Tensor",
+    "library",
+    "raise_code",
+    "scratch",
+]
+
+ABI_VERSION = 1
+
+# hvd_code
+OK = 0
+PENDING = 1
+INVALID_ARGUMENT = 2
+DUPLICATE_NAME = 3
+MISMATCH = 4
+RANK_LOST = 5
+RANK_LEFT = 6
+ABORTED = 7
+NOT_RUNNING = 8
+UNAVAILABLE = 9
+OUT_OF_MEMORY = 10
+WOULD_DEADLOCK = 11
+FORKED = 12
+INTERNAL = 13
+
+# hvd_dtype
+UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
+DTYPE_NAMES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+DTYPE_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)
+
+# hvd_op: also the public constants of every framework package
+Average, Sum, Adasum, Min, Max, Product = range(6)
+OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+# hvd_kind
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+KIND_NAMES = ("allreduce", "allgather", "broadcast", "barrier")
+
+# hvd_request.flags
+SYNC = 1
+
+TEXT_BYTES = 2048
+MAX_DIMENSIONS = 16
+
+
+class Setting(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("value", c_char_p)]
+
+
+class Status(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("code", c_int32),
+        ("failed_rank", c_int32),
+        ("member", c_int32),
+        ("text", c_char * TEXT_BYTES),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(ctypes.sizeof(Status), OK, -1, -1)
+
+    def message(self) -> str:
+        """The text; cut anywhere when too long, so its last character may be half a one."""
+        return bytes(self.text).decode("utf-8", "replace")
+
+
+class Link(ctypes.Structure):
+    _fields_ = [("peer", c_int32), ("purpose", c_int32), ("fd", c_int32), ("index", c_int32)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("rank", c_int32),
+        ("world_size", c_int32),
+        ("generation", c_uint64),
+        ("host_of_rank", POINTER(c_int32)),
+        ("settings", POINTER(Setting)),
+        ("nsettings", c_uint32),
+        ("nlinks", c_uint32),
+        ("links", POINTER(Link)),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("shape", POINTER(c_int64)),
+        ("ndim", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
+class Request(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("kind", c_int32),
+        ("op", c_int32),
+        ("process_set", c_int32),
+        ("root_rank", c_int32),
+        ("flags", c_uint32),
+        ("ntensors", c_uint32),
+        ("tensor_size", c_uint32),
+        ("name", c_char_p),
+        ("tensors", POINTER(Tensor)),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("done", c_void_p),
+        ("user", c_void_p),
+    ]
+
+
+class Result(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("ndim", c_int32),
+        ("data", c_void_p),
+        ("shape", POINTER(c_int64)),
+        ("rows", POINTER(c_int64)),
+    ]
+
+
+class Scratch(threading.local):
+    """Out-parameters of one thread, made once: allocating them would cost more than the call."""
+
+    def __init__(self) -> None:
+        self.status = Status()
+        self.status_address = ctypes.addressof(self.status)
+        self.handle = c_uint64()
+        self.handle_address = ctypes.addressof(self.handle)
+        self.input = (c_void_p * 1)()
+        self.input_address = ctypes.addressof(self.input)
+        self.output = (c_void_p * 1)()
+        self.output_address = ctypes.addressof(self.output)
+
+
+scratch = Scratch()
+
+# name: (result type, argument types). c_void_p stands for every pointer that the hot path passes as an integer.
+_PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
+    "hvd_abi_version": (c_uint32, []),
+    "hvd_build_info": (c_char_p, []),
+    "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
+    "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
+    "hvd_free": (None, [c_void_p]),
+    "hvd_abort": (None, [c_void_p, c_int32, c_char_p]),
+    "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
+    "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
+    "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
+    "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
+    "hvd_release": (None, [c_void_p, c_uint64]),
+    "hvd_statistics": (c_int64, [c_void_p, c_void_p, c_int64]),
+}
+
+
+def library_path() -> Path:
+    """Where the build puts the library: beside this package."""
+    return Path(__file__).resolve().parent.parent / "lib" / "libhorovod.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The native core, opened once per process. Raises ImportError that says what is missing."""
+    path = library_path()
+    if not path.exists():
+        raise ImportError(
+            f"Horovod's native core is missing: {path} does not exist\n"
+            "hint: `pip install .` builds it; a source tree on PYTHONPATH alone has none"
+        )
+    try:
+        opened = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"Horovod's native core cannot be opened: {error}\nhint: it was built for another system; install again"
+        ) from error
+    for name, (result, arguments) in _PROTOTYPES.items():
+        try:
+            function = getattr(opened, name)
+        except AttributeError:
+            raise ImportError(
+                f"{path} has no function {name}\nhint: it is from another version; install again"
+            ) from None
+        function.restype = result
+        function.argtypes = arguments
+        if name == "hvd_abi_version" and function() != ABI_VERSION:
+            raise ImportError(
+                f"{path} speaks ABI version {function()}, this package version {ABI_VERSION}\n"
+                "hint: two versions are mixed; install again"
+            )
+    return opened
+
+
+def raise_code(code: int, text: str, failed_rank: int = -1) -> NoReturn:
+    """The one translation of an hvd_code into the exception that users see."""
+    if code == RANK_LOST:
+        raise exceptions.RankLostError(text, failed_rank)
+    if code == RANK_LEFT:
+        raise exceptions.RankLeftError(text, failed_rank)
+    kinds: dict[int, type[Exception]] = {
+        INVALID_ARGUMENT: exceptions.InvalidRequestError,
+        DUPLICATE_NAME: exceptions.DuplicateNameError,
+        MISMATCH: exceptions.MismatchError,
+        ABORTED: exceptions.AbortedError,
+        NOT_RUNNING: exceptions.NotRunningError,
+        OUT_OF_MEMORY: MemoryError,
+    }
+    raise kinds.get(code, exceptions.HorovodInternalError)(text or f"the native core failed with code {code}")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python objects between ranks: pickled by design, and only between ranks that have proved the job's secret to each
+other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from horovod.core import context
+from horovod.core.arrays import collectives
+from horovod.core.native import SYNC
+from horovod.core.process_sets import ProcessSet, global_process_set
+
+__all__ = ["allgather_object", "broadcast_object"]
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's `obj` on every rank; the other ranks' is ignored. `name` as in every operation."""
+    size_name, data_name = (None, None) if name is None else (f"{name}.sz", f"{name}.t")
+    is_root = context.rank() == root_rank
+    payload = _pickled(obj, "broadcast", size_name) if is_root else b""
+    # The size first: nobody else knows how much memory the object takes.
+    length = np.array([len(payload)], np.int64)
+    collectives.broadcast(length, root_rank, size_name, process_set, True, SYNC).wait()
+    data = np.frombuffer(payload, np.uint8).copy() if is_root else np.empty(int(length[0]), np.uint8)
+    collectives.broadcast(data, root_rank, data_name, process_set, True, SYNC).wait()
+    return obj if is_root else cloudpickle.loads(data.tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Every rank's `obj`, by rank."""
+    wire_name = None if name is None else f"{name}.t"
+    payload = np.frombuffer(_pickled(obj, "allgather", wire_name), np.uint8)
+    data, lengths = collectives.allgather(payload, wire_name, global_process_set, SYNC, with_rows=True).wait()
+    parts = np.split(data, np.cumsum(lengths)[:-1])
+    return [cloudpickle.loads(part.tobytes()) for part in parts]
+
+
+def _pickled(obj: Any, label: str, name: str | None) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(obj))
+    except Exception as error:
+        # Pickling runs the object's own code: any exception, and the peers are waiting already.
+        collectives.refuse(label, name, TypeError(f"cannot pickle {type(obj).__name__}: {error}"))

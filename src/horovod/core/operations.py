@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A submitted operation until its result is taken (step 8), and the table of those that users hold a number of.
+
+An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
+the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
+operation in the table, so that its memory outlives the engine's use of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from horovod.core import native
+from horovod.core.context import Context
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.tensors import Adapter
+
+__all__ = ["Operation", "gathered", "poll", "register", "synchronize"]
+
+WAIT_SLICE_MS = 1000
+
+_pending: dict[int, Operation] = {}
+_numbers = itertools.count(1)
+
+
+class Operation:
+    """`value`: the result, or what `collect(self)` makes the result of. `keep`: tensors to keep alive until done."""
+
+    __slots__ = ("collect", "context", "handle", "keep", "value")
+
+    def __init__(
+        self, context: Context, handle: int, value: Any, keep: Any, collect: Callable[[Operation], Any] | None
+    ) -> None:
+        self.context = context
+        self.handle = handle
+        self.value = value
+        self.keep = keep
+        self.collect = collect
+
+    def wait(self, number: int | None = None) -> Any:
+        """Blocks until the operation is done here; returns its result or raises its error. To be called once.
+        `number`: the handle under which it stands in the table again where a signal handler raises meanwhile."""
+        context = self.context
+        status, status_address = native.scratch.status, native.scratch.status_address
+        wait = context.library.hvd_wait
+        try:
+            code = wait(context.pointer, self.handle, WAIT_SLICE_MS, status_address)
+            while code == native.PENDING:
+                code = wait(context.pointer, self.handle, WAIT_SLICE_MS, status_address)
+        except BaseException:
+            _pending[next(_numbers) if number is None else number] = self
+            raise
+        try:
+            if code != native.OK:
+                context.raise_failure(code, status)
+            return self.value if self.collect is None else self.collect(self)
+        finally:
+            context.library.hvd_release(context.pointer, self.handle)
+
+    def done(self) -> bool:
+        """Whether wait() would return at once; it may still raise. May run collectives on this thread."""
+        context = self.context
+        code = context.library.hvd_poll(context.pointer, self.handle, native.scratch.status_address)
+        return bool(code != native.PENDING)
+
+
+def register(operation: Operation) -> int:
+    """Puts an operation into the table; returns the handle that users hold."""
+    number = next(_numbers)
+    _pending[number] = operation
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is unknown or was waited
+    for."""
+    operation = _pending.get(handle)
+    if operation is None:
+        raise InvalidRequestError(f"poll: handle {handle!r} is unknown, or has been synchronized already")
+    return operation.done()
+
+
+def synchronize(handle: int) -> Any:
+    """Blocks until the operation is done and returns its result, or raises its error. None for an unknown handle."""
+    operation = _pending.pop(handle, None)
+    return None if operation is None else operation.wait(handle)
+
+
+def gathered(operation: Operation, index: int, adapter: Adapter[Any], dtype: int) -> tuple[Any, list[int]]:
+    """Copies result `index` of an allgather out of the engine. Returns (tensor, rows that each rank gave)."""
+    context = operation.context
+    result = native.Result(size=ctypes.sizeof(native.Result))
+    code = context.library.hvd_get_result(
+        context.pointer, operation.handle, index, ctypes.addressof(result), native.scratch.status_address
+    )
+    if code != native.OK:
+        context.raise_failure(code, native.scratch.status)
+    shape = tuple(result.shape[: result.ndim])
+    tensor = adapter.empty(shape, dtype)
+    count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
+    if count_bytes:
+        ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
+    return tensor, list(result.rows[: context.size])

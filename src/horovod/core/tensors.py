@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the core sees a framework's tensors (step 1): the adapter that every sibling supplies, and the one for NumPy.
+
+The native core takes dense, row-major, aligned host memory. A tensor that is something else (a view, a device tensor)
+is staged: copied to private host memory, and the result is written back.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from horovod.core import native
+from horovod.core.exceptions import InvalidRequestError
+
+__all__ = ["Adapter", "NumpyAdapter", "unsupported_dtype"]
+
+T = TypeVar("T")
+
+
+class Adapter(Protocol[T]):
+    """What core/collectives.py asks of a framework. Everything runs on the caller's thread."""
+
+    def stage(self, tensor: T) -> tuple[T, int, tuple[int, ...]]:
+        """`tensor` itself or a private copy of it that the native core can read and write; its hvd_dtype; its shape.
+        Raises InvalidRequestError for a dtype or layout that has no meaning here, TypeError for what is no tensor."""
+        ...
+
+    def check_in_place(self, tensor: T) -> None:
+        """Raises InvalidRequestError or TypeError where a result cannot be written into `tensor`."""
+        ...
+
+    def address(self, staged: T) -> int:
+        """Where the memory of a staged tensor begins."""
+        ...
+
+    def empty_like(self, staged: T) -> T:
+        """New memory for a result of the same shape and dtype."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: int) -> T:
+        """New host memory of an hvd_dtype."""
+        ...
+
+    def write_back(self, tensor: T, staged: T) -> None:
+        """Copies a staged result into the tensor that the user gave."""
+        ...
+
+    def deliver(self, staged: T, like: T) -> T:
+        """A staged result as the user gets it: on the device of `like`."""
+        ...
+
+
+def unsupported_dtype(seen: object) -> InvalidRequestError:
+    """The error for a dtype that no operation takes."""
+    return InvalidRequestError(f"dtype {seen} is not supported: expected one of {', '.join(native.DTYPE_NAMES)}")
+
+
+def _numpy_dtypes() -> dict[np.dtype[Any], int]:
+    return {np.dtype(name): number for number, name in enumerate(native.DTYPE_NAMES) if name != "bfloat16"}
+
+
+class NumpyAdapter:
+    """NumPy arrays; bfloat16 as ml_dtypes registers it. Whatever np.asarray takes may be given out of place."""
+
+    def __init__(self) -> None:
+        self._number_of = _numpy_dtypes()
+        self._dtype_of = {number: dtype for dtype, number in self._number_of.items()}
+
+    def stage(self, tensor: Any) -> tuple[np.ndarray[Any, Any], int, tuple[int, ...]]:
+        # Always a copy of what is no plain array: np.asarray of a subclass or of another library's tensor
+        # shares memory.
+        array = tensor if type(tensor) is np.ndarray else np.array(tensor, order="C")
+        number = self._number_of.get(array.dtype)
+        if number is None:
+            number = self._learn(array.dtype)
+        flags = array.flags
+        if not (flags.c_contiguous and flags.aligned):
+            array = np.array(array, order="C")
+        return array, number, array.shape
+
+    def _learn(self, dtype: np.dtype[Any]) -> int:
+        # ml_dtypes is not imported here: whoever gives such an array has imported it.
+        if dtype.name != "bfloat16" or "ml_dtypes" not in sys.modules:
+            raise unsupported_dtype(dtype)
+        self._number_of[dtype] = native.BFLOAT16
+        self._dtype_of[native.BFLOAT16] = dtype
+        return native.BFLOAT16
+
+    def check_in_place(self, tensor: Any) -> None:
+        if not isinstance(tensor, np.ndarray):
+            raise TypeError(f"an operation in place needs a numpy.ndarray, seen {type(tensor).__name__}")
+        if not tensor.flags.writeable:
+            raise InvalidRequestError("an operation in place needs a writeable array, seen a read-only one")
+
+    def address(self, staged: np.ndarray[Any, Any]) -> int:
+        return int(staged.__array_interface__["data"][0])
+
+    def empty_like(self, staged: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.empty(staged.shape, staged.dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: int) -> np.ndarray[Any, Any]:
+        return np.empty(shape, self._dtype_of[dtype])
+
+    def write_back(self, tensor: np.ndarray[Any, Any], staged: np.ndarray[Any, Any]) -> None:
+        tensor[...] = staged
+
+    def deliver(self, staged: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        return staged

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer: step 1 of a gradient's way. Backward fires a hook per parameter, which starts its reduction.
+
+All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
+and step() see reduced gradients. The wrapped object is a new instance of a subclass of the optimizer's own class that
+shares its parameter groups and state; isinstance, schedulers and checkpoints keep working.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from horovod.core import context
+from horovod.core.compression import Compressor
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.gradient_reducer import GradientReducer
+from horovod.core.native import OP_NAMES, Adasum, Average
+from horovod.core.operations import Operation
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.torch.compression import Compression
+from horovod.torch.tensors import collectives, has_overlap
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _Gradients:
+    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them."""
+
+    def __init__(self, sparse_as_dense: bool) -> None:
+        self._sparse_as_dense = sparse_as_dense
+
+    def current(self, parameter: Tensor) -> object | None:
+        gradient: object | None = parameter.grad
+        return gradient
+
+    def dense(self, parameter: Tensor) -> Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            if not self._sparse_as_dense:
+                raise NotImplementedError(
+                    f"a gradient with layout {gradient.layout} is not supported yet\n"
+                    "hint: pass sparse_as_dense=True to DistributedOptimizer, or make the embedding with sparse=False"
+                )
+            return gradient.to_dense()
+        if has_overlap(gradient):
+            # sum().backward() gives an expanded gradient; the result needs memory of its own.
+            gradient = parameter.grad = gradient.contiguous()
+        return gradient
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        return torch.zeros_like(parameter, requires_grad=False)
+
+    def store(self, parameter: Tensor, reduced: Tensor) -> None:
+        current = parameter.grad
+        if current is None or current.layout is torch.strided:
+            if current is not reduced:
+                parameter.grad = reduced
+        else:
+            parameter.grad = reduced.to_sparse(current.sparse_dim())
+
+    def add(self, parameter: Tensor, reduced: Tensor) -> None:
+        with torch.no_grad():
+            parameter.grad = reduced if parameter.grad is None else parameter.grad.add_(reduced)
+
+    def any(self, reduced: Tensor) -> bool:
+        return bool(reduced.any())
+
+
+class _DistributedOptimizer:
+    """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
+
+    param_groups: list[dict[str, Any]]
+    _hvd_reducer: GradientReducer[Tensor, Tensor]
+    _hvd_numbers: dict[Tensor, int]
+    _hvd_names: dict[Tensor, str]
+    _hvd_active: bool
+    _hvd_backward: int | None
+
+    def _hvd_register(self) -> None:
+        """Gives every parameter that is not registered yet its name and its hook."""
+        for group_index, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if parameter in self._hvd_numbers or not parameter.requires_grad:
+                    continue
+                name = self._hvd_names.get(parameter, f"{group_index}.{index}")
+                self._hvd_numbers[parameter] = self._hvd_reducer.add(name, parameter)
+                if self._hvd_active:
+                    parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
+
+    def _hvd_ready(self, parameter: Tensor) -> None:
+        # Both are what DistributedDataParallel uses; a backward inside a backward has a number of its own.
+        backward = torch._C._current_graph_task_id()
+        if backward != self._hvd_backward:
+            # A backward that has raised left reductions in flight: peers wait for the rest of that round.
+            self._hvd_reducer.finish()
+            self._hvd_backward = backward
+            Variable._execution_engine.queue_callback(self._hvd_end_of_backward)
+        self._hvd_reducer.ready(self._hvd_numbers[parameter])
+
+    def _hvd_end_of_backward(self) -> None:
+        self._hvd_backward = None
+        self._hvd_reducer.finish()
+
+    def synchronize(self) -> None:
+        """Waits for reductions in flight. Kept for old scripts: the end of backward() has done it already."""
+        if self._hvd_active:
+            self._hvd_reducer.complete_step()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Kept for old scripts: step() never reduces what has been reduced."""
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes the number of backward passes after which gradients are reduced; counting starts again."""
+        _check_passes(passes)
+        self._hvd_reducer.passes_per_step = passes
+        self._hvd_reducer.begin_step()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's own step. Gradients that no backward has reduced (set by hand) are reduced first."""
+        if self._hvd_active and closure is None:
+            self._hvd_reducer.complete_step()
+        result = super().step(closure)  # type: ignore[misc]
+        self._hvd_reducer.begin_step()
+        return result
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer's own. Raises AssertionError while reductions are in flight."""
+        if self._hvd_reducer.in_flight:
+            raise AssertionError(
+                f"zero_grad() was called while {len(self._hvd_reducer.in_flight)} gradients are being reduced, first "
+                f"`{self._hvd_reducer.in_flight[0]}`\nhint: call it after backward() has returned"
+            )
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+        self._hvd_reducer.begin_step()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's own; the new parameters are reduced as well."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if "_hvd_reducer" in self.__dict__:
+            self._hvd_register()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer's own; counting of passes starts again."""
+        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+        self._hvd_reducer.begin_step()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Wraps an optimizer so that gradients are reduced over all ranks during backward().
+
+    named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
+    compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
+    Average, Sum, Min, Max or Product. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size
+    after the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not
+    depend on it. sparse_as_dense: sparse gradients are reduced as dense ones. Returns an instance of a subclass of the
+    optimizer's class. Raises ValueError for arguments that do not fit together.
+    """
+    if op == Adasum:
+        raise NotImplementedError("op=Adasum is not supported yet\nhint: Average is the default")
+    if op not in range(len(OP_NAMES)):
+        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(OP_NAMES)}")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise InvalidRequestError("gradient_predivide_factor is for op=Average alone")
+    _check_passes(backward_passes_per_step)
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = _checked_names(named_parameters, parameters)
+    if num_groups:
+        warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    _check_groups(groups, parameters)
+
+    how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
+
+    def start(gradient: Tensor, name: str) -> Operation:
+        return collectives.allreduce(gradient, name, how, True)
+
+    kind = type(optimizer)
+    wrapped: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__}))
+    # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._hvd_reducer = GradientReducer(
+        _Gradients(sparse_as_dense), start, compression, int(backward_passes_per_step)
+    )
+    wrapped._hvd_numbers = {}
+    wrapped._hvd_names = names
+    wrapped._hvd_active = context.size() > 1
+    wrapped._hvd_backward = None
+    wrapped._hvd_register()
+    return wrapped
+
+
+def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Tensor], None]:
+    # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer nobody uses.
+    def hook(parameter: Tensor) -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer._hvd_ready(parameter)
+
+    return hook
+
+
+def _check_passes(passes: Any) -> None:
+    if not isinstance(passes, int) or passes <= 0:
+        raise InvalidRequestError(f"backward_passes_per_step={passes!r}: expected a whole number above 0")
+
+
+def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tensor]) -> dict[Tensor, str]:
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise InvalidRequestError(
+            "named_parameters: expected a sequence of tuples (name, parameter)\n"
+            "hint: model.named_parameters() gives one"
+        )
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidRequestError(f"named_parameters: names must be unique, seen twice: {', '.join(twice)}")
+    found = {parameter: name for name, parameter in pairs}
+    missing = [index for index, parameter in enumerate(parameters) if parameter not in found]
+    if missing:
+        raise InvalidRequestError(
+            f"named_parameters: {len(missing)} of the optimizer's {len(parameters)} parameters have no name, first "
+            f"number {missing[0]} with shape {tuple(parameters[missing[0]].shape)}\nhint: pass model.named_parameters()"
+        )
+    return found
+
+
+def _check_groups(groups: Any, parameters: list[Tensor]) -> None:
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups <= 0:
+            raise InvalidRequestError(
+                f"groups={groups}: expected a whole number above 0, or a list of lists of parameters"
+            )
+        return
+    if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise InvalidRequestError("groups: expected a whole number above 0, or a list of lists of parameters")
+    seen: set[Tensor] = set()
+    known = set(parameters)
+    for group in groups:
+        for member in group:
+            if not isinstance(member, Tensor):
+                raise InvalidRequestError(f"groups: expected parameters, seen {type(member).__name__}")
+            if member in seen:
+                raise InvalidRequestError(f"groups: a parameter of shape {tuple(member.shape)} stands in them twice")
+            if member not in known:
+                raise InvalidRequestError(
+                    f"groups: a tensor of shape {tuple(member.shape)} is no parameter of this optimizer"
+                )
+            seen.add(member)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal start values on all ranks: parameters, optimizer state, and any Python object, from one rank to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horovod.core import context
+from horovod.core.exceptions import InvalidRequestError, MismatchError
+from horovod.core.objects import allgather_object, broadcast_object
+from horovod.core.operations import Operation
+from horovod.core.process_sets import global_process_set
+from horovod.torch.tensors import collectives
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+_OBJECTS = (bool, int, float, type(None))
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrites parameters with those of the root. `params`: a state_dict, or named pairs as model.named_parameters().
+
+    Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
+    ValueError for anything else, naming its key; HorovodInternalError where the ranks' tensors differ in shape or
+    dtype.
+    """
+    pairs = _named(params)
+    tensors = [(name, value) for name, value in pairs if isinstance(value, Tensor)]
+    objects = {name: value for name, value in pairs if not isinstance(value, Tensor)}
+    for name, value in objects.items():
+        if not isinstance(value, _OBJECTS):
+            raise InvalidRequestError(
+                f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
+            )
+    _wait_all([_started(tensor, root_rank, name) for name, tensor in tensors])
+    if objects:
+        for name, value in broadcast_object(objects, root_rank, "broadcast_parameters.objects").items():
+            params[name] = value
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Gives every rank's optimizer the root's options and state. No step is ever run: what a rank lacks is made, what
+    the root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no
+    fixed set of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidRequestError(
+            "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
+        )
+    groups = optimizer.param_groups
+    _check_groups([len(group["params"]) for group in groups])
+    structure = broadcast_object(_structure(optimizer), root_rank, "optimizer_state.structure")
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for group, options in zip(groups, structure["options"], strict=True):
+        for key in [key for key in group if key != "params" and key not in options]:
+            del group[key]
+        group.update(options)
+    started = []
+    for index, (parameter, described) in enumerate(zip(parameters, structure["state"], strict=True)):
+        if described is None:
+            optimizer.state.pop(parameter, None)
+            continue
+        state = optimizer.state[parameter]
+        for key in [key for key in state if key not in described]:
+            del state[key]
+        for key, (kind, value) in described.items():
+            if kind == "object":
+                state[key] = value
+                continue
+            state[key] = _fitting(state.get(key), value, parameter)
+            started.append(_started(state[key], root_rank, f"optimizer_state.{index}.{key}"))
+    _wait_all(started)
+
+
+def _named(params: Any) -> list[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())
+    if not isinstance(params, Iterable) or isinstance(params, (str, Tensor)):
+        raise InvalidRequestError(
+            f"broadcast_parameters: expected a dict or a list of pairs, seen {type(params).__name__}"
+        )
+    pairs = [item if isinstance(item, tuple) else (str(index), item) for index, item in enumerate(params)]
+    for name, value in pairs:
+        if value is not None and not isinstance(value, Tensor):
+            raise InvalidRequestError(f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor")
+    return [(name, value) for name, value in pairs if value is not None]
+
+
+def _started(tensor: Tensor, root_rank: int, name: str) -> Operation:
+    return collectives.broadcast(tensor.detach(), root_rank, name, global_process_set, True)
+
+
+def _wait_all(operations: list[Operation]) -> None:
+    first_error: Exception | None = None
+    for operation in operations:
+        try:
+            operation.wait()
+        except Exception as error:
+            # The others are still being written to; their memory must stay until they are done as well.
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+
+
+def _check_groups(mine: list[int]) -> None:
+    by_rank = allgather_object(mine, "optimizer_state.groups")
+    for rank, theirs in enumerate(by_rank):
+        if theirs != by_rank[0]:
+            raise MismatchError(
+                f"broadcast_optimizer_state: rank {rank} has parameter groups of {theirs} parameters, rank 0 of "
+                f"{by_rank[0]}: expected the same on all ranks (this is rank {context.rank()})"
+            )
+
+
+def _structure(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Everything but the tensors' values: options by group, and by parameter each state value's kind."""
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    states: list[dict[Any, Any] | None] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            states.append(None if state is None else {key: _described(value) for key, value in state.items()})
+    return {"options": options, "state": states}
+
+
+def _described(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return "tensor", (tuple(value.shape), value.dtype, value.is_cpu)
+    return "object", value
+
+
+def _fitting(mine: Any, described: tuple[tuple[int, ...], torch.dtype, bool], parameter: Tensor) -> Tensor:
+    """This rank's tensor where it has the root's shape and dtype, else a new one."""
+    shape, dtype, on_host = described
+    if isinstance(mine, Tensor) and tuple(mine.shape) == shape and mine.dtype == dtype:
+        return mine
+    # Adam keeps its step counter on the host whatever the parameter's device is.
+    return torch.empty(shape, dtype=dtype, device="cpu" if on_host else parameter.device)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's tensors as the core sees them: step 1 of a gradient's way.
+
+Dense CPU tensors are used in place. Views, lazily negated tensors and device tensors are copied to host memory first,
+and the result is written back; reading a CUDA tensor waits for the current stream, as any copy to the host does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horovod.core import native
+from horovod.core.collectives import Collectives
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.tensors import unsupported_dtype
+
+__all__ = ["TorchAdapter", "collectives", "has_overlap"]
+
+_DTYPES = [getattr(torch, name) for name in native.DTYPE_NAMES]
+_NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
+
+
+def has_overlap(tensor: Tensor) -> bool:
+    """Whether elements share memory, as in expand(): such a tensor can be read, not written."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+class TorchAdapter:
+    """See core/tensors.py."""
+
+    def stage(self, tensor: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
+        try:
+            number = _NUMBER_OF[tensor.dtype]
+            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                return tensor, number, tensor.shape
+        except (KeyError, AttributeError, RuntimeError):
+            _explain(tensor)
+            raise
+        if tensor.layout is not torch.strided:
+            _explain(tensor)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        with torch.no_grad():
+            host.copy_(tensor)
+        return host, number, tensor.shape
+
+    def check_in_place(self, tensor: Tensor) -> None:
+        if not tensor.is_contiguous() and has_overlap(tensor):
+            raise InvalidRequestError(
+                "an operation in place needs a tensor whose elements have memory of their own, seen an expanded one\n"
+                "hint: call .contiguous() first"
+            )
+
+    def address(self, staged: Tensor) -> int:
+        return staged.data_ptr()  # type: ignore[no-any-return]
+
+    def empty_like(self, staged: Tensor) -> Tensor:
+        return torch.empty_like(staged, requires_grad=False)
+
+    def empty(self, shape: tuple[int, ...], dtype: int) -> Tensor:
+        return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
+
+    def write_back(self, tensor: Tensor, staged: Tensor) -> None:
+        with torch.no_grad():
+            tensor.copy_(staged)
+
+    def deliver(self, staged: Tensor, like: Tensor) -> Tensor:
+        return staged.to(like.device)
+
+
+def _explain(tensor: Tensor) -> None:
+    """Raises the error that says what is wrong with a tensor that cannot be staged; returns where nothing is."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"expected a torch.Tensor, seen {type(tensor).__name__}")
+    if tensor.dtype not in _NUMBER_OF:
+        raise unsupported_dtype(tensor.dtype)
+    if tensor.layout is not torch.strided:
+        raise InvalidRequestError(
+            f"layout {tensor.layout} is not supported: expected a dense tensor\nhint: call .to_dense() first"
+        )
+
+
+collectives: Collectives[Tensor] = Collectives(TorchAdapter())

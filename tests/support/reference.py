@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every collective has to give, in NumPy, bit by bit: the fold in rank order that native/reduction/types.h defines."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+AVERAGE, SUM, _, MIN, MAX, PRODUCT = range(6)
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
+    """A rank's input: small enough that no sum of a few ranks overflows, different on every rank."""
+    random = np.random.default_rng((seed, rank, *shape))
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return random.integers(0, 2, shape).astype(bool)
+    if kind == "u":
+        return random.integers(0, 30, shape).astype(dtype)
+    if kind == "i":
+        return random.integers(-20, 20, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    # -0 is below +0, which np.minimum does not promise; a NaN stays
+    return np.where((a == b) & np.signbit(a), a, np.minimum(a, b)) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
+def _maximum(a: Array, b: Array) -> Array:
+    return np.where((a == b) & ~np.signbit(a), a, np.maximum(a, b)) if a.dtype.kind == "f" else np.maximum(a, b)
+
+
+def allreduce(inputs: list[Array], op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+    """postscale * fold(prescale * x) / size, folded from the left in rank order."""
+    dtype, size = inputs[0].dtype, len(inputs)
+    if dtype.kind == "b":
+        return functools.reduce(np.logical_and if op == MIN else np.logical_or, inputs)
+    combine = {AVERAGE: np.add, SUM: np.add, PRODUCT: np.multiply, MIN: _minimum, MAX: _maximum}[op]
+    with np.errstate(all="ignore"):
+        if dtype.kind in "iu":
+            return _integers(inputs, combine, op, prescale, postscale)
+        # bfloat16 is of kind "V" to NumPy
+        wide: Any = np.float64 if dtype == np.float64 else np.float32
+        terms = [array.astype(wide) for array in inputs]
+        if prescale != 1.0:
+            terms = [term * wide(prescale) for term in terms]
+        total = functools.reduce(combine, terms)
+        factor = postscale / (size if op == AVERAGE else 1)
+        if factor != 1.0:
+            total = total * wide(factor)
+        return np.asarray(total).astype(dtype)
+
+
+def _integers(inputs: list[Array], combine: Any, op: int, prescale: float, postscale: float) -> Array:
+    dtype = inputs[0].dtype
+    if op == AVERAGE and prescale == postscale == 1.0:
+        total = functools.reduce(np.add, [array.astype(np.int64) for array in inputs])
+        return (np.sign(total) * (np.abs(total) // len(inputs))).astype(dtype)
+    terms = [np.trunc(array.astype(np.float64) * prescale).astype(dtype) for array in inputs]
+    total = functools.reduce(combine, terms)
+    if postscale != 1.0:
+        total = np.trunc(total.astype(np.float64) * postscale)
+    return np.asarray(total).astype(dtype)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Equal dtype, shape and bytes; two NaN are equal whatever their payload."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.tobytes() == b.tobytes():
+        return True
+    if a.dtype.kind in "biu":
+        return False
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return bool(np.all((a == b) & (np.signbit(a) == np.signbit(b)) | np.isnan(a) & np.isnan(b)))
