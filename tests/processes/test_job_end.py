@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import sys
+import termios
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,6 +163,18 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
         assert job.wait().code == 130
 
 
+def test_two_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "1", python("ready()\nwhile True: print('x' * 1000)"), read=False) as job:
+        assert job.process.stdout is not None
+        job.process.stdout.readline()
+        pipe = job.process.stdout.fileno()
+        full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
+        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full, job)
+        os.kill(job.process.pid, signal.SIGINT)
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.process.wait(timeout=20) in (130, 143)
+
+
 def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
     code = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
     with Job(tmp_path, "-np", "2", python(code)) as job:
@@ -168,6 +185,13 @@ def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
         os.kill(pids[1], signal.SIGUSR1)
         os.kill(pids[0], signal.SIGUSR1)
         assert job.wait().code == 0
+
+
+def wait_until(condition: Callable[[], bool], job: Job) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, job.shown()
+        time.sleep(0.01)
 
 
 def state(pid: int) -> str:

@@ -48,7 +48,9 @@ class Done:
 class Job:
     """One horovodrun. Its output is read as it comes; `__exit__` ends it and looks for what it left."""
 
-    def __init__(self, directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None, read: bool = True
+    ) -> None:
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self._temporary = directory / "tmp"
         self._temporary.mkdir(exist_ok=True)
@@ -69,7 +71,7 @@ class Job:
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._lines: queue.Queue[tuple[str, str]] = queue.Queue()
         self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in self._text]
-        for reader in self._readers:
+        for reader in self._readers if read else []:
             reader.start()
 
     def _read(self, stream: str) -> None:
@@ -142,7 +144,7 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
-            for reader in self._readers:
+            for reader in filter(threading.Thread.is_alive, self._readers):
                 reader.join(timeout=TIMEOUT_S)
             for pipe in (self.process.stdout, self.process.stderr):
                 assert pipe is not None
