@@ -7,12 +7,21 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 from support.world import Outcome, World, WorldPool
 
 from horovod.core import bootstrap, links
 from horovod.core.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[WorldPool]:
+    """Worlds of these tests alone: they number generations themselves, and Horovod counts its own in shared ones."""
+    pool = WorldPool()
+    yield pool
+    pool.close()
 
 
 def connect_and_exchange(generation: int) -> dict[str, object]:

@@ -153,6 +153,15 @@ def test_a_signal_to_horovodrun_ends_all_ranks(tmp_path: Path, number: signal.Si
     assert done.stderr == f"horovodrun: {number.name}: ending all ranks\n"
 
 
+def test_ctrl_c_at_the_terminal_reaches_horovodrun_alone(tmp_path: Path) -> None:
+    code = "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True)); ready(); signal.pause()"
+    with Job(tmp_path, "-np", "2", python(code)) as job:
+        job.wait_ready(2)
+        os.killpg(job.process.pid, signal.SIGINT)  # what a terminal does
+        done = job.wait()
+    assert done.code == 130 and "interrupted" not in done.stdout
+
+
 def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     code = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); ready()\nwhile True: signal.pause()"
     with Job(tmp_path, "-np", "2", "--termination-grace-seconds", "60", python(code)) as job:
@@ -201,7 +210,7 @@ def state(pid: int) -> str:
 def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "2", python("signal.signal(signal.SIGUSR1, print); ready(); signal.pause()")) as job:
         pids = job.wait_ready(2)
-        os.kill(job.process.pid, signal.SIGTSTP)
+        os.killpg(job.process.pid, signal.SIGTSTP)
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
         assert [state(pid) for pid in pids.values()] == ["T", "T"]
         os.kill(job.process.pid, signal.SIGCONT)

@@ -175,7 +175,8 @@ class Agent:
         if text:
             self._tell(event="output", rank=output.rank, stream=output.stream, text=text)
         if not data:
-            self._selector.unregister(descriptor)
+            if descriptor in self._selector.get_map():  # not while the launcher reads too slowly
+                self._selector.unregister(descriptor)
             os.close(descriptor)
             del self._outputs[descriptor]
 
