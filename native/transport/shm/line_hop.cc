@@ -51,8 +51,8 @@ bool LineHop::pong(SlotRing& ring, int rounds) {
 bool LineHop::measure(SlotRing& ring, int rounds) {
   const int skipped = rounds / kRoundsPerSample * kRoundsPerSample;
   uint32_t slowest = 0;
-  for (int partner : {1, ring.size() - 1}) {
-    if (partner < 1 || (partner == 1 && slowest != 0)) continue;  // the last member is member 1 where there are two
+  const int last = ring.size() - 1;
+  for (int partner = 1; partner <= last; partner = partner == last ? last + 1 : last) {
     uint32_t hop = 1;
     if (ring.member() == 0) {
       if (!ping(ring, partner, rounds, &hop)) return false;
