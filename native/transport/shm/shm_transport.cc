@@ -19,8 +19,6 @@ constexpr size_t kOneShotReadBytes = size_t{32} << 10;
 constexpr size_t kLargeBytes = size_t{1} << 20;
 constexpr size_t kStreamOutputBytes = size_t{8} << 20;
 constexpr uint32_t kFarHopNs = 100;
-// A hop this long was measured between members that shared a core: it says nothing about caches.
-constexpr uint32_t kNoHopNs = 2000;
 constexpr int kStartRounds = 400;
 constexpr int kAgainRounds = 32;
 constexpr uint32_t kLargeOperationsPerMeasurement = 64;
@@ -79,8 +77,7 @@ class ShmTransport final : public Transport {
   }
   bool streamed() const {
     if (options_.force_streamed || options_.force_cached) return options_.force_streamed;
-    const uint32_t hop = LineHop::nanoseconds(ring_);
-    return hop >= kFarHopNs && hop < kNoHopNs;
+    return LineHop::nanoseconds(ring_) >= kFarHopNs;
   }
   // A virtual machine moves between near and far placements by itself. All members count alike, so all take part.
   bool measure_now_and_then(size_t bytes) {
