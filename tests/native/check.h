@@ -2,6 +2,7 @@
 // The native tests' harness: TEST(name) { EXPECT(...); } and main() that runs all, or those whose name contains argv[1].
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,8 +21,8 @@ inline std::vector<Case>& cases() {
   static std::vector<Case> all;
   return all;
 }
-inline int& failures() {
-  static int count = 0;
+inline std::atomic<int>& failures() {  // ranks may be threads
+  static std::atomic<int> count{0};
   return count;
 }
 
