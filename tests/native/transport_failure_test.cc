@@ -20,49 +20,50 @@ using hvd::Transport;
 using members::Wire;
 using members::World;
 
+using Values = std::vector<float>;
+
 struct Operation {
   const char* name;
-  std::function<Status(Transport&, std::vector<float>&)> run;
+  size_t floats;             // what `values` holds beforehand, for one member
+  bool gathers;              // `values` holds that much of every member
+  std::function<Status(Transport&, Values&, const Values& mine)> run;
+
+  Status prepare_and_run(Transport& transport, std::atomic<int>* inside) const {
+    const Values mine(floats, 1.0f);
+    Values values(gathers ? floats * static_cast<size_t>(transport.size()) : floats, 1.0f);
+    if (inside != nullptr) ++*inside;
+    return run(transport, values, mine);
+  }
 };
 
-Slice whole(std::vector<float>& values) {
+Slice whole(Values& values) {
   std::byte* const data = reinterpret_cast<std::byte*>(values.data());
   return {data, data, static_cast<int64_t>(values.size())};
 }
 
-Status allreduce(Transport& transport, std::vector<float>& values, size_t count) {
-  values.assign(count, 1.0f);
+Status allreduce(Transport& transport, Values& values, const Values&) {
   const Slice slice = whole(values);
   return transport.allreduce({&slice, 1}, {HVD_FLOAT32, HVD_SUM});
 }
+Status broadcast(Transport& transport, Values& values, const Values&) {
+  const Slice slice = whole(values);
+  return transport.broadcast({&slice, 1}, 4, 0);
+}
+Status exchange(Transport& transport, Values& values, const Values& mine) {
+  return transport.exchange(mine.data(), mine.size() * 4, values.data());
+}
+Status allgather(Transport& transport, Values& values, const Values& mine) {
+  const std::vector<int64_t> bytes(static_cast<size_t>(transport.size()), static_cast<int64_t>(mine.size()) * 4);
+  return transport.allgather(mine.data(), bytes, values.data());
+}
+Status barrier(Transport& transport, Values&, const Values&) { return transport.barrier(); }
 
 // Each of them needs member 0.
 std::vector<Operation> operations() {
-  return {
-      {"allreduce", [](Transport& t, std::vector<float>& v) { return allreduce(t, v, 3); }},
-      {"allreduce", [](Transport& t, std::vector<float>& v) { return allreduce(t, v, 2000); }},
-      {"allreduce", [](Transport& t, std::vector<float>& v) { return allreduce(t, v, 3'000'000); }},
-      {"broadcast",
-       [](Transport& t, std::vector<float>& v) {
-         v.assign(1'000'000, 1.0f);
-         const Slice slice = whole(v);
-         return t.broadcast({&slice, 1}, 4, 0);
-       }},
-      {"exchange",
-       [](Transport& t, std::vector<float>& v) {
-         v.assign(1000 * static_cast<size_t>(t.size()), 1.0f);
-         const std::vector<float> mine(1000);
-         return t.exchange(mine.data(), 4000, v.data());
-       }},
-      {"allgather",
-       [](Transport& t, std::vector<float>& v) {
-         const std::vector<int64_t> bytes(static_cast<size_t>(t.size()), 4'000'000);
-         v.assign(1'000'000 * static_cast<size_t>(t.size()), 1.0f);
-         const std::vector<float> mine(1'000'000);
-         return t.allgather(mine.data(), bytes, v.data());
-       }},
-      {"barrier", [](Transport& t, std::vector<float>&) { return t.barrier(); }},
-  };
+  return {{"allreduce", 3, false, allreduce},          {"allreduce", 2000, false, allreduce},
+          {"allreduce", 3'000'000, false, allreduce},  {"broadcast", 1'000'000, false, broadcast},
+          {"exchange", 1000, true, exchange},          {"allgather", 1'000'000, true, allgather},
+          {"barrier", 0, false, barrier}};
 }
 
 // Member 0 keeps out of the operation; once all others are in it, the generation is poisoned.
@@ -77,9 +78,7 @@ void interrupt_one(Wire wire, int n, const Operation& operation) {
       world.raise();
       return;
     }
-    std::vector<float> values;
-    ++inside;
-    const Status status = operation.run(transport, values);
+    const Status status = operation.prepare_and_run(transport, &inside);
     const int64_t ended_ns = hvd::monotonic_ns();
     EXPECT(status.code() == HVD_ABORTED || status.code() == HVD_RANK_LOST);
     EXPECT(status.text().find(operation.name) != std::string::npos);
@@ -102,7 +101,6 @@ TEST(an_interrupt_amid_running_operations_ends_all_members) {
       World world(wire, 3, 2);
       std::atomic<int64_t> raised_ns{0};
       members::run_threads(world, {}, [&](Transport& transport) {
-        std::vector<float> values;
         Status status;
         for (int i = 0; status.ok(); ++i) {
           if (i == enough && transport.member() == 1) {
@@ -110,7 +108,7 @@ TEST(an_interrupt_amid_running_operations_ends_all_members) {
             world.raise();
           }
           if (raised_ns.load() != 0 && transport.member() == 1) return;
-          status = operations()[static_cast<size_t>(i % 3)].run(transport, values);
+          status = operations()[static_cast<size_t>(i % 2)].prepare_and_run(transport, nullptr);
         }
         EXPECT(status.code() == HVD_ABORTED || status.code() == HVD_RANK_LOST);
         EXPECT(hvd::monotonic_ns() - raised_ns.load() < 500'000'000);
@@ -137,9 +135,7 @@ TEST(a_tcp_peer_that_closes_is_named) {
         while (inside.load() < 2) std::this_thread::yield();
         return;  // closes its sockets
       }
-      std::vector<float> values;
-      ++inside;
-      const Status status = operation.run(transport, values);
+      const Status status = operation.prepare_and_run(transport, &inside);
       // Member 2 may see member 1 leave first, after that one has failed because of member 0.
       EXPECT(status.code() == HVD_RANK_LOST);
       EXPECT(status.failed_rank() == 10 || status.failed_rank() == 11 || status.failed_rank() == 12);

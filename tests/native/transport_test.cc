@@ -271,10 +271,31 @@ TEST(bursts_of_small_operations) {
   }
 }
 
+// With results that are known without everybody's inputs: many members on few cores are slow enough.
+void known_results(Transport& transport) {
+  const int n = transport.size();
+  for (int length : {10, 700, 9000, 200'000}) {
+    std::vector<int32_t> values(static_cast<size_t>(length));
+    for (int i = 0; i < length; ++i) values[static_cast<size_t>(i)] = i * (transport.member() + 1);
+    const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()), length};
+    expect_ok(transport.allreduce({&slice, 1}, {HVD_INT32, HVD_SUM}));
+    int wrong = 0;
+    for (int i = 0; i < length; ++i) wrong += values[static_cast<size_t>(i)] != i * (n * (n + 1) / 2);
+    EXPECT(wrong == 0);
+    values.assign(values.size(), transport.member());
+    expect_ok(transport.broadcast({&slice, 1}, 4, length % n));
+    EXPECT(std::count(values.begin(), values.end(), length % n) == length);
+    const std::vector<int64_t> lengths(static_cast<size_t>(n), 400);
+    std::vector<int32_t> mine(100, transport.member()), all(static_cast<size_t>(100 * n));
+    expect_ok(transport.allgather(mine.data(), lengths, all.data()));
+    for (int m = 0; m < n; ++m) EXPECT(all[static_cast<size_t>(100 * m)] == m && all[static_cast<size_t>(100 * m + 99)] == m);
+  }
+}
+
 TEST(many_members_on_one_host) {
   for (int n : {9, 33, 64}) {
     World world(Wire::kShm, n);
-    members::run_threads(world, {}, [&](Transport& t) { random_operations(t, static_cast<uint64_t>(n), 8); });
+    members::run_threads(world, {}, known_results);
   }
 }
 
