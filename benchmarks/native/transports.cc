@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latency and bandwidth of the shm and TCP transports, by size: transports [members] [shm|tcp|both] [links] [cached|streamed].
+// Latency and bandwidth of the shm and TCP transports, by size: transports [members] [shm|tcp|both] [links]
+// [cached|streamed].
 //
-// Forks one process per member, not pinned. Every size runs in rounds; a round is timed on all members between two barriers, and
-// the slowest member counts. Prints the median and the quartile of the rounds, and the line hop before and after, because a
-// virtual machine may move between placements while it runs. Results are verified.
+// Forks one process per member, not pinned. Every size runs in rounds; a round is timed on all members between two
+// barriers, and the slowest member counts. Prints the median and the quartile of the rounds, and the line hop before
+// and after, because a virtual machine may move between placements while it runs. Results are verified.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -46,14 +47,16 @@ void measure(Transport& transport, size_t bytes) {
   EXPECT(right);
   if (transport.member() != 0) return;
   const double median = rounds[kRounds / 2];
-  std::printf("%-4s %2d %10zu B  median %12.2f us  q1 %12.2f us  min %12.2f us  %7.2f GB/s%s\n", transport.name(), transport.size(), bytes,
-              median / 1e3, rounds[kRounds / 4] / 1e3, rounds[0] / 1e3, static_cast<double>(bytes) / median, right ? "" : "  WRONG");
+  std::printf("%-4s %2d %10zu B  median %12.2f us  q1 %12.2f us  min %12.2f us  %7.2f GB/s%s\n", transport.name(),
+              transport.size(), bytes, median / 1e3, rounds[kRounds / 4] / 1e3, rounds[0] / 1e3,
+              static_cast<double>(bytes) / median, right ? "" : "  WRONG");
   std::fflush(stdout);
 }
 
 void run(Transport& transport) {
   if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());
-  for (size_t bytes : {4ul, 56ul, 64ul, 1024ul, 4096ul, 16384ul, 32768ul, 65536ul, 262144ul, 1ul << 20, 4ul << 20, 16ul << 20, 64ul << 20}) {
+  for (size_t bytes : {4ul, 56ul, 64ul, 1024ul, 4096ul, 16384ul, 32768ul, 65536ul, 262144ul, 1ul << 20, 4ul << 20,
+                       16ul << 20, 64ul << 20}) {
     measure(transport, bytes);
   }
   if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());

@@ -9,7 +9,7 @@ namespace hvd {
 
 namespace {
 
-constexpr int64_t kLag = 2;           // chunks whose shares are under way before the first result is sent
+constexpr int64_t kLag = 2;  // chunks whose shares are under way before the first result is sent
 constexpr size_t kShareBytes = size_t{256} << 10;
 constexpr size_t kShareUnitBytes = 64;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
@@ -30,7 +30,8 @@ class DirectExchange {
         links_(slices.bytes() >= kManyLinksBytes ? mesh.links_per_peer() : 1),
         missing_(static_cast<size_t>(chunks_), mesh.size() - 1),
         sources_(static_cast<size_t>(mesh.size())) {
-    scratch_->resize(std::max(scratch_->size(), static_cast<size_t>(mesh.size() * kLag * share_elements_ * element_bytes_)));
+    scratch_->resize(
+        std::max(scratch_->size(), static_cast<size_t>(mesh.size() * kLag * share_elements_ * element_bytes_)));
   }
 
   Status run() {
@@ -72,11 +73,13 @@ class DirectExchange {
   }
   size_t bytes(int64_t count) const { return static_cast<size_t>(count * element_bytes_); }
 
-  // My peers' shares of chunk k to them, and theirs of my share into scratch, where chunk k - kLag has been folded by now.
+  // My peers' shares of chunk k to them, and theirs of my share into scratch, where chunk k - kLag has been folded by
+  // now.
   void exchange_shares(int64_t k) {
     if (k >= chunks_) return;
     for (int step = 1; step < mesh_.size(); ++step) {
-      const int to = (mesh_.member() + step) % mesh_.size(), from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
+      const int to = (mesh_.member() + step) % mesh_.size(),
+                from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
       const Share theirs = share(k, to);
       slices_.for_range(theirs.begin, theirs.count, [&](const std::byte* input, std::byte*, size_t, int64_t count) {
         mesh_.send(to, link(k), input, bytes(count));
@@ -87,19 +90,21 @@ class DirectExchange {
 
   void fold(int64_t k) {
     const Share mine = share(k, mesh_.member());
-    slices_.for_range(mine.begin, mine.count, [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
-      for (int m = 0; m < mesh_.size(); ++m) {
-        sources_[static_cast<size_t>(m)] = m == mesh_.member() ? input : scratch(k, m) + offset;
-      }
-      kernels_.fold(reduction_, sources_, count, {output});
-    });
+    slices_.for_range(mine.begin, mine.count,
+                      [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+                        for (int m = 0; m < mesh_.size(); ++m) {
+                          sources_[static_cast<size_t>(m)] = m == mesh_.member() ? input : scratch(k, m) + offset;
+                        }
+                        kernels_.fold(reduction_, sources_, count, {output});
+                      });
   }
 
   // A peer's result overwrites the input that was sent to it: the peer has it, or there would be no result.
   void exchange_results(int64_t k) {
     const Share mine = share(k, mesh_.member());
     for (int step = 1; step < mesh_.size(); ++step) {
-      const int to = (mesh_.member() + step) % mesh_.size(), from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
+      const int to = (mesh_.member() + step) % mesh_.size(),
+                from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
       slices_.for_range(mine.begin, mine.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
         mesh_.send(to, link(k), output, bytes(count));
       });

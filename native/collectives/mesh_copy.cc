@@ -33,9 +33,11 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
   const auto elements = [&](int64_t k) { return std::min(chunk_elements, slices.count() - k * chunk_elements); };
   const auto hand_on = [&](int64_t k) {
     for (int child : children) {
-      slices.for_range(k * chunk_elements, elements(k), [&](const std::byte* input, std::byte* output, size_t, int64_t count) {
-        mesh.send(child, static_cast<int>(k % links), is_root ? input : output, static_cast<size_t>(count * element_bytes));
-      });
+      slices.for_range(k * chunk_elements, elements(k),
+                       [&](const std::byte* input, std::byte* output, size_t, int64_t count) {
+                         mesh.send(child, static_cast<int>(k % links), is_root ? input : output,
+                                   static_cast<size_t>(count * element_bytes));
+                       });
     }
   };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SliceList: the tensors of a fused batch seen as one long tensor (step 7). Algorithms work on ranges of it; a range is
-// gathered from and scattered to the tensors piece by piece, so that no fusion buffer exists besides the transport's own.
+// gathered from and scattered to the tensors piece by piece, so that no fusion buffer exists besides the transport's
+// own.
 //
 // Borrows the slices; use from one thread.
 #pragma once
@@ -25,8 +26,8 @@ class SliceList {
   size_t element_bytes() const { return element_bytes_; }
   size_t bytes() const { return static_cast<size_t>(count_) * element_bytes_; }
 
-  // Calls visit(input, output, offset, count) for each piece of elements [begin, begin + count): `offset` is the piece's place
-  // in the range, in bytes; `count` its elements.
+  // Calls visit(input, output, offset, count) for each piece of elements [begin, begin + count): `offset` is the
+  // piece's place in the range, in bytes; `count` its elements.
   template <class Visit>
   void for_range(int64_t begin, int64_t count, Visit visit) const {
     if (count <= 0) return;
@@ -38,7 +39,8 @@ class SliceList {
       const int64_t stop = std::min(end, ends_[index]);
       if (stop > at) {
         const size_t skipped = static_cast<size_t>(at - slice_begin) * element_bytes_;
-        visit(slice.input + skipped, slice.output + skipped, static_cast<size_t>(at - begin) * element_bytes_, stop - at);
+        visit(slice.input + skipped, slice.output + skipped, static_cast<size_t>(at - begin) * element_bytes_,
+              stop - at);
         at = stop;
       }
     }
@@ -51,8 +53,8 @@ class SliceList {
   int64_t count_ = 0;
 };
 
-// The part of `count` elements that member `index` of `members` reduces: equal shares rounded up to `unit` elements, so the
-// last ones may be short or empty.
+// The part of `count` elements that member `index` of `members` reduces: equal shares rounded up to `unit` elements, so
+// the last ones may be short or empty.
 struct Share {
   int64_t begin, count;
 };

@@ -37,7 +37,8 @@ class TwoShot {
   // Chunk k is filled, k - 1 reduced and k - 2 copied out in turn, so a peer has a stage's time to catch up.
   Status run() {
     for (int64_t k = 0; k < chunks_ + 2; ++k) {
-      const bool going = (k >= chunks_ || fill(k)) && (k < 1 || k > chunks_ || reduce(k - 1)) && (k < 2 || copy_out(k - 2));
+      const bool going =
+          (k >= chunks_ || fill(k)) && (k < 1 || k > chunks_ || reduce(k - 1)) && (k < 2 || copy_out(k - 2));
       if (!going) return ring_.interrupted(kOperation);
     }
     ring_.finish(static_cast<uint32_t>(chunks_));
@@ -61,7 +62,8 @@ class TwoShot {
       std::byte* const to = slot + part.begin * element_bytes_;
       slices_.for_range(k * chunk_elements_ + part.begin, part.count,
                         [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
-                          kernels_.copy(to + offset, input, static_cast<size_t>(count * element_bytes_), stores_.stream_slots);
+                          kernels_.copy(to + offset, input, static_cast<size_t>(count * element_bytes_),
+                                        stores_.stream_slots);
                         });
     }
     ring_.publish_filled(chunk(k));
@@ -72,16 +74,17 @@ class TwoShot {
     if (!ring_.wait_all_filled(chunk(k)) || (k >= SlotRing::kSlots && !ring_.wait_result_slot(chunk(k)))) return false;
     const Share part = share(k, ring_.member());
     std::byte* const result = ring_.result_slot(ring_.member(), chunk(k));
-    slices_.for_range(k * chunk_elements_ + part.begin, part.count,
-                      [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
-                        for (int m = 0; m < ring_.size(); ++m) {
-                          sources_[static_cast<size_t>(m)] =
-                              m == ring_.member() ? input
-                                                  : ring_.input_slot(m, chunk(k)) + part.begin * element_bytes_ + offset;
-                        }
-                        kernels_.fold(reduction_, sources_, count, {output, stores_.stream_outputs},
-                                      {result + offset, stores_.stream_slots});
-                      });
+    slices_.for_range(
+        k * chunk_elements_ + part.begin, part.count,
+        [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+          for (int m = 0; m < ring_.size(); ++m) {
+            sources_[static_cast<size_t>(m)] =
+                m == ring_.member() ? input : ring_.input_slot(m, chunk(k)) + part.begin * element_bytes_ + offset;
+          }
+          // The slot comes first: where the two are aligned differently, only the first is streamed.
+          kernels_.fold(reduction_, sources_, count, {result + offset, stores_.stream_slots},
+                        {output, stores_.stream_outputs});
+        });
     ring_.publish_consumed(chunk(k));
     return true;
   }
@@ -114,7 +117,8 @@ class TwoShot {
 
 }  // namespace
 
-Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Slice> slices, const Reduction& reduction) {
+Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Slice> slices,
+                      const Reduction& reduction) {
   const size_t element_bytes = element_size(reduction.dtype);
   std::byte* const mine = ring.begin_tiny();
   size_t bytes = 0;
@@ -126,7 +130,8 @@ Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Sl
   const std::byte** const payloads = ring.payloads();
   if (!ring.finish_tiny(payloads)) return ring.interrupted(kOperation);
   alignas(64) std::byte result[kTinyBytes];
-  kernels.fold(reduction, {payloads, static_cast<size_t>(ring.size())}, static_cast<int64_t>(bytes / element_bytes), {result});
+  kernels.fold(reduction, {payloads, static_cast<size_t>(ring.size())}, static_cast<int64_t>(bytes / element_bytes),
+               {result});
   bytes = 0;
   for (const Slice& slice : slices) {
     const size_t slice_bytes = static_cast<size_t>(slice.count) * element_bytes;
@@ -136,13 +141,14 @@ Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Sl
   return Status();
 }
 
-Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction) {
+Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                          bool stream) {
   const uint32_t chunk = ring.next_chunk();
   const size_t element_bytes = slices.element_bytes();
   if (!ring.wait_input_slot(chunk)) return ring.interrupted(kOperation);
   std::byte* const slot = ring.input_slot(ring.member(), chunk);
   slices.for_range(0, slices.count(), [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
-    kernels.copy(slot + offset, input, static_cast<size_t>(count) * element_bytes, false);
+    kernels.copy(slot + offset, input, static_cast<size_t>(count) * element_bytes, stream);
   });
   ring.publish_filled(chunk);
   if (!ring.wait_all_filled(chunk)) return ring.interrupted(kOperation);

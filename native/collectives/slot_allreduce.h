@@ -3,7 +3,8 @@
 //
 // tiny      at most kTinyBytes: the payload travels in the flag's own cache line; one line transfer.
 // one-shot  one chunk: everybody copies its input into its slot, then folds all slots into its own output.
-// two-shot  in each chunk every member owns a *share*: copy the peers' shares in, fold the own share into the output and the
+// two-shot  in each chunk every member owns a *share*: copy the peers' shares in, fold the own share into the output
+// and the
 //           result slot, copy the peers' shares of the result out. The three stages run as a pipeline over the chunks.
 //           The slots are the fusion buffer: tensors are gathered into and scattered from them directly.
 //
@@ -24,8 +25,10 @@ struct StorePlan {
   bool stream_outputs = false;  // the caller's tensors: where they are too large to be found in a cache afterwards
 };
 
-Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Slice> slices, const Reduction& reduction);
-Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction);
+Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Slice> slices,
+                      const Reduction& reduction);
+Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                          bool stream);
 Status two_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
                           StorePlan stores);
 

@@ -59,8 +59,8 @@ Status slot_exchange(SlotRing& ring, const Kernels& kernels, const void* mine, s
   return Status();
 }
 
-Status slot_allgather(SlotRing& ring, const Kernels& kernels, const void* mine, std::span<const int64_t> bytes_of_member,
-                      void* all, bool stream) {
+Status slot_allgather(SlotRing& ring, const Kernels& kernels, const void* mine,
+                      std::span<const int64_t> bytes_of_member, void* all, bool stream) {
   const int64_t chunk_bytes = static_cast<int64_t>(ring.chunk_bytes());
   const int64_t largest = *std::max_element(bytes_of_member.begin(), bytes_of_member.end());
   const int64_t chunks = (largest + chunk_bytes - 1) / chunk_bytes;

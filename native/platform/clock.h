@@ -2,8 +2,8 @@
 // The monotonic clock, in nanoseconds.
 #pragma once
 
-#include <ctime>
 #include <cstdint>
+#include <ctime>
 
 namespace hvd {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FloatState: the thread's floating-point state is the default one (round to nearest, denormals kept, exceptions masked) while
-// this object lives. A caller's thread may flush denormals; a result must not depend on who happened to drive the engine.
+// FloatState: the thread's floating-point state is the default one (round to nearest, denormals kept, exceptions
+// masked) while this object lives. A caller's thread may flush denormals; a result must not depend on who happened to
+// drive the engine.
 #pragma once
 
 #include <cstdint>

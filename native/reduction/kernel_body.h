@@ -2,10 +2,10 @@
 // The kernels' one source (step 7), compiled once per instruction set by kernels_{plain,avx2,avx512}.cc, which define
 // HVD_KERNEL_NAMESPACE, HVD_KERNEL_TABLE and HVD_VECTOR_BYTES.
 //
-// A *unit* is HVD_VECTOR_BYTES bytes of one input: one vector of float32 or float64, or two vectors of float32 widened from
-// halves. Whatever does not fill a unit goes through a padded one, so an element's arithmetic never depends on its place.
-// Nothing here may come from a standard-library template: a copy of it compiled for a wide instruction set could be the one
-// the linker keeps for everybody.
+// A *unit* is HVD_VECTOR_BYTES bytes of one input: one vector of float32 or float64, or two vectors of float32 widened
+// from halves. Whatever does not fill a unit goes through a padded one, so an element's arithmetic never depends on its
+// place. Nothing here may come from a standard-library template: a copy of it compiled for a wide instruction set could
+// be the one the linker keeps for everybody.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -140,8 +140,7 @@ struct Bfloat16 : Half {
     }
   }
   static U8 narrow(const Vec* in) {
-    const __m256i packed =
-        _mm256_packus_epi32((__m256i)round_to_bfloat16(in[0]), (__m256i)round_to_bfloat16(in[1]));
+    const __m256i packed = _mm256_packus_epi32((__m256i)round_to_bfloat16(in[0]), (__m256i)round_to_bfloat16(in[1]));
     return (U8)_mm256_permute4x64_epi64(packed, 0xd8);
   }
 };
@@ -219,11 +218,15 @@ struct Bfloat16 : Half {
 
 struct SumOp {
   template <class F>
-  static typename F::Vec apply(typename F::Vec a, typename F::Vec b) { return a + b; }
+  static typename F::Vec apply(typename F::Vec a, typename F::Vec b) {
+    return a + b;
+  }
 };
 struct ProductOp {
   template <class F>
-  static typename F::Vec apply(typename F::Vec a, typename F::Vec b) { return a * b; }
+  static typename F::Vec apply(typename F::Vec a, typename F::Vec b) {
+    return a * b;
+  }
 };
 // Equal values differ in the sign of zero at most: OR keeps the minus sign (the minimum), AND drops it (the maximum).
 struct MinOp {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integers and bool: part of kernel_body.h, inside its namespace (step 7). The compiler vectorises the loops; bits cannot differ.
+// Integers and bool: part of kernel_body.h, inside its namespace (step 7). The compiler vectorises the loops; bits
+// cannot differ.
 //
 // A block of elements is accumulated in the first-level cache, so that an output may be one of the inputs.
 
@@ -57,14 +58,16 @@ inline void fold_blocks(const FoldArguments& a, First first, Add add, Last last)
     }
     for (int64_t i = 0; i < n; ++i) results[i] = last(accumulators[i]);
     for (const FoldOutput& output : a.outputs) {
-      if (output.data != nullptr) copy(output.data + offset, reinterpret_cast<const std::byte*>(results), n * sizeof(T), output.stream);
+      if (output.data != nullptr)
+        copy(output.data + offset, reinterpret_cast<const std::byte*>(results), n * sizeof(T), output.stream);
     }
   }
 }
 
 template <class T>
 struct Limits {
-  static constexpr T kMax = std::is_signed_v<T> ? static_cast<T>((uint64_t{1} << (8 * sizeof(T) - 1)) - 1) : static_cast<T>(~T{0});
+  static constexpr T kMax =
+      std::is_signed_v<T> ? static_cast<T>((uint64_t{1} << (8 * sizeof(T) - 1)) - 1) : static_cast<T>(~T{0});
   static constexpr T kMin = std::is_signed_v<T> ? static_cast<T>(-kMax - 1) : T{0};
 };
 
@@ -84,7 +87,8 @@ void fold_integer(const FoldArguments& a) {
   const double prescale = a.reduction.prescale, postscale = a.reduction.postscale;
   if (prescale == 1.0 && postscale == 1.0) {
     fold_blocks<T, Accumulator>(
-        a, [](T value) { return static_cast<Accumulator>(value); }, [](Accumulator* into, T value) { Fold::add(into, value); },
+        a, [](T value) { return static_cast<Accumulator>(value); },
+        [](Accumulator* into, T value) { Fold::add(into, value); },
         [](Accumulator total) { return static_cast<T>(total); });
     return;
   }
@@ -97,8 +101,8 @@ void fold_integer(const FoldArguments& a) {
       });
 }
 
-// The exact sum divided, truncated toward zero. Up to 32 bits the sum is exact in a double, and so is its truncated quotient:
-// the quotient's rounding error is far below 1 / divisor.
+// The exact sum divided, truncated toward zero. Up to 32 bits the sum is exact in a double, and so is its truncated
+// quotient: the quotient's rounding error is far below 1 / divisor.
 template <class T>
 void average_integer(const FoldArguments& a) {
   using Exact = std::conditional_t<sizeof(T) == 8, __int128, double>;

@@ -67,8 +67,8 @@ Status Kernels::create(InstructionSet isa, Kernels* out) {
 
 Kernels::Kernels() : table_(nullptr), isa_(best_instruction_set()) { table_ = table_of(isa_); }
 
-void Kernels::fold(const Reduction& reduction, std::span<const std::byte* const> inputs, int64_t count, FoldOutput first,
-                   FoldOutput second) const {
+void Kernels::fold(const Reduction& reduction, std::span<const std::byte* const> inputs, int64_t count,
+                   FoldOutput first, FoldOutput second) const {
   if (count == 0) return;
   const bool unscaled = reduction.prescale == 1.0 && reduction.postscale == 1.0 && reduction.divisor == 1;
   if (inputs.size() == 1 && (unscaled || reduction.dtype == HVD_BOOL)) {

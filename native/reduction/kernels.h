@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element kernels (step 7): fold n inputs in order, scale once, store to one or two places. Same bits on every instruction set.
+// Element kernels (step 7): fold n inputs in order, scale once, store to one or two places. Same bits on every
+// instruction set.
 //
-// Kernels own nothing, never block and may be used from any thread. They assume that floating-point state is the default one
-// (round to nearest, denormals kept): see platform/float_state.h. A NaN result is always the one canonical quiet NaN, so that
-// even payloads do not depend on the instruction set; only a fold of a single unscaled input is a plain copy.
+// Kernels own nothing, never block and may be used from any thread. They assume that floating-point state is the
+// default one (round to nearest, denormals kept): see platform/float_state.h. A NaN result is always the one canonical
+// quiet NaN, so that even payloads do not depend on the instruction set; only a fold of a single unscaled input is a
+// plain copy.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +22,8 @@ enum class InstructionSet : uint8_t { kPlain, kAvx2, kAvx512, kBest };
 const char* instruction_set_name(InstructionSet isa);
 bool machine_has(InstructionSet isa);
 
-// Where a fold stores. `stream`: past the caches, by non-temporal stores; they are visible to other cores when the call returns.
+// Where a fold stores. `stream`: past the caches, by non-temporal stores; they are visible to other cores when the call
+// returns.
 struct FoldOutput {
   std::byte* data = nullptr;
   bool stream = false;
@@ -45,8 +48,8 @@ class Kernels {
   static Status create(InstructionSet isa, Kernels* out);
   Kernels();  // kBest
 
-  // output = postscale * fold(prescale * inputs[0], prescale * inputs[1], ...) / divisor (see Reduction). An output may be
-  // the same memory as an input, but they do not overlap otherwise; `second` may be absent.
+  // output = postscale * fold(prescale * inputs[0], prescale * inputs[1], ...) / divisor (see Reduction). An output may
+  // be the same memory as an input, but they do not overlap otherwise; `second` may be absent.
   void fold(const Reduction& reduction, std::span<const std::byte* const> inputs, int64_t count, FoldOutput first,
             FoldOutput second = {}) const;
   void copy(std::byte* to, const std::byte* from, size_t bytes, bool stream) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX2 with F16C (step 7). The target holds to the end of the file, so that instantiations fall under it.
+// The kernels for AVX2 with F16C (step 7). The target holds to the end of the file, so that instantiations fall under
+// it.
 #if defined(__x86_64__)
 #include <cstddef>
 #include <cstdint>

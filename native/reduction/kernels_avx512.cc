@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX-512 (step 7). Not avx512_bf16: its conversion flushes denormals. The target holds to the end of the file.
+// The kernels for AVX-512 (step 7). Not avx512_bf16: its conversion flushes denormals. The target holds to the end of
+// the file.
 #if defined(__x86_64__)
 #include <cstddef>
 #include <cstdint>

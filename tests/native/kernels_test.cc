@@ -40,26 +40,29 @@ struct Scales {
   int64_t divisor;
 };
 
-void expect_same(const Bytes& expected, const std::byte* seen, const Reduction& reduction, const Kernels& kernels, size_t n,
-                 const char* what) {
+void expect_same(const Bytes& expected, const std::byte* seen, const Reduction& reduction, const Kernels& kernels,
+                 size_t n, const char* what) {
   if (std::memcmp(expected.data(), seen, expected.size()) == 0) return;
   size_t at = 0;
   while (expected[at] == seen[at]) ++at;
-  std::printf("%s: isa %s, dtype %d, op %d, %zu inputs, prescale %g, postscale %g, divisor %ld: element %zu of %zu differs\n", what,
-              hvd::instruction_set_name(kernels.instruction_set()), reduction.dtype, reduction.op, n, reduction.prescale,
-              reduction.postscale, static_cast<long>(reduction.divisor), at / hvd::element_size(reduction.dtype),
-              expected.size() / hvd::element_size(reduction.dtype));
+  std::printf(
+      "%s: isa %s, dtype %d, op %d, %zu inputs, prescale %g, postscale %g, divisor %ld: element %zu of %zu differs\n",
+      what, hvd::instruction_set_name(kernels.instruction_set()), reduction.dtype, reduction.op, n, reduction.prescale,
+      reduction.postscale, static_cast<long>(reduction.divisor), at / hvd::element_size(reduction.dtype),
+      expected.size() / hvd::element_size(reduction.dtype));
   ++check::failures();
 }
 
 // One fold: into two places at the given misalignment and streaming, then in place into input `n - 1`.
-void check_fold(const std::vector<Kernels>& all, const Reduction& reduction, size_t n, int64_t count, size_t shift, unsigned streams) {
+void check_fold(const std::vector<Kernels>& all, const Reduction& reduction, size_t n, int64_t count, size_t shift,
+                unsigned streams) {
   const size_t size = hvd::element_size(reduction.dtype), bytes = static_cast<size_t>(count) * size;
   std::vector<Bytes> inputs(n, Bytes(bytes + 64));
   std::vector<const std::byte*> pointers(n);
   for (size_t m = 0; m < n; ++m) {
     std::byte* const at = inputs[m].data() + (shift + m) % 4 * size;
-    reference::fill(reduction.dtype, 1000 * m + static_cast<uint64_t>(count) + 7 * static_cast<uint64_t>(reduction.op), at, count);
+    reference::fill(reduction.dtype, 1000 * m + static_cast<uint64_t>(count) + 7 * static_cast<uint64_t>(reduction.op),
+                    at, count);
     pointers[m] = at;
   }
   const Bytes expected = reference::fold(reduction, pointers, count);
@@ -94,7 +97,8 @@ TEST(every_type_and_operation_gives_the_reference_bits_on_every_instruction_set)
         if (op != HVD_SUM && scales.divisor != 1) continue;
         for (size_t n : {1, 2, 3, 4, 5, 8, 9}) {
           const int64_t count = kCounts[(n + static_cast<size_t>(dtype)) % 6];
-          const Reduction reduction{static_cast<hvd_dtype>(dtype), op, scales.prescale, scales.postscale, scales.divisor};
+          const Reduction reduction{static_cast<hvd_dtype>(dtype), op, scales.prescale, scales.postscale,
+                                    scales.divisor};
           for (unsigned streams = 0; streams < 4; ++streams) check_fold(all, reduction, n, count, n % 4, streams);
         }
       }
@@ -116,7 +120,8 @@ TEST(every_half_keeps_its_value_through_a_fold_with_zero) {
     for (hvd_dtype dtype : {HVD_FLOAT16, HVD_BFLOAT16}) {
       std::vector<uint16_t> all(65536), zeros(65536, 0x8000), out(65536);
       for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-      const std::byte* inputs[] = {reinterpret_cast<std::byte*>(all.data()), reinterpret_cast<std::byte*>(zeros.data())};
+      const std::byte* inputs[] = {reinterpret_cast<std::byte*>(all.data()),
+                                   reinterpret_cast<std::byte*>(zeros.data())};
       kernels.fold({dtype, HVD_SUM}, inputs, 65536, {reinterpret_cast<std::byte*>(out.data())});
       const uint16_t infinity = dtype == HVD_FLOAT16 ? 0x7c00 : 0x7f80, nan = dtype == HVD_FLOAT16 ? 0x7e00 : 0x7fc0;
       size_t wrong = 0;

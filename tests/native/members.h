@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs n members of a transport, as threads over one mapping (what a thread sanitizer can see) or as forked processes over a
-// shared one. Sockets are TCP over loopback on ports the kernel chooses.
+// Runs n members of a transport, as threads over one mapping (what a thread sanitizer can see) or as forked processes
+// over a shared one. Sockets are TCP over loopback on ports the kernel chooses.
 #pragma once
 
 #include <arpa/inet.h>
@@ -49,7 +49,8 @@ inline Pair connected_tcp() {
   return pair;
 }
 
-// What n members share: memory, sockets, the interrupt. World ranks are 10, 11, ... so that they are not mistaken for members.
+// What n members share: memory, sockets, the interrupt. World ranks are 10, 11, ... so that they are not mistaken for
+// members.
 class World {
  public:
   World(Wire wire, int n, int links = 1, std::function<Pair()> connect = connected_tcp) : wire_(wire), size_(n) {
@@ -87,7 +88,8 @@ class World {
   }
   hvd::Status make(int member, const hvd::TransportOptions& options, std::unique_ptr<hvd::Transport>* out) {
     const hvd::Interrupt interrupt{&word(), event_[0]};
-    if (wire_ == Wire::kShm) return hvd::make_shm_transport(page_ + 4096, member, world_ranks_, options, interrupt, out);
+    if (wire_ == Wire::kShm)
+      return hvd::make_shm_transport(page_ + 4096, member, world_ranks_, options, interrupt, out);
     auto mine = std::move(sockets_[static_cast<size_t>(member)]);
     sockets_[static_cast<size_t>(member)].clear();
     return hvd::make_tcp_transport(std::move(mine), member, world_ranks_, options, interrupt, out);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reduction must give: one element at a time, in the plainest words, sharing no code with the kernels. And the values to
-// try it on.
+// What a reduction must give: one element at a time, in the plainest words, sharing no code with the kernels. And the
+// values to try it on.
 #pragma once
 
 #include <cmath>
@@ -102,7 +102,8 @@ T fold_integer(const Reduction& reduction, const std::vector<T>& values) {
 }
 
 template <class T>
-void fold_all_integers(const Reduction& reduction, const std::vector<const std::byte*>& inputs, int64_t count, Bytes* out) {
+void fold_all_integers(const Reduction& reduction, const std::vector<const std::byte*>& inputs, int64_t count,
+                       Bytes* out) {
   std::vector<T> values(inputs.size());
   for (int64_t i = 0; i < count; ++i) {
     for (size_t m = 0; m < inputs.size(); ++m) values[m] = read<T>(inputs[m] + i * static_cast<int64_t>(sizeof(T)));
@@ -116,7 +117,8 @@ void fold_all_floats(const Reduction& reduction, const std::vector<const std::by
                      Widen widen, Narrow narrow) {
   std::vector<Wide> values(inputs.size());
   for (int64_t i = 0; i < count; ++i) {
-    for (size_t m = 0; m < inputs.size(); ++m) values[m] = widen(read<Stored>(inputs[m] + i * static_cast<int64_t>(sizeof(Stored))));
+    for (size_t m = 0; m < inputs.size(); ++m)
+      values[m] = widen(read<Stored>(inputs[m] + i * static_cast<int64_t>(sizeof(Stored))));
     write<Stored>(out->data() + i * static_cast<int64_t>(sizeof(Stored)), narrow(fold_float<Wide>(reduction, values)));
   }
 }
@@ -129,11 +131,21 @@ inline Bytes fold(const Reduction& reduction, const std::vector<const std::byte*
     return out;
   }
   switch (reduction.dtype) {
-    case HVD_UINT8: fold_all_integers<uint8_t>(reduction, inputs, count, &out); break;
-    case HVD_INT8: fold_all_integers<int8_t>(reduction, inputs, count, &out); break;
-    case HVD_INT16: fold_all_integers<int16_t>(reduction, inputs, count, &out); break;
-    case HVD_INT32: fold_all_integers<int32_t>(reduction, inputs, count, &out); break;
-    case HVD_INT64: fold_all_integers<int64_t>(reduction, inputs, count, &out); break;
+    case HVD_UINT8:
+      fold_all_integers<uint8_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_INT8:
+      fold_all_integers<int8_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_INT16:
+      fold_all_integers<int16_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_INT32:
+      fold_all_integers<int32_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_INT64:
+      fold_all_integers<int64_t>(reduction, inputs, count, &out);
+      break;
     case HVD_BOOL:
       for (int64_t i = 0; i < count; ++i) {
         bool all = true, any = false;
@@ -145,14 +157,17 @@ inline Bytes fold(const Reduction& reduction, const std::vector<const std::byte*
       }
       break;
     case HVD_FLOAT32:
-      fold_all_floats<float, float>(reduction, inputs, count, &out, [](float v) { return v; }, [](float v) { return v; });
+      fold_all_floats<float, float>(
+          reduction, inputs, count, &out, [](float v) { return v; }, [](float v) { return v; });
       break;
     case HVD_FLOAT64:
-      fold_all_floats<double, double>(reduction, inputs, count, &out, [](double v) { return v; }, [](double v) { return v; });
+      fold_all_floats<double, double>(
+          reduction, inputs, count, &out, [](double v) { return v; }, [](double v) { return v; });
       break;
     case HVD_FLOAT16:
-      fold_all_floats<float, _Float16>(reduction, inputs, count, &out, [](_Float16 v) { return static_cast<float>(v); },
-                                       [](float v) { return static_cast<_Float16>(v); });
+      fold_all_floats<float, _Float16>(
+          reduction, inputs, count, &out, [](_Float16 v) { return static_cast<float>(v); },
+          [](float v) { return static_cast<_Float16>(v); });
       break;
     case HVD_BFLOAT16:
       fold_all_floats<float, uint16_t>(reduction, inputs, count, &out, from_bfloat16, to_bfloat16);
@@ -171,8 +186,9 @@ inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
     return z ^ (z >> 31);
   };
   const size_t size = hvd::element_size(dtype);
-  static constexpr uint64_t kFloat64[] = {0, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000, 0x7ff8000000000123,
-                                          0xfff0000000000001, 1, 0x800fffffffffffff, 0x7fefffffffffffff, 0x3ff0000000000000};
+  static constexpr uint64_t kFloat64[] = {
+      0, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000, 0x7ff8000000000123, 0xfff0000000000001,
+      1, 0x800fffffffffffff, 0x7fefffffffffffff, 0x3ff0000000000000};
   static constexpr uint32_t kFloat32[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00123,
                                           0xff800001, 1,          0x807fffff, 0x7f7fffff, 0x3f800000};
   static constexpr uint16_t kFloat16[] = {0, 0x8000, 0x7c00, 0xfc00, 0x7e12, 0xfc01, 1, 0x83ff, 0x7bff, 0x3c00};
@@ -187,7 +203,8 @@ inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
     if (special && dtype == HVD_FLOAT16) bits = kFloat16[pick];
     if (special && dtype == HVD_BFLOAT16) bits = kBfloat16[pick];
     // All ones and the sign bit alone are -1 and the least of every signed type.
-    const bool integer = dtype == HVD_INT8 || dtype == HVD_INT16 || dtype == HVD_INT32 || dtype == HVD_INT64 || dtype == HVD_UINT8;
+    const bool integer =
+        dtype == HVD_INT8 || dtype == HVD_INT16 || dtype == HVD_INT32 || dtype == HVD_INT64 || dtype == HVD_UINT8;
     const uint64_t top = uint64_t{1} << (8 * size - 1);
     if (special && integer) bits = pick < 3 ? top : pick < 6 ? top - 1 : pick < 8 ? ~uint64_t{0} : pick;
     std::memcpy(to + static_cast<size_t>(i) * size, &bits, size);

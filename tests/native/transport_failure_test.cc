@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How operations end that cannot be completed: interrupted members return soon, a lost TCP peer is named; and sockets that
-// carry a byte at a time only cost time.
+// How operations end that cannot be completed: interrupted members return soon, a lost TCP peer is named; and sockets
+// that carry a byte at a time only cost time.
 #include <netinet/tcp.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@ using Values = std::vector<float>;
 
 struct Operation {
   const char* name;
-  size_t floats;             // what `values` holds beforehand, for one member
-  bool gathers;              // `values` holds that much of every member
+  size_t floats;  // what `values` holds beforehand, for one member
+  bool gathers;   // `values` holds that much of every member
   std::function<Status(Transport&, Values&, const Values& mine)> run;
 
   Status prepare_and_run(Transport& transport, std::atomic<int>* inside) const {
@@ -60,9 +60,12 @@ Status barrier(Transport& transport, Values&, const Values&) { return transport.
 
 // Each of them needs member 0.
 std::vector<Operation> operations() {
-  return {{"allreduce", 3, false, allreduce},          {"allreduce", 2000, false, allreduce},
-          {"allreduce", 3'000'000, false, allreduce},  {"broadcast", 1'000'000, false, broadcast},
-          {"exchange", 1000, true, exchange},          {"allgather", 1'000'000, true, allgather},
+  return {{"allreduce", 3, false, allreduce},
+          {"allreduce", 2000, false, allreduce},
+          {"allreduce", 3'000'000, false, allreduce},
+          {"broadcast", 1'000'000, false, broadcast},
+          {"exchange", 1000, true, exchange},
+          {"allgather", 1'000'000, true, allgather},
           {"barrier", 0, false, barrier}};
 }
 

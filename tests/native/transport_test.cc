@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation on every transport, with 1 to 5 members, as threads and as processes: random sequences with random delays,
-// results compared bit for bit with the scalar reference.
+// Every operation on every transport, with 1 to 5 members, as threads and as processes: random sequences with random
+// delays, results compared bit for bit with the scalar reference.
 #include "transport/transport.h"
 
 #include <sched.h>
@@ -38,12 +38,13 @@ void expect_ok(const Status& status) {
   ++check::failures();
 }
 
-void expect_equal(const Bytes& expected, const Bytes& seen, const Transport& transport, const char* what, uint64_t seed) {
+void expect_equal(const Bytes& expected, const Bytes& seen, const Transport& transport, const char* what,
+                  uint64_t seed) {
   if (expected == seen) return;
   size_t at = 0;
   while (expected[at] == seen[at]) ++at;
-  std::printf("%s over %s, member %d of %d, seed %lu: byte %zu of %zu differs\n", what, transport.name(), transport.member(),
-              transport.size(), static_cast<unsigned long>(seed), at, expected.size());
+  std::printf("%s over %s, member %d of %d, seed %lu: byte %zu of %zu differs\n", what, transport.name(),
+              transport.member(), transport.size(), static_cast<unsigned long>(seed), at, expected.size());
   ++check::failures();
 }
 
@@ -56,7 +57,8 @@ struct Tensors {
   std::vector<Slice> slices;
   size_t element_bytes;
 
-  Tensors(std::mt19937_64& random, const Bytes& data, size_t element, bool in_place, int pieces) : element_bytes(element) {
+  Tensors(std::mt19937_64& random, const Bytes& data, size_t element, bool in_place, int pieces)
+      : element_bytes(element) {
     const int64_t count = static_cast<int64_t>(data.size() / element);
     std::vector<int64_t> cuts = {0, count};
     for (int i = 1; i < pieces; ++i) cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count + 1)));
@@ -75,7 +77,8 @@ struct Tensors {
   }
   Bytes result() const {
     Bytes all;
-    for (const Slice& slice : slices) all.insert(all.end(), slice.output, slice.output + static_cast<size_t>(slice.count) * element_bytes);
+    for (const Slice& slice : slices)
+      all.insert(all.end(), slice.output, slice.output + static_cast<size_t>(slice.count) * element_bytes);
     return all;
   }
   bool guards_hold() const {
@@ -213,7 +216,8 @@ void burst(Transport& transport, uint64_t seed) {
     const uint64_t kind = sequence() % 5;
     const int root = static_cast<int>(sequence() % static_cast<uint64_t>(n));
     const int length = kind == 4 ? 9000 : 30;
-    std::vector<int32_t> values(static_cast<size_t>(length), transport.member() * 1000 + i), gathered(values.size() * static_cast<size_t>(n));
+    std::vector<int32_t> values(static_cast<size_t>(length), transport.member() * 1000 + i),
+        gathered(values.size() * static_cast<size_t>(n));
     const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()), length};
     if (kind == 1) {
       expect_ok(transport.broadcast({&slice, 1}, 4, root));
@@ -246,7 +250,8 @@ TEST(random_operations_among_threads) {
   for (const Variant& variant : variants()) {
     for (int n = variant.wire == Wire::kShm ? 1 : 2; n <= 5; ++n) {
       World world(variant.wire, n, variant.links);
-      members::run_threads(world, variant.options, [&](Transport& t) { random_operations(t, static_cast<uint64_t>(n), kOperations); });
+      members::run_threads(world, variant.options,
+                           [&](Transport& t) { random_operations(t, static_cast<uint64_t>(n), kOperations); });
     }
   }
 }
@@ -256,7 +261,8 @@ TEST(random_operations_among_processes) {
   for (const Variant& variant : variants()) {
     for (int n = 2; n <= 5; ++n) {
       World world(variant.wire, n, variant.links);
-      members::run_processes(world, variant.options, [&](Transport& t) { random_operations(t, 50 + static_cast<uint64_t>(n), kOperations); });
+      members::run_processes(world, variant.options,
+                             [&](Transport& t) { random_operations(t, 50 + static_cast<uint64_t>(n), kOperations); });
     }
   }
 }
@@ -288,7 +294,8 @@ void known_results(Transport& transport) {
     const std::vector<int64_t> lengths(static_cast<size_t>(n), 400);
     std::vector<int32_t> mine(100, transport.member()), all(static_cast<size_t>(100 * n));
     expect_ok(transport.allgather(mine.data(), lengths, all.data()));
-    for (int m = 0; m < n; ++m) EXPECT(all[static_cast<size_t>(100 * m)] == m && all[static_cast<size_t>(100 * m + 99)] == m);
+    for (int m = 0; m < n; ++m)
+      EXPECT(all[static_cast<size_t>(100 * m)] == m && all[static_cast<size_t>(100 * m + 99)] == m);
   }
 }
 
@@ -309,7 +316,8 @@ TEST(one_member_alone_applies_the_scales) {
 }
 
 TEST(instruction_sets_the_machine_lacks_are_unavailable) {
-  for (hvd::InstructionSet isa : {hvd::InstructionSet::kPlain, hvd::InstructionSet::kAvx2, hvd::InstructionSet::kAvx512}) {
+  for (hvd::InstructionSet isa :
+       {hvd::InstructionSet::kPlain, hvd::InstructionSet::kAvx2, hvd::InstructionSet::kAvx512}) {
     TransportOptions options;
     options.isa = isa;
     World shm(Wire::kShm, 1), tcp(Wire::kTcp, 1);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transport of a process set with one member (step 7): nothing travels, but scales still apply.
-#include <cstring>
 
 #include "platform/float_state.h"
 #include "transport/factories.h"
@@ -40,7 +39,8 @@ class LoopbackTransport final : public Transport {
   Status barrier() override { return Status(); }
 
   std::string describe() const override {
-    return std::string("\"transport\": \"loopback\", \"isa\": \"") + instruction_set_name(kernels_.instruction_set()) + "\"";
+    return std::string("\"transport\": \"loopback\", \"isa\": \"") + instruction_set_name(kernels_.instruction_set()) +
+           "\"";
   }
 
  private:

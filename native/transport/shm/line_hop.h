@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache-line hop: how long a line takes from one core to another, in nanoseconds (step 7). Where it is slow (ranks that do
-// not share a last-level cache), cached slots make allreduce several times slower than streamed ones.
+// The cache-line hop: how long a line takes from one core to another, in nanoseconds (step 7). Where it is slow (ranks
+// that do not share a last-level cache), cached slots make allreduce several times slower than streamed ones.
 #pragma once
 
 #include "platform/status.h"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared-memory transport of one host (step 7): chooses an algorithm by size, and cached or streamed stores by the line hop.
-#include <cstring>
+// The shared-memory transport of one host (step 7): chooses an algorithm by size, and cached or streamed stores by the
+// line hop.
+#include <algorithm>
+#include <bit>
 #include <string>
 
 #include "collectives/slot_allreduce.h"
@@ -14,14 +16,17 @@ namespace hvd {
 
 namespace {
 
-// One-shot reads (members - 1) times the payload, two-shot at most twice, but with one more wait.
-constexpr size_t kOneShotReadBytes = size_t{32} << 10;
+// One-shot reads (members - 1) times the payload, two-shot less than twice, but with one more wait.
+constexpr size_t kOneShotReadBytes = size_t{64} << 10;
+constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kLargeBytes = size_t{1} << 20;
-constexpr size_t kStreamOutputBytes = size_t{8} << 20;
+// From where the caller's tensors are written past the caches, by near and by far members.
+constexpr size_t kNearStreamOutputBytes = size_t{8} << 20;
+constexpr size_t kFarStreamOutputBytes = size_t{32} << 20;
 constexpr uint32_t kFarHopNs = 100;
 constexpr int kStartRounds = 400;
 constexpr int kAgainRounds = 32;
-constexpr uint32_t kLargeOperationsPerMeasurement = 64;
+constexpr uint32_t kMeasureInterval = 64;
 
 class ShmTransport final : public Transport {
  public:
@@ -46,9 +51,11 @@ class ShmTransport final : public Transport {
     const FloatState state;
     if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
     const SliceList list(slices, element_size(reduction.dtype));
-    if (bytes <= one_shot_bytes()) return one_shot_allreduce(ring_, kernels_, list, reduction);
+    if (bytes <= one_shot_bytes()) {
+      return one_shot_allreduce(ring_, kernels_, list, reduction, streamed() && bytes >= kStreamOneShotBytes);
+    }
     if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
-    return two_shot_allreduce(ring_, kernels_, list, reduction, {streamed(), bytes >= kStreamOutputBytes});
+    return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes));
   }
 
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
@@ -61,13 +68,15 @@ class ShmTransport final : public Transport {
   Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
     int64_t bytes = 0;
     for (int64_t part : bytes_of_member) bytes += part;
-    return slot_allgather(ring_, kernels_, mine, bytes_of_member, all, streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
+    return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
+                          streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
   }
   Status barrier() override { return slot_barrier(ring_); }
 
   std::string describe() const override {
     return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", \"stores\": \"" +
-           (streamed() ? "streamed" : "cached") + "\", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\"";
+           (streamed() ? "streamed" : "cached") + "\", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
+           "\"";
   }
 
  private:
@@ -77,13 +86,22 @@ class ShmTransport final : public Transport {
   }
   bool streamed() const {
     if (options_.force_streamed || options_.force_cached) return options_.force_streamed;
-    return LineHop::nanoseconds(ring_) >= kFarHopNs;
+    // Streaming by mistake costs half as much again; not streaming by mistake costs eight times as much.
+    const uint32_t hop = LineHop::nanoseconds(ring_);
+    return hop == 0 || hop >= kFarHopNs;
   }
-  // A virtual machine moves between near and far placements by itself. All members count alike, so all take part.
+  StorePlan stores_for(size_t bytes) const {
+    const bool far = streamed();
+    return {far, bytes >= (far ? kFarStreamOutputBytes : kNearStreamOutputBytes)};
+  }
+  // A virtual machine moves between near and far placements by itself; and at the start members may still share a core.
+  // Often at first, then every kMeasureInterval large operations. All members count alike, so all take part.
   bool measure_now_and_then(size_t bytes) {
-    if (bytes < kLargeBytes || ring_.oversubscribed()) return true;
-    if (++large_operations_ % kLargeOperationsPerMeasurement != 0) return true;
-    return hop_.measure(ring_, kAgainRounds);
+    if (bytes < kLargeBytes) return true;
+    ++large_operations_;
+    const bool due = large_operations_ < kMeasureInterval ? std::has_single_bit(large_operations_)
+                                                          : large_operations_ % kMeasureInterval == 0;
+    return !due || hop_.measure(ring_, kAgainRounds);
   }
 
   const TransportOptions options_;
@@ -97,8 +115,9 @@ class ShmTransport final : public Transport {
 
 size_t shm_transport_bytes(int members) { return SlotRing::bytes(members); }
 
-Status make_shm_transport(std::byte* area, int member, const std::vector<int>& world_ranks, const TransportOptions& options,
-                          const Interrupt& interrupt, std::unique_ptr<Transport>* out) {
+Status make_shm_transport(std::byte* area, int member, const std::vector<int>& world_ranks,
+                          const TransportOptions& options, const Interrupt& interrupt,
+                          std::unique_ptr<Transport>* out) {
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(options.isa, &kernels));
   auto transport = std::make_unique<ShmTransport>(area, member, world_ranks, options, interrupt, kernels);

@@ -13,7 +13,8 @@ namespace {
 // would otherwise first come after an hour.
 constexpr uint32_t kFirstSequence = 0xffffffc0u;
 
-// Counters are compared by signed distance, so none may fall 2^31 behind, not even one that the job's operations never use.
+// Counters are compared by signed distance, so none may fall 2^31 behind, not even one that the job's operations never
+// use.
 constexpr uint32_t kRefreshMask = ~((uint32_t{1} << 20) - 1);
 
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -24,7 +25,8 @@ size_t header_bytes(int members) {
 
 }  // namespace
 
-// Many members make many slots, and a member reads a share of each: smaller chunks keep the area and the caches in bounds.
+// Many members make many slots, and a member reads a share of each: smaller chunks keep the area and the caches in
+// bounds.
 size_t SlotRing::chunk_bytes_for(int members) {
   if (members <= 8) return size_t{256} << 10;
   return members <= 32 ? size_t{128} << 10 : size_t{64} << 10;

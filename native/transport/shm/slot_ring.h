@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotRing: the shared memory of one process set on one host: slots, counters, and the rule of their reuse (step 7).
 //
-// Words. Every operation cuts its data into *chunks*, numbered through all operations since the start, by all members alike:
-// chunk c of every member lies in *input slot* c mod kSlots and, where members reduce for each other, its *share* in *result
-// slot* c mod kSlots. Each member advances three counters (a *flag* each), all of the form "all my chunks < v":
+// Words. Every operation cuts its data into *chunks*, numbered through all operations since the start, by all members
+// alike: chunk c of every member lies in *input slot* c mod kSlots and, where members reduce for each other, its
+// *share* in *result slot* c mod kSlots. Each member advances three counters (a *flag* each), all of the form "all my
+// chunks < v":
 //   filled    its input slot holds the data;
 //   consumed  it has read every input slot it needs (and, in a two-shot, its result slot holds its share);
 //   copied    it has read every result slot it needs.
 //
-// The rule of reuse. A member may write input slot c mod kSlots when every other member has consumed chunk c - kSlots, and result
-// slot c mod kSlots when every other member has copied chunk c - kSlots. Nobody waits at the end of an operation. It holds
-// between operations of all kinds because
+// The rule of reuse. A member may write input slot c mod kSlots when every other member has consumed chunk c - kSlots,
+// and result slot c mod kSlots when every other member has copied chunk c - kSlots. Nobody waits at the end of an
+// operation. It holds between operations of all kinds because
 //   1. every operation leaves `consumed` at its end for each member, fillers and idlers included, except that
-//   2. an operation of one chunk in which everybody waits for everybody's `filled` publishes only that: seeing a member's
-//      `filled` of such an operation proves that it has left all earlier ones, which all_arrived() records. So after it, only
-//      its own chunk is unproven, and the next operation of any kind either proves it (1, 2) or needs no more than kSlots - 1.
-//   3. result slots are written only after every member's `filled` of the same chunk has been seen, so earlier operations
+//   2. an operation of one chunk in which everybody waits for everybody's `filled` publishes only that: seeing a
+//   member's
+//      `filled` of such an operation proves that it has left all earlier ones, which all_arrived() records. So after
+//      it, only its own chunk is unproven, and the next operation of any kind either proves it (1, 2) or needs no more
+//      than kSlots - 1.
+//   3. result slots are written only after every member's `filled` of the same chunk has been seen, so earlier
+//   operations
 //      are over; `copied` needs to be right inside an operation only.
-// A *tiny* operation carries its payload in the flag's own line, two lines a member used in turn. Everybody waits for everybody,
-// so a member that writes line t has seen everybody's t - 1, hence everybody is done with t - 2, the line's former content.
-// Tiny operations and chunks share nothing, so they may follow each other in any order.
+// A *tiny* operation carries its payload in the flag's own line, two lines a member used in turn. Everybody waits for
+// everybody, so a member that writes line t has seen everybody's t - 1, hence everybody is done with t - 2, the line's
+// former content. Tiny operations and chunks share nothing, so they may follow each other in any order.
 //
-// The area is owned by the caller and must outlive the ring. One thread at a time; waits block until the interrupt is raised.
+// The area is owned by the caller and must outlive the ring. One thread at a time; waits block until the interrupt is
+// raised.
 #pragma once
 
 #include <cstddef>
@@ -83,8 +88,8 @@ class SlotRing {
   bool wait_filled(int member, uint32_t chunk) { return wait(controls_[member].filled, chunk + 1, member); }
   bool wait_consumed(int member, uint32_t chunk) { return wait(controls_[member].consumed, chunk + 1, member); }
   bool wait_all_filled(uint32_t chunk);
-  bool wait_input_slot(uint32_t chunk);   // until this member may write its input slot
-  bool wait_result_slot(uint32_t chunk);  // as above; within one operation
+  bool wait_input_slot(uint32_t chunk);    // until this member may write its input slot
+  bool wait_result_slot(uint32_t chunk);   // as above; within one operation
   void all_arrived(uint32_t first_chunk);  // every member's `filled` of the operation that began there has been seen
 
   std::byte* begin_tiny() { return controls_[member_].tiny[++tiny_ & 1].payload; }

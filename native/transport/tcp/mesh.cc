@@ -19,9 +19,9 @@ namespace hvd {
 
 namespace {
 
-constexpr int kSpins = 40;           // tries, with a yield between, before sleeping in poll
-constexpr int kSliceMs = 1000;       // the longest sleep without a look at the interrupt
-constexpr size_t kMaxPieces = 16;    // of one system call
+constexpr int kSpins = 40;                         // tries, with a yield between, before sleeping in poll
+constexpr int kSliceMs = 1000;                     // the longest sleep without a look at the interrupt
+constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
 std::string text_of(int error) { return std::generic_category().message(error); }
@@ -29,16 +29,19 @@ std::string text_of(int error) { return std::generic_category().message(error); 
 Status prepare_socket(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
-    return Status(HVD_INVALID_ARGUMENT, "data link with descriptor " + std::to_string(fd) + " is unusable: " + text_of(errno));
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + " is unusable: " + text_of(errno));
   }
   int domain = 0;
   socklen_t length = sizeof domain;
   if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) < 0) {
-    return Status(HVD_INVALID_ARGUMENT, "data link with descriptor " + std::to_string(fd) + " is no socket: " + text_of(errno));
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + " is no socket: " + text_of(errno));
   }
   const int on = 1;
   if ((domain == AF_INET || domain == AF_INET6) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) < 0) {
-    return Status(HVD_INVALID_ARGUMENT, "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
   }
   return Status();
 }
@@ -60,8 +63,8 @@ Mesh::~Mesh() {
 
 Status Mesh::open() {
   if (static_cast<int>(sockets_.size()) != size_) {
-    return Status(HVD_INVALID_ARGUMENT, "data links for " + std::to_string(sockets_.size()) + " members, expected " +
-                                            std::to_string(size_));
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data links for " + std::to_string(sockets_.size()) + " members, expected " + std::to_string(size_));
   }
   for (int peer = 0; peer < size_; ++peer) {
     const std::vector<int>& of_peer = sockets_[static_cast<size_t>(peer)];
@@ -228,7 +231,8 @@ Status Mesh::sleep() {
   }
   if (interrupt_.event_fd >= 0) polled_.push_back({interrupt_.event_fd, POLLIN, 0});
   const int ready = poll(polled_.data(), polled_.size(), kSliceMs);
-  if (ready < 0 && errno != EINTR) return Status(HVD_INTERNAL, std::string(operation_) + " over TCP: poll: " + text_of(errno));
+  if (ready < 0 && errno != EINTR)
+    return Status(HVD_INTERNAL, std::string(operation_) + " over TCP: poll: " + text_of(errno));
   if (ready > 0 && interrupt_.event_fd >= 0 && polled_.back().revents != 0) return interrupted();
   return Status();
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mesh: the connected sockets between the members of a process set, and what is under way on them (step 7).
 //
-// A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both ends derive
-// from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was queued stays
-// untouched until it has been sent, or has arrived.
+// A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both
+// ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
+// queued stays untouched until it has been sent, or has arrived.
 //
-// Owns the sockets. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or the interrupt.
+// Owns the sockets. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or the
+// interrupt.
 #pragma once
 
 #include <poll.h>

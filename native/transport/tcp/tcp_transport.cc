@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TCP transport (step 7): direct exchange between the members, over sockets that others connected and authenticated.
+// The TCP transport (step 7): direct exchange between the members, over sockets that others connected and
+// authenticated.
 #include <string>
 #include <utility>
 
@@ -66,7 +67,8 @@ class TcpTransport final : public Transport {
 }  // namespace
 
 Status make_tcp_transport(std::vector<std::vector<int>> sockets, int member, const std::vector<int>& world_ranks,
-                          const TransportOptions& options, const Interrupt& interrupt, std::unique_ptr<Transport>* out) {
+                          const TransportOptions& options, const Interrupt& interrupt,
+                          std::unique_ptr<Transport>* out) {
   auto transport = std::make_unique<TcpTransport>(std::move(sockets), member, world_ranks, interrupt);
   HVD_RETURN_IF_ERROR(transport->start(options.isa));
   *out = std::move(transport);
