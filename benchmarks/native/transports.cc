@@ -55,8 +55,8 @@ void measure(Transport& transport, size_t bytes) {
 
 void run(Transport& transport) {
   if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());
-  for (size_t bytes : {4ul, 56ul, 64ul, 1024ul, 4096ul, 16384ul, 32768ul, 65536ul, 262144ul, 1ul << 20, 4ul << 20,
-                       16ul << 20, 64ul << 20}) {
+  for (size_t bytes : {4ul, 56ul, 64ul, 1024ul, 4096ul, 16384ul, 32768ul, 65536ul, 131072ul, 262144ul, 524288ul,
+                       1ul << 20, 4ul << 20, 16ul << 20, 64ul << 20, 256ul << 20}) {
     measure(transport, bytes);
   }
   if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOperation = "allreduce";
 constexpr size_t kShareUnitBytes = 64;  // shares begin on cache lines
-constexpr size_t kMinChunkBytes = size_t{32} << 10;
+constexpr size_t kMinChunkBytes = size_t{128} << 10;
 
 // Enough chunks that the three stages overlap, none so small that the counters cost more than the data.
 size_t two_shot_chunk_bytes(const SlotRing& ring, size_t bytes) {
@@ -81,9 +81,8 @@ class TwoShot {
             sources_[static_cast<size_t>(m)] =
                 m == ring_.member() ? input : ring_.input_slot(m, chunk(k)) + part.begin * element_bytes_ + offset;
           }
-          // The slot comes first: where the two are aligned differently, only the first is streamed.
-          kernels_.fold(reduction_, sources_, count, {result + offset, stores_.stream_slots},
-                        {output, stores_.stream_outputs});
+          // Of two outputs that are aligned differently only one could be streamed: the slot.
+          kernels_.fold(reduction_, sources_, count, {result + offset, stores_.stream_slots}, {output});
         });
     ring_.publish_consumed(chunk(k));
     return true;

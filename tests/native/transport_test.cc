@@ -40,12 +40,11 @@ void expect_ok(const Status& status) {
 
 void expect_equal(const Bytes& expected, const Bytes& seen, const Transport& transport, const char* what,
                   uint64_t seed) {
-  if (expected == seen) return;
+  if (expected == seen || ++check::failures() > 20) return;  // the sequence goes on, or the other members would wait
   size_t at = 0;
   while (expected[at] == seen[at]) ++at;
   std::printf("%s over %s, member %d of %d, seed %lu: byte %zu of %zu differs\n", what, transport.name(),
               transport.member(), transport.size(), static_cast<unsigned long>(seed), at, expected.size());
-  ++check::failures();
 }
 
 // Bytes that are nobody's output must not change: between the slices lie guards.
@@ -181,7 +180,7 @@ void random_allgather(Transport& transport, uint64_t seed) {
 // The same sequence on all members; what differs is when each of them comes.
 void random_operations(Transport& transport, uint64_t seed, int operations) {
   std::mt19937_64 sequence(seed), delays(seed * 31 + static_cast<uint64_t>(transport.member()));
-  for (int i = 0; i < operations && check::failures() == 0; ++i) {
+  for (int i = 0; i < operations; ++i) {
     const uint64_t operation_seed = sequence() % 1'000'000'000;
     switch (sequence() % 10) {
       case 0:
@@ -212,7 +211,7 @@ void random_operations(Transport& transport, uint64_t seed, int operations) {
 void burst(Transport& transport, uint64_t seed) {
   std::mt19937_64 sequence(seed);
   const int n = transport.size();
-  for (int i = 0; i < 30 * kOperations && check::failures() == 0; ++i) {
+  for (int i = 0; i < 30 * kOperations; ++i) {
     const uint64_t kind = sequence() % 5;
     const int root = static_cast<int>(sequence() % static_cast<uint64_t>(n));
     const int length = kind == 4 ? 9000 : 30;

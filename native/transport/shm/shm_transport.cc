@@ -21,7 +21,7 @@ constexpr size_t kOneShotReadBytes = size_t{64} << 10;
 constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kLargeBytes = size_t{1} << 20;
 // From where the caller's tensors are written past the caches, by near and by far members.
-constexpr size_t kNearStreamOutputBytes = size_t{8} << 20;
+constexpr size_t kNearStreamOutputBytes = size_t{128} << 20;
 constexpr size_t kFarStreamOutputBytes = size_t{32} << 20;
 constexpr uint32_t kFarHopNs = 100;
 constexpr int kStartRounds = 400;
