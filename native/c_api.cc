@@ -51,8 +51,9 @@ int report(const Status& outcome, hvd_status* status) {
 template <class Body>
 int guarded(hvd_status* status, Body&& body) {
   if (in_forked_child.load(std::memory_order_relaxed)) {
-    return report({HVD_FORKED, "this process was forked from a rank: it is not part of the job\nhint: use the spawn "
-                               "start method, or call hvd functions in the parent only"},
+    return report({HVD_FORKED,
+                   "this process was forked from a rank: it is not part of the job\nhint: use the spawn "
+                   "start method, or call hvd functions in the parent only"},
                   status);
   }
   try {

@@ -62,9 +62,12 @@ WakeReason Bells::sleep(Sleeper who, uint32_t seen, int64_t timeout_ns, bool wit
   const int event_fd = event_fd_[index(who)];
   if (event_fd < 0) {
     switch (futex_wait(own().bell[index(who)], seen, timeout_ns)) {
-      case FutexResult::kTimedOut: return WakeReason::kTimedOut;
-      case FutexResult::kInterrupted: return WakeReason::kSignal;
-      default: return WakeReason::kRung;
+      case FutexResult::kTimedOut:
+        return WakeReason::kTimedOut;
+      case FutexResult::kInterrupted:
+        return WakeReason::kSignal;
+      default:
+        return WakeReason::kRung;
     }
   }
   if (own().bell[index(who)].load() != seen) return WakeReason::kRung;

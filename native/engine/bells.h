@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping and waking, the one primitive: announce that you sleep, look once more, sleep; the ringer writes, then looks who
-// sleeps. Both sides are sequentially consistent, so one of them sees the other (checked in negotiation_model_test.cc).
+// Sleeping and waking, the one primitive: announce that you sleep, look once more, sleep; the ringer writes, then looks
+// who sleeps. Both sides are sequentially consistent, so one of them sees the other (checked in
+// negotiation_model_test.cc).
 //
-// A process has two sleepers: the engine's thread, and a caller that waits and drives. `sleeping` names the one to be rung;
-// a caller has precedence while it sleeps. A process that has control sockets sleeps in poll(), another on a futex.
+// A process has two sleepers: the engine's thread, and a caller that waits and drives. `sleeping` names the one to be
+// rung; a caller has precedence while it sleeps. A process that has control sockets sleeps in poll(), another on a
+// futex.
 #pragma once
 
 #include <atomic>

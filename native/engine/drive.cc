@@ -53,8 +53,8 @@ bool Engine::drive(bool somebody_waits) {
 bool Engine::may_close(bool somebody_waits) const {
   // Where the set spans hosts, rank 0 decides where a batch ends.
   if (spans_hosts() || open_.empty()) return false;
-  return somebody_waits || open_bytes_ >= options_.settings.close_bytes ||
-         segment_->header().waiting.load() > 0 || linger_is_over();
+  return somebody_waits || open_bytes_ >= options_.settings.close_bytes || segment_->header().waiting.load() > 0 ||
+         linger_is_over();
 }
 
 int64_t Engine::linger_left_ns() const {
@@ -73,8 +73,12 @@ bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
   switch (record.kind) {
-    case RecordKind::kDefine: apply_definition(record.id); return;
-    case RecordKind::kError: apply_error(record.id); return;
+    case RecordKind::kDefine:
+      apply_definition(record.id);
+      return;
+    case RecordKind::kError:
+      apply_error(record.id);
+      return;
     case RecordKind::kReady: {
       SubmissionPtr submission;
       {
@@ -96,7 +100,9 @@ void Engine::apply(Record record) {
       open_.push_back(std::move(submission));
       return;
     }
-    case RecordKind::kClose: close_batch(); return;
+    case RecordKind::kClose:
+      close_batch();
+      return;
     case RecordKind::kLeave: {
       close_batch();
       if (record.id >= has_left_.size()) return;
@@ -108,7 +114,8 @@ void Engine::apply(Record record) {
       left_rank_.compare_exchange_strong(nobody, static_cast<int>(record.id));
       return;
     }
-    case RecordKind::kNone: return;
+    case RecordKind::kNone:
+      return;
   }
 }
 
@@ -243,7 +250,8 @@ void Engine::engine_thread() {
     }
     const int64_t linger_ns = linger_left_ns();
     const bool drives_alone = callers_waiting_.load() == 0;
-    bells_->sleep(Sleeper::kEngine, seen, linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000), drives_alone);
+    bells_->sleep(Sleeper::kEngine, seen, linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000),
+                  drives_alone);
     statistics_.engine_wakes.fetch_add(1, std::memory_order_relaxed);
     bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine: takes requests (step 4), agrees with the other ranks what runs next (5), runs batches (6, 7) and completes
-// handles (8). One engine is one generation of one process.
+// The engine: takes requests (step 4), agrees with the other ranks what runs next (5), runs batches (6, 7) and
+// completes handles (8). One engine is one generation of one process.
 //
-// Who drives. Progress is made by whoever holds the driver's token: a caller inside wait() or poll() drives itself, which
-// saves two thread hand-overs; the engine's own thread sleeps and drives only where nobody waits. Everything under "token"
-// below is touched by the holder alone. What users' threads share with it is guarded by mutex_, which is never held across
-// a wait, a collective or a callback.
+// Who drives. Progress is made by whoever holds the driver's token: a caller inside wait() or poll() drives itself,
+// which saves two thread hand-overs; the engine's own thread sleeps and drives only where nobody waits. Everything
+// under "token" below is touched by the holder alone. What users' threads share with it is guarded by mutex_, which is
+// never held across a wait, a collective or a callback.
 //
 // What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
@@ -176,7 +176,7 @@ class Engine {
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> stopped_{false};
-  std::atomic<int> left_rank_{-1};    // the first rank that left
+  std::atomic<int> left_rank_{-1};        // the first rank that left
   std::atomic<uint32_t> completions_{0};  // futex word
   std::atomic<uint32_t> completion_waiters_{0};
   std::atomic<int> callers_waiting_{0};

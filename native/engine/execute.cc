@@ -4,13 +4,13 @@
 
 #include "engine/engine.h"
 #include "fusion/batch.h"
-#include "platform/float_environment.h"
+#include "platform/float_state.h"
 
 namespace hvd {
 
 void Engine::execute(std::vector<SubmissionPtr> closed) {
   // A caller's thread drives: its rounding mode and flush-to-zero flags must not reach a result.
-  const DefaultFloatEnvironment environment;
+  const FloatState default_state;
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
   const std::vector<Batch> batches = plan_batches(descriptors, options_.settings.fusion_threshold_bytes);
@@ -24,10 +24,17 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     statistics_.batches.fetch_add(1, std::memory_order_relaxed);
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
     switch (batch.descriptor->kind) {
-      case HVD_ALLREDUCE: failure = run_allreduce(batch, closed); break;
-      case HVD_BROADCAST: failure = run_broadcast(*first); break;
-      case HVD_ALLGATHER: failure = run_allgather(first); break;
-      case HVD_BARRIER: break;  // that all have submitted it is all there is to it
+      case HVD_ALLREDUCE:
+        failure = run_allreduce(batch, closed);
+        break;
+      case HVD_BROADCAST:
+        failure = run_broadcast(*first);
+        break;
+      case HVD_ALLGATHER:
+        failure = run_allgather(first);
+        break;
+      case HVD_BARRIER:
+        break;  // that all have submitted it is all there is to it
     }
     if (!failure.ok()) {
       transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of `" + first->entry->name + "`");
@@ -77,8 +84,8 @@ Status Engine::run_broadcast(const Submission& submission) {
     const TensorSpec& tensor = submission.prepared->tensors[i];
     const int64_t length = tensor.count() * static_cast<int64_t>(element_size(tensor.dtype));
     if (length == 0) continue;
-    slices.push_back({static_cast<const std::byte*>(submission.inputs[i]),
-                      static_cast<std::byte*>(submission.outputs[i]), length});
+    slices.push_back(
+        {static_cast<const std::byte*>(submission.inputs[i]), static_cast<std::byte*>(submission.outputs[i]), length});
     bytes += length;
   }
   if (bytes == 0) return {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The leaders' duties. A host's leader (its lowest rank) takes its followers' frames from their rings. Rank 0 answers them,
-// and those of the other leaders, with the coordinator; the others pass them up and apply what comes down. Under the token.
+// The leaders' duties. A host's leader (its lowest rank) takes its followers' frames from their rings. Rank 0 answers
+// them, and those of the other leaders, with the coordinator; the others pass them up and apply what comes down. Under
+// the token.
 #include <poll.h>
 
 #include <algorithm>
@@ -55,7 +56,8 @@ void Engine::link_closed(SocketLink* link) {
   const int peer = link->peer();
   bells_->unwatch(link->fd());
   if (may_close_[static_cast<size_t>(peer)]) return;
-  poison(HVD_RANK_LOST, peer, "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");
+  poison(HVD_RANK_LOST, peer,
+         "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");
 }
 
 void Engine::handle_upward(int host, FrameKind kind, const std::string& payload) {
@@ -266,7 +268,9 @@ void Engine::spread_abort() {
   abort_spread_ = true;
   const Status cause = segment_->cause();
   Writer payload;
-  payload.put(static_cast<int32_t>(cause.code())).put(static_cast<int32_t>(cause.failed_rank())).put_string(cause.text());
+  payload.put(static_cast<int32_t>(cause.code()))
+      .put(static_cast<int32_t>(cause.failed_rank()))
+      .put_string(cause.text());
   const std::string frame = payload.take();
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
   transport_.reset();

@@ -16,8 +16,11 @@
 namespace hvd {
 
 Engine::Engine(EngineOptions options)
-    : options_(std::move(options)), rank_(options_.rank), world_size_(static_cast<int>(options_.host_of_rank.size())),
-      has_left_(options_.host_of_rank.size(), false), may_close_(options_.host_of_rank.size(), false) {
+    : options_(std::move(options)),
+      rank_(options_.rank),
+      world_size_(static_cast<int>(options_.host_of_rank.size())),
+      has_left_(options_.host_of_rank.size(), false),
+      may_close_(options_.host_of_rank.size(), false) {
   host_ = options_.host_of_rank[rank_];
   for (int r = 0; r < world_size_; ++r) {
     hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
@@ -68,8 +71,8 @@ Status Engine::connect() {
   return make_transport();
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure shows
-// as the end of the stream at the other side, with the reason at the side where it happened.
+// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
+// shows as the end of the stream at the other side, with the reason at the side where it happened.
 Status Engine::connect_shared_memory() {
   const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
   const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
@@ -80,7 +83,8 @@ Status Engine::connect_shared_memory() {
     if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
   }
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
-    return {HVD_INVALID_ARGUMENT, "expected a local link to each rank of the host, seen " + std::to_string(local.size())};
+    return {HVD_INVALID_ARGUMENT,
+            "expected a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
@@ -114,7 +118,8 @@ Status Engine::make_transport() {
   std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
   std::vector<int> world_ranks(static_cast<size_t>(world_size_));
   for (int r = 0; r < world_size_; ++r) world_ranks[static_cast<size_t>(r)] = r;
-  std::sort(options_.links.begin(), options_.links.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+  std::sort(options_.links.begin(), options_.links.end(),
+            [](const auto& a, const auto& b) { return a.index < b.index; });
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
@@ -127,7 +132,8 @@ void Engine::start_threads() {
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
     if (r == local_rank_) continue;
     const auto pid = static_cast<int>(segment_->rank(r).pid.load());
-    if (pid == static_cast<int>(getpid()) || options_.segment != nullptr) continue;  // a thread of this process, in tests
+    if (pid == static_cast<int>(getpid()) || options_.segment != nullptr)
+      continue;  // a thread of this process, in tests
     int socket = -1;
     for (const EngineOptions::Link& link : options_.links) {
       if (link.purpose == HVD_LINK_LOCAL && link.peer == ranks_of_host_[r]) socket = link.fd;
@@ -164,7 +170,8 @@ Status Engine::stop(uint32_t timeout_ms) {
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
   bool asked = false;
   const auto ended = [&] {
-    return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) || now_ns() > deadline_ns;
+    return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
+           now_ns() > deadline_ns;
   };
   for (;;) {
     if (take_token()) {

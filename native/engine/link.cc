@@ -54,7 +54,10 @@ SocketLink::SocketLink(int fd, int peer) : fd_(fd), peer_(peer) {
 }
 
 SocketLink::SocketLink(SocketLink&& other) noexcept
-    : fd_(other.fd_), peer_(other.peer_), closed_(other.closed_), unsent_(std::move(other.unsent_)),
+    : fd_(other.fd_),
+      peer_(other.peer_),
+      closed_(other.closed_),
+      unsent_(std::move(other.unsent_)),
       frames_(std::move(other.frames_)) {
   other.fd_ = -1;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How negotiation frames travel: through a ring in the segment from a rank to its host's leader, and through a control
-// socket between the leaders and rank 0. Sending never blocks: what does not fit waits in the process and goes out on the
-// next pump(). Callers serialise sends to one link.
+// socket between the leaders and rank 0. Sending never blocks: what does not fit waits in the process and goes out on
+// the next pump(). Callers serialise sends to one link.
 #pragma once
 
 #include <string>

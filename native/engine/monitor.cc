@@ -14,9 +14,12 @@ namespace hvd {
 
 constexpr int kTickMs = 500;
 
-Monitor::Monitor(Segment& segment, uint32_t local_rank, std::vector<Peer> peers,
-                 std::function<void(int, int)> on_death, std::function<void()> on_tick)
-    : segment_(segment), local_rank_(local_rank), on_death_(std::move(on_death)), on_tick_(std::move(on_tick)),
+Monitor::Monitor(Segment& segment, uint32_t local_rank, std::vector<Peer> peers, std::function<void(int, int)> on_death,
+                 std::function<void()> on_tick)
+    : segment_(segment),
+      local_rank_(local_rank),
+      on_death_(std::move(on_death)),
+      on_tick_(std::move(on_tick)),
       stop_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (const Peer& peer : peers) {
     const int pidfd = peer.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The monitor: one thread per process, apart from the engine, that notices the deaths of the host's other ranks by pidfd
-// (which DataLoader children that hold the same sockets open cannot delay) and, where a pidfd cannot be had, by the end of
-// the local socket. It ticks twice a second.
+// The monitor: one thread per process, apart from the engine, that notices the deaths of the host's other ranks by
+// pidfd (which DataLoader children that hold the same sockets open cannot delay) and, where a pidfd cannot be had, by
+// the end of the local socket. It ticks twice a second.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@ namespace hvd {
 class Monitor {
  public:
   struct Peer {
-    int rank;             // world
+    int rank;  // world
     uint32_t local_rank;
-    int pid;              // 0: watched by socket only
-    int socket;           // -1: none; borrowed
+    int pid;     // 0: watched by socket only
+    int socket;  // -1: none; borrowed
   };
   // on_death(rank, pid) and on_tick() run on the monitor's thread.
   Monitor(Segment& segment, uint32_t local_rank, std::vector<Peer> peers, std::function<void(int, int)> on_death,

@@ -13,13 +13,13 @@ namespace hvd {
 
 struct EngineSettings {
   uint64_t fusion_threshold_bytes = 128u << 20;
-  double cycle_time_ms = 1.0;              // how long what is ready may linger for company while nobody waits for it
-  uint64_t close_bytes = 1u << 20;         // ... unless this much is ready
-  uint64_t stall_warning_ms = 60000;       // 0: no stall reports
-  uint64_t stall_shutdown_ms = 0;          // 0: never
+  double cycle_time_ms = 1.0;         // how long what is ready may linger for company while nobody waits for it
+  uint64_t close_bytes = 1u << 20;    // ... unless this much is ready
+  uint64_t stall_warning_ms = 60000;  // 0: no stall reports
+  uint64_t stall_shutdown_ms = 0;     // 0: never
   uint64_t start_timeout_ms = 30000;
   InstructionSet instruction_set = InstructionSet::kBest;
-  bool warnings = true;                    // stall warnings on stderr
+  bool warnings = true;  // stall warnings on stderr
 };
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out);

@@ -64,10 +64,11 @@ void Engine::report_stalls() {
     if (reported_ns != 0 && now_ns() - reported_ns < settings.stall_warning_ms * 1000000) continue;
     reported_ns = now_ns();
     if (settings.warnings) {
-      std::fprintf(stderr,
-                   "horovod: warning: stall: %s\nhint: every rank must call the same collectives; look for a branch on the "
-                   "rank, uneven data, or a rank that is slow\n",
-                   text.c_str());
+      std::fprintf(
+          stderr,
+          "horovod: warning: stall: %s\nhint: every rank must call the same collectives; look for a branch on the "
+          "rank, uneven data, or a rank that is slow\n",
+          text.c_str());
     }
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A submission: one request on its way through the engine (steps 4 to 8), the entry (name) it belongs to, and the table of
-// handles by which a caller refers to it.
+// A submission: one request on its way through the engine (steps 4 to 8), the entry (name) it belongs to, and the table
+// of handles by which a caller refers to it.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct Entry;
 struct Prepared {
   std::string name;  // empty: unnamed
   Descriptor descriptor;
-  std::string bytes;  // the descriptor as it is compared and sent
+  std::string bytes;                // the descriptor as it is compared and sent
   std::vector<TensorSpec> tensors;  // with the true dimension 0 of an allgather's input
   uint64_t total_bytes = 0;
   Entry* entry = nullptr;  // for named requests

@@ -9,8 +9,8 @@
 namespace hvd {
 namespace {
 
-// How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few, so
-// that a program without names soon repeats itself and takes the fast way.
+// How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few,
+// so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
@@ -49,7 +49,8 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
   if ((request.kind == HVD_BARRIER) != (request.ntensors == 0)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
   }
-  if (request.kind == HVD_ALLREDUCE && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
+  if (request.kind == HVD_ALLREDUCE &&
+      (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
   }
   if (request.kind == HVD_BROADCAST && (request.root_rank < 0 || request.root_rank >= world_size)) {
@@ -66,7 +67,8 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
 
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
-  const std::string what = "rank " + std::to_string(rank_) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  const std::string what =
+      "rank " + std::to_string(rank_) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
   HVD_RETURN_IF_ERROR(check_request(request, world_size_, what));
   if (name.size() > 4096) return invalid(what.substr(0, 100) + "...: a name has at most 4096 bytes");
 
@@ -91,7 +93,8 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
     descriptor.tensors.push_back(std::move(spec));
   }
   prepared->bytes = descriptor.encode();
-  if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2) return invalid(what + ": the group has too many tensors");
+  if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
+    return invalid(what + ": the group has too many tensors");
   if (!name.empty()) {
     const std::lock_guard lock(mutex_);
     prepared->entry = intern(name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting: the caller drives. Pauses first, then yields, then sleep on the caller's bell; a second waiting thread of the
-// process sleeps until the first completes something.
+// Waiting: the caller drives. Pauses first, then yields, then sleep on the caller's bell; a second waiting thread of
+// the process sleeps until the first completes something.
 #include <sched.h>
 
 #include <algorithm>
@@ -77,7 +77,8 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
       const uint32_t seen = bells_->seen(Sleeper::kCaller);
       bells_->announce(Sleeper::kCaller);
       if (!has_work()) {
-        const int64_t left_ns = static_cast<int64_t>(std::min<uint64_t>(deadline_ns - std::min(deadline_ns, now_ns()), kLookAroundNs));
+        const int64_t left_ns =
+            static_cast<int64_t>(std::min<uint64_t>(deadline_ns - std::min(deadline_ns, now_ns()), kLookAroundNs));
         out_of_time = bells_->sleep(Sleeper::kCaller, seen, left_ns, true) == WakeReason::kSignal;
       }
       bells_->announce(Sleeper::kNobody);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fusion plans (step 6): which of the tensors that became ready together travel as one. A pure function of the log, so all
-// ranks cut alike; it cannot change a result's bits, since a reduction is element by element.
+// Fusion plans (step 6): which of the tensors that became ready together travel as one. A pure function of the log, so
+// all ranks cut alike; it cannot change a result's bits, since a reduction is element by element.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct Batch {
   std::vector<BatchTensor> tensors;
 };
 
-// Allreduces of one dtype, op, scale and set fuse, in the order of their first, up to threshold_bytes (0: never; a tensor is
-// not divided, so one beyond the threshold goes alone). Everything else goes entry by entry.
+// Allreduces of one dtype, op, scale and set fuse, in the order of their first, up to threshold_bytes (0: never; a
+// tensor is not divided, so one beyond the threshold goes alone). Everything else goes entry by entry.
 std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint64_t threshold_bytes);
 
 }  // namespace hvd

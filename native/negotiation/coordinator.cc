@@ -6,8 +6,8 @@
 namespace hvd {
 namespace {
 
-// `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. Where every rank waits for one of them but not
-// all for the same, nobody will ever be served, and saying so beats a stall.
+// `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. Where every rank waits for one of them but
+// not all for the same, nobody will ever be served, and saying so beats a stall.
 std::string subject_of(const std::string& name) {
   const size_t dot = name.find('.');
   return dot == std::string::npos ? name : name.substr(dot + 1);
@@ -144,7 +144,8 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     ranks_by_descriptor[slow.descriptor].push_back(rank);
   }
   const bool counted = entry.counted > 0;
-  if (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition)) return "";
+  if (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition))
+    return "";
 
   // Ties go to the group of the lowest rank; the ranks that came the fast way all hold the definition.
   auto size_of = [&](const auto& group) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator: decides what the fast way cannot (step 5). Pure: events in, effects out, no clock, no memory, no sockets;
-// rank 0's engine runs the only one of a job, the model checker and the unit tests run others.
+// The coordinator: decides what the fast way cannot (step 5). Pure: events in, effects out, no clock, no memory, no
+// sockets; rank 0's engine runs the only one of a job, the model checker and the unit tests run others.
 //
 // Fast way, several hosts: a host says host_ready(id); when all have, the entry is READY.
 // Slow way: a rank sends its whole request (a new name, another descriptor, or its entry was recalled). The coordinator
-// recalls the entry on all hosts; when the slow requests and the arrivals counted before the recall make up all members it
-// compares the descriptors (an arrival that was counted stands for the defined one) and answers DEFINE + READY, or ERROR to
-// all. One rule for both: uniform and complete means ready.
+// recalls the entry on all hosts; when the slow requests and the arrivals counted before the recall make up all members
+// it compares the descriptors (an arrival that was counted stands for the defined one) and answers DEFINE + READY, or
+// ERROR to all. One rule for both: uniform and complete means ready.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log: the one order in which all ranks of a host run what is ready. A ring of words in shared memory, appended to by
-// compare-and-set, read by every rank at its own cursor.
+// The log: the one order in which all ranks of a host run what is ready. A ring of words in shared memory, appended to
+// by compare-and-set, read by every rank at its own cursor.
 //
 //   slot = {lap:32 | kind:8 | id:24}; a slot whose lap is not the reader's is not written yet.
 // An append sets the slot first and helps the tail after that, so an appender killed in between leaves no gap.

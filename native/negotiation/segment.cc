@@ -89,7 +89,7 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
 }
 
 Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out) {
-  struct stat facts {};
+  struct stat facts{};
   if (fstat(memfd, &facts) != 0) return system_error("cannot look at the shared memory");
   const size_t bytes = static_cast<size_t>(facts.st_size);
   if (bytes < Layout(local_size).transport) return {HVD_UNAVAILABLE, "the shared memory is too small"};

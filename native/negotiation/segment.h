@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The segment: what the ranks of one host share (step 5). One memfd per host and generation, offsets only, lock-free 64-bit
-// words, no mutex, nothing to clean up: it has no name. Shared state is never repaired: a death poisons the generation.
+// The segment: what the ranks of one host share (step 5). One memfd per host and generation, offsets only, lock-free
+// 64-bit words, no mutex, nothing to clean up: it has no name. Shared state is never repaired: a death poisons the
+// generation.
 //
 //   header | rank blocks | in-flight rows | cells | log | definitions, errors | request rings | arena | transport area
 //
@@ -29,11 +30,11 @@ constexpr uint64_t kArenaBytes = 8u << 20;
 
 struct alignas(128) RankBlock {
   std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> left;       // the rank consumed its own LEAVE
-  std::atomic<uint64_t> beat;       // the monitor's, every 500 ms
-  std::atomic<uint64_t> cursor;     // log position this rank reads next
+  std::atomic<uint32_t> left;                   // the rank consumed its own LEAVE
+  std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
+  std::atomic<uint64_t> cursor;                 // log position this rank reads next
   alignas(128) std::atomic<uint32_t> sleeping;  // Sleeper: who would need a bell
-  std::atomic<uint32_t> bell[2];    // futex words: the engine's thread, a waiting caller
+  std::atomic<uint32_t> bell[2];                // futex words: the engine's thread, a waiting caller
 };
 
 struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the leader)
@@ -45,7 +46,7 @@ struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the
 struct SegmentHeader {
   uint64_t magic, layout, generation;
   uint32_t local_size;
-  alignas(128) std::atomic<uint64_t> abort;        // 0, or {code:16 | failed rank + 1:32}; written once
+  alignas(128) std::atomic<uint64_t> abort;  // 0, or {code:16 | failed rank + 1:32}; written once
   std::atomic<uint32_t> abort_claimed;
   char abort_text[1024];
   alignas(128) std::atomic<uint64_t> tail;
@@ -126,7 +127,7 @@ class Segment {
   RequestRing* rings_;
   std::byte* arena_;
   std::byte* transport_area_;
-  uint64_t arena_used_ = 0;                                 // leader only, like the next
+  uint64_t arena_used_ = 0;                                   // leader only, like the next
   std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
 };
 

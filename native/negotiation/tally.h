@@ -2,15 +2,17 @@
 // The tally: counts the arrivals of one host's ranks at one entry (step 5), and the order in which its steps are taken.
 //
 // One word in shared memory per entry: {round:32 | recalled:1 | count:31}.
-//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. The one that completes the
-//             count resets the word to {round + 1, 0, 0} FIRST and announces readiness after that, so that a rank that saw
-//             the announcement finds a fresh count.
-//   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send their
+//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. The one that completes
+//   the
+//             count resets the word to {round + 1, 0, 0} FIRST and announces readiness after that, so that a rank that
+//             saw the announcement finds a fresh count.
+//   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send
+//   their
 //             whole request. It returns how many had arrived before.
 // The leader resets a recalled word just before it announces the decision.
 //
-// Every member function is one shared-memory operation. Ranks and leader take them in the order of Arrival::step, which the
-// model checker (tests/native/negotiation_model_test.cc) interleaves in every way, over the very same code.
+// Every member function is one shared-memory operation. Ranks and leader take them in the order of Arrival::step, which
+// the model checker (tests/native/negotiation_model_test.cc) interleaves in every way, over the very same code.
 #pragma once
 
 #include <atomic>
@@ -18,8 +20,8 @@
 
 namespace hvd {
 
-// A 64-bit word of the segment. Sequentially consistent: going to sleep (store, then look) and ringing (write, then look)
-// must not both miss each other. On x86 this costs no more than acquire and release.
+// A 64-bit word of the segment. Sequentially consistent: going to sleep (store, then look) and ringing (write, then
+// look) must not both miss each other. On x86 this costs no more than acquire and release.
 class SharedWord {
  public:
   explicit SharedWord(std::atomic<uint64_t>& word) : word_(word) {}
@@ -55,9 +57,9 @@ class Tally {
 
   void reset() { word_.store((round() + 1) << 32); }
 
-  // Idempotent. The number of arrivals before the recall. A host that is complete already is left alone and gives zero: its
-  // last rank is about to reset the word and to announce readiness, which counts for all of its members. (On the only host
-  // of a set this cannot be: whoever caused the recall is missing from the count.)
+  // Idempotent. The number of arrivals before the recall. A host that is complete already is left alone and gives zero:
+  // its last rank is about to reset the word and to announce readiness, which counts for all of its members. (On the
+  // only host of a set this cannot be: whoever caused the recall is missing from the count.)
   uint32_t recall() {
     uint64_t before = word_.load();
     do {
@@ -94,8 +96,12 @@ class Arrival {
     switch (state_) {
       case State::kArrive:
         switch (tally.arrive()) {
-          case TallyType::Outcome::kCounted: state_ = State::kCounted; return;
-          case TallyType::Outcome::kRecalled: state_ = State::kSlow; return;
+          case TallyType::Outcome::kCounted:
+            state_ = State::kCounted;
+            return;
+          case TallyType::Outcome::kRecalled:
+            state_ = State::kSlow;
+            return;
           case TallyType::Outcome::kLast:
             state_ = Bugs::kAnnounceBeforeReset ? State::kAnnounce : State::kReset;
             return;

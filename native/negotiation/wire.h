@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of negotiation: descriptors, and the frames that go from a rank to its host's leader (through a ring in shared
-// memory) and between leaders and rank 0 (through a socket). Little-endian, no padding.
+// The bytes of negotiation: descriptors, and the frames that go from a rank to its host's leader (through a ring in
+// shared memory) and between leaders and rank 0 (through a socket). Little-endian, no padding.
 //
 //   frame      = u32 length of what follows | u8 kind | payload
 //   string     = u32 length | bytes
-//   descriptor = u8 kind | u8 op | i32 set | i32 root | f64 prescale | f64 postscale | u32 n | n x (u8 dtype | u8 ndim | ndim x i64)
+//   descriptor = u8 kind | u8 op | i32 set | i32 root | f64 prescale | f64 postscale | u32 n | n x (u8 dtype | u8 ndim
+//   | ndim x i64)
 //
 // Parsing never trusts a length: a Reader that ran over its end says so and yields zeros from then on.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handing a descriptor to another process over a unix socket, and the bytes that confirm it. Bounded waits; `peer` is the
-// world rank that errors name.
+// Handing a descriptor to another process over a unix socket, and the bytes that confirm it. Bounded waits; `peer` is
+// the world rank that errors name.
 #pragma once
 
 #include <cstdint>

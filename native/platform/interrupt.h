@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Interrupt: why a wait inside a collective may end before its peers have answered.
 //
-// A generation is poisoned once and for all by storing a non-zero value into `word` (shared memory of the host) and, where
-// sockets are waited for, by making `event_fd` readable. Waits look at `word` at least every 100 ms.
+// A generation is poisoned once and for all by storing a non-zero value into `word` (shared memory of the host) and,
+// where sockets are waited for, by making `event_fd` readable. Waits look at `word` at least every 100 ms.
 #pragma once
 
 #include <atomic>

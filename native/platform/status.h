@@ -32,10 +32,10 @@ class [[nodiscard]] Status {
   std::string text_;
 };
 
-#define HVD_RETURN_IF_ERROR(expression)                      \
-  do {                                                       \
-    ::hvd::Status hvd_status_here = (expression);            \
-    if (!hvd_status_here.ok()) return hvd_status_here;       \
+#define HVD_RETURN_IF_ERROR(expression)                \
+  do {                                                 \
+    ::hvd::Status hvd_status_here = (expression);      \
+    if (!hvd_status_here.ok()) return hvd_status_here; \
   } while (0)
 
 }  // namespace hvd

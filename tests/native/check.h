@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native tests' harness: TEST(name) { EXPECT(...); } and main() that runs all, or those whose name contains argv[1].
+// The native tests' harness: TEST(name) { EXPECT(...); } and main() that runs all, or those whose name contains
+// argv[1].
 #pragma once
 
 #include <cstdio>
@@ -45,17 +46,17 @@ inline int run(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(name)                                                  \
-  static void test_##name();                                        \
+#define TEST(name)                                                      \
+  static void test_##name();                                            \
   static const check::Registration register_##name(#name, test_##name); \
   static void test_##name()
 
-#define EXPECT(condition)                                                       \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      ++check::failures();                                                      \
-      std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition);      \
-    }                                                                           \
+#define EXPECT(condition)                                                  \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      ++check::failures();                                                 \
+      std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+    }                                                                      \
   } while (0)
 
 // In the one file of a test program that holds main().

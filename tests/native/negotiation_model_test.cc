@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every interleaving of ranks and leaders over one entry, with the engine's own Tally, Arrival and Coordinator.
 //
-// A state is the tally words, each rank's place in its submission, the logs, rings and links, and the coordinator. A step is
-// one shared-memory operation, or one message taken. All plans of descriptors (D or E, X a refused call) by rank and round
-// are run. Checked: no deadlock, no wrong decision (READY exactly where all ranks gave the same descriptor), and that two
-// seeded bugs are found.
+// A state is the tally words, each rank's place in its submission, the logs, rings and links, and the coordinator. A
+// step is one shared-memory operation, or one message taken. All plans of descriptors (D or E, X a refused call) by
+// rank and round are run. Checked: no deadlock, no wrong decision (READY exactly where all ranks gave the same
+// descriptor), and that two seeded bugs are found.
 #include <deque>
 #include <string>
 #include <unordered_set>
@@ -61,11 +61,11 @@ struct Micro {  // a leader's next shared-memory operation
 
 struct World {
   std::vector<Rank> ranks;
-  std::vector<uint64_t> cells;                  // by host
-  std::vector<std::vector<Decision>> logs;      // by host
-  std::vector<std::deque<Event>> rings;         // by rank
-  std::vector<std::deque<Event>> up;            // by host
-  std::vector<std::deque<Micro>> down;          // by host
+  std::vector<uint64_t> cells;              // by host
+  std::vector<std::vector<Decision>> logs;  // by host
+  std::vector<std::deque<Event>> rings;     // by rank
+  std::vector<std::deque<Event>> up;        // by host
+  std::vector<std::deque<Micro>> down;      // by host
   Coordinator coordinator{{0}};
 
   std::string key() const {
@@ -223,9 +223,15 @@ class Checker {
       next.down[host].pop_front();
       Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host]);
       switch (micro.kind) {
-        case Micro::kRecall: next.up[host].push_back({FrameKind::kRecalled, -1, {}, tally.recall()}); break;
-        case Micro::kReset: tally.reset(); break;
-        case Micro::kAppend: next.logs[host].push_back(micro.decision); break;
+        case Micro::kRecall:
+          next.up[host].push_back({FrameKind::kRecalled, -1, {}, tally.recall()});
+          break;
+        case Micro::kReset:
+          tally.reset();
+          break;
+        case Micro::kAppend:
+          next.logs[host].push_back(micro.decision);
+          break;
       }
       push(std::move(next));
       return true;
@@ -323,7 +329,8 @@ TEST(the_seeded_bugs_are_found) {
   size_t states = 0;
   const std::string ignored = check_all<IgnoreRecalled>({0, 0}, 3, "DE", &states);
   const std::string early = check_all<AnnounceBeforeReset>({0, 0}, 3, "DE", &states);
-  std::printf("       ignoring the recall: %s\n       announcing before the reset: %s\n", ignored.c_str(), early.c_str());
+  std::printf("       ignoring the recall: %s\n       announcing before the reset: %s\n", ignored.c_str(),
+              early.c_str());
   EXPECT(!ignored.empty());
   EXPECT(!early.empty());
 }

@@ -5,10 +5,13 @@
  * ABI rules
  *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct): a
  *    newer library accepts an older, shorter struct; fields are only ever appended.
- *  - Every function that can fail returns an hvd_code and, where `status` is not NULL, fills it. No exception leaves the library.
- *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is done.
+ *  - Every function that can fail returns an hvd_code and, where `status` is not NULL, fills it. No exception leaves
+ * the library.
+ *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
+ * done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file, and prints only stall warnings and fatal causes (stderr).
+ *  - The library reads no environment variable, writes no file, and prints only stall warnings and fatal causes
+ * (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED.
  */
 #ifndef HOROVOD_HOROVOD_H_
@@ -26,24 +29,32 @@ extern "C" {
 /* Outcome of a call or of an operation. Names are stable, numbers are ABI. */
 typedef enum {
   HVD_OK = 0,
-  HVD_PENDING = 1,            /* hvd_wait: the time is up or a signal arrived; hvd_poll: not done yet */
-  HVD_INVALID_ARGUMENT = 2,   /* this rank's request is wrong; no peer has seen it */
-  HVD_DUPLICATE_NAME = 3,     /* the name is in flight on this rank already */
-  HVD_MISMATCH = 4,           /* the ranks disagree about a tensor; every member gets the same text */
-  HVD_RANK_LOST = 5,          /* a rank died, froze or its host is unreachable */
-  HVD_RANK_LEFT = 6,          /* a rank shut down or exited while others still wait for it */
-  HVD_ABORTED = 7,            /* hvd_abort, or the stall limit */
-  HVD_NOT_RUNNING = 8,        /* the context has been stopped */
-  HVD_UNAVAILABLE = 9,        /* a transport or a resource that was asked for is not to be had */
+  HVD_PENDING = 1,          /* hvd_wait: the time is up or a signal arrived; hvd_poll: not done yet */
+  HVD_INVALID_ARGUMENT = 2, /* this rank's request is wrong; no peer has seen it */
+  HVD_DUPLICATE_NAME = 3,   /* the name is in flight on this rank already */
+  HVD_MISMATCH = 4,         /* the ranks disagree about a tensor; every member gets the same text */
+  HVD_RANK_LOST = 5,        /* a rank died, froze or its host is unreachable */
+  HVD_RANK_LEFT = 6,        /* a rank shut down or exited while others still wait for it */
+  HVD_ABORTED = 7,          /* hvd_abort, or the stall limit */
+  HVD_NOT_RUNNING = 8,      /* the context has been stopped */
+  HVD_UNAVAILABLE = 9,      /* a transport or a resource that was asked for is not to be had */
   HVD_OUT_OF_MEMORY = 10,
-  HVD_WOULD_DEADLOCK = 11,    /* hvd_wait from inside a completion callback */
-  HVD_FORKED = 12,            /* the caller is a forked child */
-  HVD_INTERNAL = 13           /* a defect of this library */
+  HVD_WOULD_DEADLOCK = 11, /* hvd_wait from inside a completion callback */
+  HVD_FORKED = 12,         /* the caller is a forked child */
+  HVD_INTERNAL = 13        /* a defect of this library */
 } hvd_code;
 
 typedef enum {
-  HVD_UINT8 = 0, HVD_INT8 = 1, HVD_INT16 = 2, HVD_INT32 = 3, HVD_INT64 = 4, HVD_FLOAT16 = 5, HVD_BFLOAT16 = 6,
-  HVD_FLOAT32 = 7, HVD_FLOAT64 = 8, HVD_BOOL = 9
+  HVD_UINT8 = 0,
+  HVD_INT8 = 1,
+  HVD_INT16 = 2,
+  HVD_INT32 = 3,
+  HVD_INT64 = 4,
+  HVD_FLOAT16 = 5,
+  HVD_BFLOAT16 = 6,
+  HVD_FLOAT32 = 7,
+  HVD_FLOAT64 = 8,
+  HVD_BOOL = 9
 } hvd_dtype;
 
 /* Numbers as in Horovod's public constants. */
@@ -53,8 +64,8 @@ typedef enum { HVD_ALLREDUCE = 0, HVD_ALLGATHER = 1, HVD_BROADCAST = 2, HVD_BARR
 
 /* hvd_request.flags */
 enum {
-  HVD_SYNC = 1,               /* the caller waits at once: nobody else needs to be woken for it */
-  HVD_URGENT = 2              /* do not linger for more tensors */
+  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it */
+  HVD_URGENT = 2 /* do not linger for more tensors */
 };
 
 /* What a link between two ranks is for. Links are connected and authenticated before hvd_start. */
@@ -65,10 +76,13 @@ typedef enum {
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
-typedef struct hvd_entry hvd_entry;     /* a prepared request: name interned, descriptor built; lives as long as its context */
-typedef uint64_t hvd_handle;            /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
+typedef struct hvd_entry
+    hvd_entry;               /* a prepared request: name interned, descriptor built; lives as long as its context */
+typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
 
-typedef struct { const char *name, *value; } hvd_setting;
+typedef struct {
+  const char *name, *value;
+} hvd_setting;
 
 typedef struct {
   uint32_t size;
@@ -88,82 +102,86 @@ typedef struct {
 typedef struct {
   uint32_t size;
   int32_t rank, world_size;
-  uint64_t generation;          /* equal on all ranks, differs between two starts of one job */
-  const int32_t *host_of_rank;  /* world_size entries; ranks on one host share memory */
-  const hvd_setting *settings;  /* see docs/settings; unknown names are an error */
+  uint64_t generation;         /* equal on all ranks, differs between two starts of one job */
+  const int32_t* host_of_rank; /* world_size entries; ranks on one host share memory */
+  const hvd_setting* settings; /* see docs/settings; unknown names are an error */
   uint32_t nsettings;
   uint32_t nlinks;
-  const hvd_link *links;
+  const hvd_link* links;
 } hvd_options;
 
 /* One tensor of a request: dense, row-major, aligned to its element size. */
 typedef struct {
-  const void *input;
-  void *output;         /* allreduce, broadcast: as large as input, may equal it. allgather: NULL, read hvd_result */
-  const int64_t *shape;
-  int32_t ndim;         /* at most 16 */
-  int32_t dtype;        /* hvd_dtype */
+  const void* input;
+  void* output; /* allreduce, broadcast: as large as input, may equal it. allgather: NULL, read hvd_result */
+  const int64_t* shape;
+  int32_t ndim;  /* at most 16 */
+  int32_t dtype; /* hvd_dtype */
 } hvd_tensor;
 
-typedef void (*hvd_done_fn)(void *user, const hvd_status *status); /* runs on the driving thread with no lock held; may submit */
+typedef void (*hvd_done_fn)(void* user,
+                            const hvd_status* status); /* runs on the driving thread with no lock held; may submit */
 
 typedef struct {
   uint32_t size;
-  int32_t kind, op;         /* hvd_kind, hvd_op */
-  int32_t process_set;      /* 0 = all ranks */
-  int32_t root_rank;        /* world rank; broadcast only */
+  int32_t kind, op;    /* hvd_kind, hvd_op */
+  int32_t process_set; /* 0 = all ranks */
+  int32_t root_rank;   /* world rank; broadcast only */
   uint32_t flags;
-  uint32_t ntensors;        /* more than one: a grouped request, done or failed as a whole. Barrier: 0 */
-  uint32_t tensor_size;     /* sizeof(hvd_tensor) */
-  const char *name;         /* NULL: unnamed, matched across ranks by the order of submission */
-  const hvd_tensor *tensors;
+  uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0 */
+  uint32_t tensor_size; /* sizeof(hvd_tensor) */
+  const char* name;     /* NULL: unnamed, matched across ranks by the order of submission */
+  const hvd_tensor* tensors;
   double prescale, postscale;
-  hvd_done_fn done;         /* may be NULL */
-  void *user;
+  hvd_done_fn done; /* may be NULL */
+  void* user;
 } hvd_request;
 
 /* Where an operation whose output size was unknown at submission left tensor `index`; valid until hvd_release. */
 typedef struct {
   uint32_t size;
   int32_t ndim;
-  const void *data;
-  const int64_t *shape;     /* allgather: dimension 0 is the sum over the ranks */
-  const int64_t *rows;      /* allgather: dimension 0 by rank, world_size entries */
+  const void* data;
+  const int64_t* shape; /* allgather: dimension 0 is the sum over the ranks */
+  const int64_t* rows;  /* allgather: dimension 0 by rank, world_size entries */
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
-HVD_EXPORT const char *hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
+HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
 
 /* Joins the generation: blocks until every rank of the host has attached, bounded by setting start_timeout_ms. */
-HVD_EXPORT int hvd_start(const hvd_options *options, hvd_context **context, hvd_status *status);
+HVD_EXPORT int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status);
 /* Leaves the job in order and frees nothing that a handle needs; bounded by timeout_ms even where peers are dead.
    Operations in flight end with HVD_NOT_RUNNING here and with HVD_RANK_LEFT on the ranks that wait for this one. */
-HVD_EXPORT int hvd_stop(hvd_context *context, uint32_t timeout_ms, hvd_status *status);
+HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status);
 /* Frees a stopped context. No other call may be running or follow. */
-HVD_EXPORT void hvd_free(hvd_context *context);
+HVD_EXPORT void hvd_free(hvd_context* context);
 /* Ends the generation on every rank with this cause. Never blocks; async-signal-unsafe. */
-HVD_EXPORT void hvd_abort(hvd_context *context, int32_t failed_rank, const char *text);
+HVD_EXPORT void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text);
 
 /* A request that will be submitted many times: everything but the tensor pointers is fixed here. */
-HVD_EXPORT int hvd_prepare(hvd_context *context, const hvd_request *request, hvd_entry **entry, hvd_status *status);
+HVD_EXPORT int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status);
 /* inputs and outputs: one pointer per tensor of the prepared request. Never blocks on a peer. */
-HVD_EXPORT int hvd_submit_entry(hvd_context *context, hvd_entry *entry, const void *const *inputs, void *const *outputs,
-                                uint32_t flags, hvd_handle *handle, hvd_status *status);
-HVD_EXPORT int hvd_submit(hvd_context *context, const hvd_request *request, hvd_handle *handle, hvd_status *status);
+HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
+                                uint32_t flags, hvd_handle* handle, hvd_status* status);
+HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status);
 /* Tells the other ranks that this rank's call of `name` failed before it could be submitted, so that they fail too
    (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
-HVD_EXPORT int hvd_refuse(hvd_context *context, const char *name, int32_t process_set, const char *why, hvd_status *status);
+HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why,
+                          hvd_status* status);
 
-/* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own code,
-   or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
-HVD_EXPORT int hvd_wait(hvd_context *context, hvd_handle handle, int32_t timeout_ms, hvd_status *status);
-HVD_EXPORT int hvd_poll(hvd_context *context, hvd_handle handle, hvd_status *status);
-HVD_EXPORT int hvd_get_result(hvd_context *context, hvd_handle handle, uint32_t index, hvd_result *result, hvd_status *status);
+/* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
+   code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
+HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status);
+HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
+HVD_EXPORT int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result,
+                              hvd_status* status);
 /* Every handle is released once; releasing one that is not done detaches it. */
-HVD_EXPORT void hvd_release(hvd_context *context, hvd_handle handle);
+HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 
-/* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or would have. */
-HVD_EXPORT int64_t hvd_statistics(hvd_context *context, char *buffer, int64_t capacity);
+/* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or
+ * would have. */
+HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Allreduce over a Mesh (step 7): two algorithms, both the same fold in member order.
+//
+// gathered  small: everybody sends its whole input to everybody and folds; one message's latency.
+// direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Everybody sends share j
+// straight to
+//           member j, which folds the shares in member order as soon as the last has come, and sends the result
+//           straight back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links,
+//           both ways.
+//
+// The order on a link is the same for every pair: the shares of the first kLag chunks, then by turns the result of
+// chunk i and the share of chunk i + kLag. A result waits for its fold, which waits for the peers' shares of the same
+// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle.
+#pragma once
+
+#include "collectives/slices.h"
+#include "reduction/kernels.h"
+#include "transport/tcp/mesh.h"
+
+namespace hvd {
+
+// `scratch` is kept between operations to save its page faults.
+Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                          std::vector<std::byte>* scratch);
+Status direct_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                        std::vector<std::byte>* scratch);
+
+}  // namespace hvd

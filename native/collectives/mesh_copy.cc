@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Broadcast, allgather and barrier over a Mesh (step 7).
+#include "collectives/mesh_copy.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace hvd {
+
+namespace {
+
+constexpr size_t kChunkBytes = size_t{256} << 10;
+constexpr size_t kManyLinksBytes = size_t{1} << 20;
+
+int links_for(const Mesh& mesh, size_t bytes) { return bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1; }
+
+}  // namespace
+
+Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slices, int root) {
+  const int size = mesh.size(), place = (mesh.member() - root + size) % size;  // the root's place is 0
+  const int64_t element_bytes = static_cast<int64_t>(slices.element_bytes());
+  const int64_t chunk_elements = static_cast<int64_t>(kChunkBytes) / element_bytes;
+  const int64_t chunks = (slices.count() + chunk_elements - 1) / chunk_elements;
+  const int links = links_for(mesh, slices.bytes());
+  const bool is_root = place == 0;
+  mesh.begin("broadcast");
+
+  std::vector<int> children;
+  for (int bit = 1; bit < size && (place & bit) == 0; bit <<= 1) {
+    if (place + bit < size) children.push_back((place + bit + root) % size);
+  }
+  std::reverse(children.begin(), children.end());  // the largest subtree first
+  const auto elements = [&](int64_t k) { return std::min(chunk_elements, slices.count() - k * chunk_elements); };
+  const auto hand_on = [&](int64_t k) {
+    for (int child : children) {
+      slices.for_range(k * chunk_elements, elements(k),
+                       [&](const std::byte* input, std::byte* output, size_t, int64_t count) {
+                         mesh.send(child, static_cast<int>(k % links), is_root ? input : output,
+                                   static_cast<size_t>(count * element_bytes));
+                       });
+    }
+  };
+
+  if (is_root) {
+    for (int64_t k = 0; k < chunks; ++k) hand_on(k);
+    HVD_RETURN_IF_ERROR(mesh.drain());
+    slices.for_range(0, slices.count(), [&](const std::byte* input, std::byte* output, size_t, int64_t count) {
+      kernels.copy(output, input, static_cast<size_t>(count * element_bytes), false);
+    });
+    return Status();
+  }
+  const int parent = ((place & (place - 1)) + root) % size;
+  std::vector<int> missing(static_cast<size_t>(chunks), 0);  // pieces by chunk
+  for (int64_t k = 0; k < chunks; ++k) {
+    slices.for_range(k * chunk_elements, elements(k), [&](const std::byte*, std::byte* output, size_t, int64_t count) {
+      ++missing[static_cast<size_t>(k)];
+      mesh.receive(parent, static_cast<int>(k % links), output, static_cast<size_t>(count * element_bytes), k);
+    });
+  }
+  std::vector<Mesh::Arrival> arrivals;
+  while (!mesh.idle()) {
+    arrivals.clear();
+    HVD_RETURN_IF_ERROR(mesh.advance(&arrivals));
+    for (const Mesh::Arrival& arrival : arrivals) {
+      if (--missing[static_cast<size_t>(arrival.tag)] == 0) hand_on(arrival.tag);
+    }
+  }
+  return Status();
+}
+
+Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation, const void* mine,
+                      std::span<const int64_t> bytes_of_member, void* all) {
+  mesh.begin(operation);
+  const std::byte* const input = static_cast<const std::byte*>(mine);
+  std::byte* target = static_cast<std::byte*>(all);
+  const size_t my_bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(mesh.member())]);
+  std::byte* own_target = nullptr;
+  for (int m = 0; m < mesh.size(); ++m) {
+    const size_t bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(m)]);
+    if (m == mesh.member()) {
+      own_target = target;
+    } else {
+      int links = links_for(mesh, bytes), k = 0;
+      for (size_t at = 0; at < bytes; at += kChunkBytes) {
+        mesh.receive(m, k++ % links, target + at, std::min(kChunkBytes, bytes - at));
+      }
+    }
+    target += bytes;
+  }
+  for (int step = 1; step < mesh.size(); ++step) {
+    const int to = (mesh.member() + step) % mesh.size();
+    int links = links_for(mesh, my_bytes), k = 0;
+    for (size_t at = 0; at < my_bytes; at += kChunkBytes) {
+      mesh.send(to, k++ % links, input + at, std::min(kChunkBytes, my_bytes - at));
+    }
+  }
+  HVD_RETURN_IF_ERROR(mesh.drain());
+  kernels.copy(own_target, input, my_bytes, false);
+  return Status();
+}
+
+Status mesh_barrier(Mesh& mesh) {
+  mesh.begin("barrier");
+  const std::byte sent{1};
+  std::byte received{};
+  for (int distance = 1; distance < mesh.size(); distance <<= 1) {
+    mesh.send((mesh.member() + distance) % mesh.size(), 0, &sent, 1);
+    mesh.receive((mesh.member() + mesh.size() - distance) % mesh.size(), 0, &received, 1);
+    HVD_RETURN_IF_ERROR(mesh.drain());
+  }
+  return Status();
+}
+
+}  // namespace hvd

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Broadcast, allgather (which exchange is a case of) and barrier over a Mesh (step 7).
+//
+// Broadcast runs down a binomial tree whose top is the root: the members are counted from the root, and a member's
+// parent is its number with the lowest bit cleared. Chunks are handed on as they arrive. Allgather sends straight to
+// everybody. Barrier is a dissemination: in turn t a byte goes to the member 2^t further on; after log2(n) turns
+// everybody has heard of everybody.
+#pragma once
+
+#include <span>
+
+#include "collectives/slices.h"
+#include "reduction/kernels.h"
+#include "transport/tcp/mesh.h"
+
+namespace hvd {
+
+Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slices, int root);
+Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation, const void* mine,
+                      std::span<const int64_t> bytes_of_member, void* all);
+Status mesh_barrier(Mesh& mesh);
+
+}  // namespace hvd

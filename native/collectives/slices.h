@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// SliceList: the tensors of a fused batch seen as one long tensor (step 7). Algorithms work on ranges of it; a range is
+// gathered from and scattered to the tensors piece by piece, so that no fusion buffer exists besides the transport's
+// own.
+//
+// Borrows the slices; use from one thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace hvd {
+
+class SliceList {
+ public:
+  SliceList(std::span<const Slice> slices, size_t element_bytes) : slices_(slices), element_bytes_(element_bytes) {
+    ends_.reserve(slices.size());
+    for (const Slice& slice : slices) ends_.push_back(count_ += slice.count);
+  }
+
+  int64_t count() const { return count_; }
+  size_t element_bytes() const { return element_bytes_; }
+  size_t bytes() const { return static_cast<size_t>(count_) * element_bytes_; }
+
+  // Calls visit(input, output, offset, count) for each piece of elements [begin, begin + count): `offset` is the
+  // piece's place in the range, in bytes; `count` its elements.
+  template <class Visit>
+  void for_range(int64_t begin, int64_t count, Visit visit) const {
+    if (count <= 0) return;
+    const int64_t end = begin + count;
+    size_t index = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+    for (int64_t at = begin; at < end; ++index) {
+      const Slice& slice = slices_[index];
+      const int64_t slice_begin = ends_[index] - slice.count;
+      const int64_t stop = std::min(end, ends_[index]);
+      if (stop > at) {
+        const size_t skipped = static_cast<size_t>(at - slice_begin) * element_bytes_;
+        visit(slice.input + skipped, slice.output + skipped, static_cast<size_t>(at - begin) * element_bytes_,
+              stop - at);
+        at = stop;
+      }
+    }
+  }
+
+ private:
+  std::span<const Slice> slices_;
+  std::vector<int64_t> ends_;  // of slice i, in elements from the beginning of the first
+  size_t element_bytes_;
+  int64_t count_ = 0;
+};
+
+// The part of `count` elements that member `index` of `members` reduces: equal shares rounded up to `unit` elements, so
+// the last ones may be short or empty.
+struct Share {
+  int64_t begin, count;
+};
+inline Share share_of(int64_t count, int members, int index, int64_t unit) {
+  const int64_t each = ((count + members - 1) / members + unit - 1) / unit * unit;
+  const int64_t begin = std::min(count, each * index);
+  return {begin, std::min(count - begin, each)};
+}
+
+}  // namespace hvd

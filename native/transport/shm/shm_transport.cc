@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shared-memory transport of one host (step 7): chooses an algorithm by size, and cached or streamed stores by the
+// line hop.
+#include <cstring>
+#include <string>
+
+#include "collectives/slot_allreduce.h"
+#include "collectives/slot_copy.h"
+#include "platform/float_state.h"
+#include "transport/factories.h"
+#include "transport/shm/line_hop.h"
+#include "transport/shm/slot_ring.h"
+
+namespace hvd {
+
+namespace {
+
+// One-shot reads (members - 1) times the payload, two-shot at most twice, but with one more wait.
+constexpr size_t kOneShotReadBytes = size_t{32} << 10;
+constexpr size_t kLargeBytes = size_t{1} << 20;
+constexpr size_t kStreamOutputBytes = size_t{8} << 20;
+constexpr uint32_t kFarHopNs = 100;
+// A hop this long was measured between members that shared a core: it says nothing about caches.
+constexpr uint32_t kNoHopNs = 2000;
+constexpr int kStartRounds = 400;
+constexpr int kAgainRounds = 32;
+constexpr uint32_t kLargeOperationsPerMeasurement = 64;
+
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(std::byte* area, int member, const std::vector<int>& world_ranks, const TransportOptions& options,
+               const Interrupt& interrupt, const Kernels& kernels)
+      : options_(options), kernels_(kernels), ring_(area, member, world_ranks, interrupt) {}
+
+  Status start() {
+    HVD_RETURN_IF_ERROR(ring_.attach());
+    if (!hop_.measure(ring_, kStartRounds)) return ring_.interrupted("measuring the cache-line hop");
+    return slot_barrier(ring_);
+  }
+
+  const char* name() const override { return "shm"; }
+  int member() const override { return ring_.member(); }
+  int size() const override { return ring_.size(); }
+
+  Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override {
+    size_t bytes = 0;
+    for (const Slice& slice : slices) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
+    if (bytes == 0) return Status();
+    const FloatState state;
+    if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
+    const SliceList list(slices, element_size(reduction.dtype));
+    if (bytes <= one_shot_bytes()) return one_shot_allreduce(ring_, kernels_, list, reduction);
+    if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
+    return two_shot_allreduce(ring_, kernels_, list, reduction, {streamed(), bytes >= kStreamOutputBytes});
+  }
+
+  Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
+    const SliceList list(slices, element_bytes);
+    return slot_broadcast(ring_, kernels_, list, root_member, streamed() && list.bytes() >= kLargeBytes);
+  }
+  Status exchange(const void* mine, size_t bytes, void* all) override {
+    return slot_exchange(ring_, kernels_, mine, bytes, all);
+  }
+  Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
+    int64_t bytes = 0;
+    for (int64_t part : bytes_of_member) bytes += part;
+    return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
+                          streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
+  }
+  Status barrier() override { return slot_barrier(ring_); }
+
+  std::string describe() const override {
+    return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", \"stores\": \"" +
+           (streamed() ? "streamed" : "cached") + "\", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
+           "\"";
+  }
+
+ private:
+  size_t one_shot_bytes() const {
+    const size_t limit = kOneShotReadBytes / static_cast<size_t>(std::max(1, ring_.size() - 1));
+    return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());
+  }
+  bool streamed() const {
+    if (options_.force_streamed || options_.force_cached) return options_.force_streamed;
+    const uint32_t hop = LineHop::nanoseconds(ring_);
+    return hop >= kFarHopNs && hop < kNoHopNs;
+  }
+  // A virtual machine moves between near and far placements by itself. All members count alike, so all take part.
+  bool measure_now_and_then(size_t bytes) {
+    if (bytes < kLargeBytes || ring_.oversubscribed()) return true;
+    if (++large_operations_ % kLargeOperationsPerMeasurement != 0) return true;
+    return hop_.measure(ring_, kAgainRounds);
+  }
+
+  const TransportOptions options_;
+  const Kernels kernels_;
+  SlotRing ring_;
+  LineHop hop_;
+  uint32_t large_operations_ = 0;
+};
+
+}  // namespace
+
+size_t shm_transport_bytes(int members) { return SlotRing::bytes(members); }
+
+Status make_shm_transport(std::byte* area, int member, const std::vector<int>& world_ranks,
+                          const TransportOptions& options, const Interrupt& interrupt,
+                          std::unique_ptr<Transport>* out) {
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(options.isa, &kernels));
+  auto transport = std::make_unique<ShmTransport>(area, member, world_ranks, options, interrupt, kernels);
+  HVD_RETURN_IF_ERROR(transport->start());
+  *out = std::move(transport);
+  return Status();
+}
+
+}  // namespace hvd

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nonblocking sockets and poll (step 7).
+#include "transport/tcp/mesh.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+constexpr int kSpins = 40;                         // tries, with a yield between, before sleeping in poll
+constexpr int kSliceMs = 1000;                     // the longest sleep without a look at the interrupt
+constexpr size_t kMaxPieces = 16;                  // of one system call
+constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
+
+std::string text_of(int error) { return std::generic_category().message(error); }
+
+Status prepare_socket(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + " is unusable: " + text_of(errno));
+  }
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) < 0) {
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + " is no socket: " + text_of(errno));
+  }
+  const int on = 1;
+  if ((domain == AF_INET || domain == AF_INET6) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) < 0) {
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Mesh::Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
+    : member_(member),
+      size_(static_cast<int>(world_ranks.size())),
+      world_ranks_(std::move(world_ranks)),
+      interrupt_(interrupt),
+      sockets_(std::move(sockets)) {}
+
+Mesh::~Mesh() {
+  for (const std::vector<int>& of_peer : sockets_) {
+    for (int fd : of_peer) close(fd);
+  }
+}
+
+Status Mesh::open() {
+  if (static_cast<int>(sockets_.size()) != size_) {
+    return Status(HVD_INVALID_ARGUMENT,
+                  "data links for " + std::to_string(sockets_.size()) + " members, expected " + std::to_string(size_));
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::vector<int>& of_peer = sockets_[static_cast<size_t>(peer)];
+    if (peer == member_) {
+      if (!of_peer.empty()) return Status(HVD_INVALID_ARGUMENT, "a data link of a member with itself");
+      continue;
+    }
+    const int count = static_cast<int>(of_peer.size());
+    if (links_per_peer_ == 0) links_per_peer_ = count;
+    if (count == 0 || count != links_per_peer_) {
+      return Status(HVD_INVALID_ARGUMENT, std::to_string(count) + " data links with rank " +
+                                              std::to_string(world_ranks_[static_cast<size_t>(peer)]) + ", expected " +
+                                              std::to_string(links_per_peer_ == 0 ? 1 : links_per_peer_));
+    }
+    for (int fd : of_peer) HVD_RETURN_IF_ERROR(prepare_socket(fd));
+  }
+  links_.resize(static_cast<size_t>(size_ * links_per_peer_));
+  for (int peer = 0; peer < size_; ++peer) {
+    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
+      link(peer, i).fd = sockets_[static_cast<size_t>(peer)][static_cast<size_t>(i)];
+      link(peer, i).peer = peer;
+    }
+  }
+  return Status();
+}
+
+void Mesh::send(int peer, int index, const std::byte* data, size_t bytes) {
+  if (bytes == 0) return;
+  link(peer, index).outgoing.push_back({data, bytes});
+  ++pending_;
+}
+
+void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t tag) {
+  if (bytes == 0) {
+    if (tag != kNoTag) at_once_.push_back({peer, tag});
+    return;
+  }
+  link(peer, index).incoming.push_back({data, bytes, tag});
+  ++pending_;
+}
+
+Status Mesh::lost(const Link& link, const std::string& why) const {
+  const int rank = world_ranks_[static_cast<size_t>(link.peer)];
+  return Status(HVD_RANK_LOST, std::string(operation_) + " over TCP: rank " + std::to_string(rank) + " " + why, rank);
+}
+
+Status Mesh::interrupted() const {
+  std::string text = std::string(operation_) + " over TCP was interrupted";
+  for (const Link& link : links_) {
+    if (link.incoming.empty() && link.outgoing.empty()) continue;
+    text += " while rank " + std::to_string(world_ranks_[static_cast<size_t>(member_)]) + " waited for rank " +
+            std::to_string(world_ranks_[static_cast<size_t>(link.peer)]);
+    break;
+  }
+  return Status(HVD_ABORTED, std::move(text));
+}
+
+Status Mesh::send_some(Link& link, bool* moved) {
+  while (!link.outgoing.empty()) {
+    iovec pieces[kMaxPieces];
+    size_t count = 0, total = 0;
+    for (const Outgoing& piece : link.outgoing) {
+      if (count == kMaxPieces || total >= kMaxCallBytes) break;
+      pieces[count++] = {const_cast<std::byte*>(piece.data), piece.bytes};
+      total += piece.bytes;
+    }
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(link.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return Status();
+      return lost(link, "is unreachable: " + text_of(errno));
+    }
+    *moved = true;
+    size_t left = static_cast<size_t>(sent);
+    while (left > 0) {
+      Outgoing& front = link.outgoing.front();
+      const size_t taken = left < front.bytes ? left : front.bytes;
+      front.data += taken;
+      front.bytes -= taken;
+      left -= taken;
+      if (front.bytes != 0) break;
+      link.outgoing.pop_front();
+      --pending_;
+    }
+    if (static_cast<size_t>(sent) < total) return Status();
+  }
+  return Status();
+}
+
+Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
+  while (!link.incoming.empty()) {
+    iovec pieces[kMaxPieces];
+    size_t count = 0, total = 0;
+    for (const Incoming& piece : link.incoming) {
+      if (count == kMaxPieces || total >= kMaxCallBytes) break;
+      pieces[count++] = {piece.data, piece.bytes};
+      total += piece.bytes;
+    }
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t received = recvmsg(link.fd, &message, MSG_DONTWAIT);
+    if (received == 0) return lost(link, "closed the connection");
+    if (received < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return Status();
+      return lost(link, "is unreachable: " + text_of(errno));
+    }
+    *moved = true;
+    size_t left = static_cast<size_t>(received);
+    while (left > 0) {
+      Incoming& front = link.incoming.front();
+      const size_t taken = left < front.bytes ? left : front.bytes;
+      front.data += taken;
+      front.bytes -= taken;
+      left -= taken;
+      if (front.bytes != 0) break;
+      if (front.tag != kNoTag) arrivals->push_back({link.peer, front.tag});
+      link.incoming.pop_front();
+      --pending_;
+    }
+    // What has arrived is worked on while it is in the cache, before more is read.
+    if (static_cast<size_t>(received) < total || !arrivals->empty()) return Status();
+  }
+  return Status();
+}
+
+Status Mesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
+  // Peers in an order that starts behind this member, so that not everybody sends to the same one at once.
+  for (int step = 1; step < size_; ++step) {
+    const int to = (member_ + step) % size_, from = (member_ + size_ - step) % size_;
+    for (int i = 0; i < links_per_peer_; ++i) {
+      HVD_RETURN_IF_ERROR(receive_some(link(from, i), arrivals, moved));
+      HVD_RETURN_IF_ERROR(send_some(link(to, i), moved));
+    }
+  }
+  return Status();
+}
+
+Status Mesh::advance(std::vector<Arrival>* arrivals) {
+  arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
+  at_once_.clear();
+  bool moved = !arrivals->empty();
+  for (int spins = 0;; ++spins) {
+    HVD_RETURN_IF_ERROR(move_all(arrivals, &moved));
+    if (moved) return Status();
+    if (interrupt_.raised()) return interrupted();
+    if (spins < kSpins) {
+      sched_yield();
+    } else {
+      HVD_RETURN_IF_ERROR(sleep());
+    }
+  }
+}
+
+Status Mesh::sleep() {
+  polled_.clear();
+  for (const Link& link : links_) {
+    const int events = (link.incoming.empty() ? 0 : POLLIN) | (link.outgoing.empty() ? 0 : POLLOUT);
+    if (events != 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
+  }
+  if (interrupt_.event_fd >= 0) polled_.push_back({interrupt_.event_fd, POLLIN, 0});
+  const int ready = poll(polled_.data(), polled_.size(), kSliceMs);
+  if (ready < 0 && errno != EINTR)
+    return Status(HVD_INTERNAL, std::string(operation_) + " over TCP: poll: " + text_of(errno));
+  if (ready > 0 && interrupt_.event_fd >= 0 && polled_.back().revents != 0) return interrupted();
+  return Status();
+}
+
+Status Mesh::drain() {
+  std::vector<Arrival> ignored;
+  while (!idle()) {
+    ignored.clear();
+    HVD_RETURN_IF_ERROR(advance(&ignored));
+  }
+  at_once_.clear();
+  return Status();
+}
+
+}  // namespace hvd

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mesh: the connected sockets between the members of a process set, and what is under way on them (step 7).
+//
+// A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both
+// ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
+// queued stays untouched until it has been sent, or has arrived.
+//
+// Owns the sockets. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or the
+// interrupt.
+#pragma once
+
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "platform/interrupt.h"
+#include "platform/status.h"
+
+namespace hvd {
+
+class Mesh {
+ public:
+  static constexpr int64_t kNoTag = -1;
+  struct Arrival {
+    int peer;
+    int64_t tag;
+  };
+
+  // sockets[m]: to member m, the same number for every peer. Takes ownership, whatever open() returns.
+  Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+  // Checks the sockets' number and makes them nonblocking.
+  Status open();
+
+  int member() const { return member_; }
+  int size() const { return size_; }
+  int links_per_peer() const { return links_per_peer_; }
+
+  // `operation` stands in error texts; a string literal.
+  void begin(const char* operation) { operation_ = operation; }
+  void send(int peer, int link, const std::byte* data, size_t bytes);
+  // With a tag, the arrival of the last byte is reported by advance(); of zero bytes, at once.
+  void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag);
+  bool idle() const { return pending_ == 0; }
+  // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
+  Status advance(std::vector<Arrival>* arrivals);
+  // Until everything that was queued has been sent and received; tags are not reported.
+  Status drain();
+
+ private:
+  struct Outgoing {
+    const std::byte* data;
+    size_t bytes;
+  };
+  struct Incoming {
+    std::byte* data;
+    size_t bytes;
+    int64_t tag;
+  };
+  struct Link {
+    int fd = -1;
+    int peer = 0;
+    std::deque<Outgoing> outgoing;
+    std::deque<Incoming> incoming;
+  };
+
+  Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
+  Status send_some(Link& link, bool* moved);
+  Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
+  Status move_all(std::vector<Arrival>* arrivals, bool* moved);
+  Status sleep();
+  Status interrupted() const;
+  Status lost(const Link& link, const std::string& why) const;
+
+  const int member_, size_;
+  const std::vector<int> world_ranks_;
+  const Interrupt interrupt_;
+  int links_per_peer_ = 0;
+  std::vector<std::vector<int>> sockets_;
+  std::vector<Link> links_;  // by peer, then index; the member's own stay unused
+  size_t pending_ = 0;       // queued pieces that are not done
+  std::vector<pollfd> polled_;
+  std::vector<Arrival> at_once_;  // empty receives, reported by the next advance()
+  const char* operation_ = "start";
+};
+
+}  // namespace hvd

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several ranks in one test program: engines as threads over one mapping (so that TSan sees both sides), joined by
+// shared memory or by socket pairs.
+#pragma once
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine/engine.h"
+#include "transport/factories.h"
+
+namespace hvd {
+
+enum class Wiring { kSharedMemory, kSockets };
+
+inline std::vector<EngineOptions> make_world(int size, Wiring wiring, EngineSettings settings = {}) {
+  std::vector<EngineOptions> world(static_cast<size_t>(size));
+  std::shared_ptr<Segment> segment;
+  if (wiring == Wiring::kSharedMemory) {
+    std::unique_ptr<Segment> made;
+    const Status status =
+        Segment::create(1, static_cast<uint32_t>(size), size > 1 ? shm_transport_bytes(size) : 0, &made);
+    if (!status.ok()) std::printf("%s\n", status.text().c_str());
+    EXPECT(status.ok());
+    segment = std::move(made);
+  }
+  for (int r = 0; r < size; ++r) {
+    EngineOptions& options = world[static_cast<size_t>(r)];
+    options.rank = r;
+    options.generation = 1;
+    options.settings = settings;
+    options.segment = segment;
+    for (int peer = 0; peer < size; ++peer) options.host_of_rank.push_back(wiring == Wiring::kSockets ? peer : 0);
+  }
+  if (wiring != Wiring::kSockets) return world;
+  const auto join = [&](int a, int b, hvd_purpose purpose, int index) {
+    int fds[2];
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    world[static_cast<size_t>(a)].links.push_back({b, purpose, fds[0], index});
+    world[static_cast<size_t>(b)].links.push_back({a, purpose, fds[1], index});
+  };
+  for (int a = 0; a < size; ++a) {
+    for (int b = a + 1; b < size; ++b) {
+      for (int index = 0; index < 2; ++index) join(a, b, HVD_LINK_DATA, index);
+      if (a == 0) join(a, b, HVD_LINK_CONTROL, 0);
+    }
+  }
+  return world;
+}
+
+// Runs body(engine, rank) on a thread per rank; stops the engines in order afterwards.
+inline void run_world(std::vector<EngineOptions> world, const std::function<void(Engine&, int)>& body) {
+  std::vector<std::thread> threads;
+  for (EngineOptions& options : world) {
+    threads.emplace_back([&body, options = std::move(options)]() mutable {
+      const int rank = options.rank;
+      std::unique_ptr<Engine> engine;
+      const Status status = Engine::start(std::move(options), &engine);
+      if (!status.ok()) std::printf("rank %d: %s\n", rank, status.text().c_str());
+      EXPECT(status.ok());
+      if (!status.ok()) return;
+      body(*engine, rank);
+      EXPECT(engine->stop(5000).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// One request built by hand.
+class Call {
+ public:
+  explicit Call(hvd_kind kind, const char* name) {
+    request_.size = sizeof request_;
+    request_.kind = kind;
+    request_.op = HVD_SUM;
+    request_.name = name;
+    request_.tensor_size = sizeof(hvd_tensor);
+    request_.prescale = request_.postscale = 1.0;
+  }
+  Call& op(hvd_op op) {
+    request_.op = op;
+    return *this;
+  }
+  Call& root(int rank) {
+    request_.root_rank = rank;
+    return *this;
+  }
+  Call& scale(double prescale, double postscale) {
+    request_.prescale = prescale;
+    request_.postscale = postscale;
+    return *this;
+  }
+  template <class Number>
+  Call& tensor(std::vector<Number>& values, hvd_dtype dtype, std::vector<int64_t> shape = {}) {
+    if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
+    shapes_.push_back(std::make_unique<std::vector<int64_t>>(std::move(shape)));
+    tensors_.push_back(
+        {values.data(), values.data(), shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
+    return *this;
+  }
+  Status submit(Engine& engine, hvd_handle* handle, uint32_t flags = 0) {
+    request_.tensors = tensors_.data();
+    request_.ntensors = static_cast<uint32_t>(tensors_.size());
+    std::shared_ptr<const Prepared> prepared;
+    HVD_RETURN_IF_ERROR(engine.prepare(request_, &prepared));
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    for (const hvd_tensor& tensor : tensors_) {
+      inputs.push_back(tensor.input);
+      outputs.push_back(tensor.output);
+    }
+    return engine.submit(std::move(prepared), inputs.data(), outputs.data(), flags, handle);
+  }
+  Status run(Engine& engine, uint32_t flags = HVD_SYNC) {
+    hvd_handle handle = 0;
+    HVD_RETURN_IF_ERROR(submit(engine, &handle, flags));
+    Status status = engine.wait(handle, 20000);
+    engine.release(handle);
+    return status;
+  }
+
+ private:
+  hvd_request request_{};
+  std::vector<hvd_tensor> tensors_;
+  std::vector<std::unique_ptr<std::vector<int64_t>>> shapes_;
+};
+
+inline bool has(const Status& status, hvd_code code, std::initializer_list<const char*> words) {
+  bool good = status.code() == code;
+  for (const char* word : words) good = good && status.text().find(word) != std::string::npos;
+  if (!good) std::printf("seen code %d: %s\n", status.code(), status.text().c_str());
+  return good;
+}
+
+}  // namespace hvd
