@@ -32,12 +32,12 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "shape": (
         lambda hvd, f: hvd.allreduce(ones(f, 4), name="shape"),
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="shape"),
-        ["shape", "(4)", "(3)"],
+        ["shape", "[4]", "[3]"],
     ),
     "dimensions": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, 2), name="dimensions"),
         lambda hvd, f: hvd.allreduce(ones(f, 4), name="dimensions"),
-        ["shape", "(2, 2)", "(4)"],
+        ["shape", "[2, 2]", "[4]"],
     ),
     "dtype": (
         lambda hvd, f: hvd.allreduce(ones(f, 3, dtype=np.float64), name="dtype"),
@@ -72,12 +72,12 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "group member": (
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5)], name="group member"),
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group member"),
-        ["shape", "(5)", "(3)"],
+        ["shape", "[5]", "[3]"],
     ),
     "unnamed": (
         lambda hvd, f: hvd.allreduce(ones(f, 4)),
         lambda hvd, f: hvd.allreduce(ones(f, 3)),
-        ["shape", "(4)", "(3)"],
+        ["shape", "[4]", "[3]"],
     ),
     "kind": (
         lambda hvd, f: hvd.allgather(ones(f, 3)),
