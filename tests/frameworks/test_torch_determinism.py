@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A result's bits depend on the ranks' values and their order alone: not on timing, order of calls, fusion, transport or
-instruction set. 161 gradients with the shapes of ResNet-50 (a quarter of its channels), 20 runs, two and more ways each."""
+"""A result's bits depend on the ranks' values and their order alone: not on timing, order of calls, fusion, transport
+or instruction set. 161 gradients with the shapes of ResNet-50 (a quarter of its channels), 20 runs, two and more ways
+each."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def resnet50_shapes(divisor: int) -> list[tuple[int, ...]]:
 def gradient(rank: int, index: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     # Many magnitudes: sums in another order would have other bits.
     random = np.random.default_rng((rank, index))
-    return (random.standard_normal(shape) * np.exp2(random.integers(-20, 20, shape))).astype(dtype)
+    span = 8 if dtype == "float16" else 20
+    return (random.standard_normal(shape) * np.exp2(random.integers(-span, span, shape))).astype(dtype)
 
 
 def reduced_digests(run: int, dtype: str, divisor: int) -> tuple[list[bytes], str]:

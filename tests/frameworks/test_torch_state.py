@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start values: parameters, buffers and optimizer state from one rank; and the gradients of the operations themselves."""
+"""Start values: parameters, buffers and optimizer state from one rank; and the gradients of the operations
+themselves."""
 
 from __future__ import annotations
 

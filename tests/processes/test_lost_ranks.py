@@ -131,8 +131,8 @@ def test_a_handle_of_an_earlier_generation_is_an_error_and_no_crash() -> None:
         import horovod.core as hvd
 
         hvd.init()
-        hvd.barrier()
         handle = hvd.allreduce_async(np.ones(3), name=f"only here {hvd.rank()}")
+        hvd.barrier()
         hvd.shutdown()
         gc.collect()
         try:
