@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of negotiation one by one: bytes, the log under many appenders, verdicts in words, fusion plans.
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "fusion/batch.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/segment.h"
+#include "negotiation/wire.h"
+
+using namespace hvd;
+
+namespace {
+
+Descriptor descriptor(std::vector<int64_t> shape, DataType dtype = HVD_FLOAT32, ReduceOp op = HVD_SUM) {
+  Descriptor made;
+  made.op = op;
+  made.tensors = {{dtype, std::move(shape)}};
+  return made;
+}
+
+std::string error_text(const Effects& effects) {
+  for (const Decision& decision : effects.decisions) {
+    if (decision.kind != RecordKind::kError) continue;
+    Reader reader(decision.payload);
+    reader.get_string();
+    reader.get<int32_t>();
+    return std::string(reader.get_string());
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST(a_descriptor_survives_its_encoding) {
+  Descriptor original = descriptor({2, 0, 1 << 20}, HVD_BFLOAT16, HVD_MAX);
+  original.kind = HVD_BROADCAST;
+  original.root_rank = 3;
+  original.prescale = 0.1;
+  original.tensors.push_back({HVD_BOOL, {}});
+  Descriptor copy;
+  EXPECT(Descriptor::decode(original.encode(), &copy));
+  EXPECT(copy.encode() == original.encode());
+  EXPECT(copy.tensors == original.tensors && copy.prescale == 0.1 && copy.root_rank == 3);
+}
+
+TEST(a_cut_or_corrupted_descriptor_is_refused_or_harmless) {
+  const std::string bytes = descriptor({5, 6}).encode();
+  Descriptor copy;
+  for (size_t length = 0; length < bytes.size(); ++length) EXPECT(!Descriptor::decode(bytes.substr(0, length), &copy));
+  EXPECT(!Descriptor::decode(bytes + "x", &copy));
+  std::mt19937 random(7);
+  for (int i = 0; i < 20000; ++i) {
+    std::string broken = bytes;
+    broken[random() % broken.size()] = static_cast<char>(random());
+    Descriptor::decode(broken, &copy);  // under the sanitizers: no read beyond the bytes, no giant allocation
+  }
+}
+
+TEST(frames_are_cut_from_a_stream_of_any_pieces) {
+  std::string stream;
+  for (int i = 0; i < 50; ++i) stream += make_frame(FrameKind::kRequest, std::string(static_cast<size_t>(i * 7), 'a'));
+  FrameParser parser;
+  FrameKind kind;
+  std::string payload;
+  int seen = 0;
+  for (const char byte : stream) {
+    parser.feed(&byte, 1);
+    while (parser.next(&kind, &payload)) EXPECT(payload.size() == static_cast<size_t>(seen++ * 7));
+  }
+  EXPECT(seen == 50 && !parser.broken());
+  FrameParser oversized;
+  oversized.feed("\xff\xff\xff\xff\x01", 5);
+  EXPECT(!oversized.next(&kind, &payload) && oversized.broken());
+}
+
+TEST(every_rank_reads_one_order_from_a_log_with_many_appenders) {
+  constexpr int kThreads = 4;
+  constexpr uint32_t kRecords = 30000;  // several laps
+  std::unique_ptr<Segment> segment;
+  EXPECT(Segment::create(1, kThreads, 0, &segment).ok());
+  std::vector<std::vector<uint32_t>> read(kThreads);
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      uint32_t written = 0;
+      Record record;
+      while (read[t].size() < kThreads * kRecords) {
+        if (written < kRecords && segment->log_has_room()) {
+          segment->append({RecordKind::kReady, t << 20 | written});
+          ++written;
+        }
+        while (segment->peek(read[t].size(), &record)) {
+          read[t].push_back(record.id);
+          segment->rank(t).cursor.store(read[t].size());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int t = 1; t < kThreads; ++t) EXPECT(read[t] == read[0]);
+  std::vector<uint32_t> next(kThreads, 0);
+  for (const uint32_t id : read[0]) EXPECT((id & 0xfffff) == next[id >> 20]++);
+}
+
+TEST(texts_in_the_arena_are_replaced_in_place) {
+  std::unique_ptr<Segment> segment;
+  EXPECT(Segment::create(1, 1, 0, &segment).ok());
+  for (int round = 0; round < 100000; ++round) {  // would fill the arena 60 times over
+    EXPECT(segment->write_definition(3, std::string(static_cast<size_t>(100 + round % 400), 'x')));
+  }
+  EXPECT(segment->definition(3).size() == 100 + 99999 % 400);
+  EXPECT(!segment->write_definition(4, std::string(9u << 20, 'x')));
+}
+
+TEST(only_the_first_cause_poisons) {
+  std::unique_ptr<Segment> segment;
+  EXPECT(Segment::create(1, 1, 0, &segment).ok());
+  EXPECT(segment->cause().ok());
+  EXPECT(segment->poison(HVD_RANK_LOST, 2, "first"));
+  EXPECT(!segment->poison(HVD_ABORTED, 1, "second"));
+  EXPECT(segment->cause().code() == HVD_RANK_LOST && segment->cause().failed_rank() == 2 &&
+         segment->cause().text() == "first");
+}
+
+TEST(a_segment_of_another_start_is_refused) {
+  std::unique_ptr<Segment> segment, other;
+  EXPECT(Segment::create(1, 2, 0, &segment).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 2, 2, &other).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 1, 3, &other).ok());
+  EXPECT(Segment::attach(dup(segment->memfd()), 1, 2, &other).ok());
+}
+
+TEST(the_majority_is_the_expected) {
+  Coordinator coordinator({0, 0, 0});
+  Effects effects;
+  coordinator.request(0, "x", descriptor({4}).encode(), 0, &effects);
+  coordinator.request(1, "x", descriptor({3}).encode(), 0, &effects);
+  EXPECT(effects.decisions.empty());
+  coordinator.request(2, "x", descriptor({3}).encode(), 0, &effects);
+  const std::string text = error_text(effects);
+  EXPECT(text.find("rank 0: expected shape [3], seen [4]") != std::string::npos);
+  EXPECT(text.find("ranks 1, 2") != std::string::npos);
+}
+
+TEST(dtype_is_named_before_shape_and_shape_before_the_operation) {
+  Descriptor a = descriptor({4});
+  Descriptor b = descriptor({5}, HVD_FLOAT64, HVD_MAX);
+  EXPECT(difference(a, b).find("dtype float32, seen float64") != std::string::npos);
+  b.tensors[0].dtype = HVD_FLOAT32;
+  EXPECT(difference(a, b).find("shape [4], seen [5]") != std::string::npos);
+  b.tensors[0].shape = {4};
+  EXPECT(difference(a, b).find("reduce operation Sum, seen Max") != std::string::npos);
+  EXPECT(difference(a, a).empty());
+}
+
+TEST(equal_things_fuse_up_to_the_threshold_and_nothing_else) {
+  const Descriptor f32 = descriptor({1000}), f64 = descriptor({1000}, HVD_FLOAT64),
+                   max = descriptor({1000}, HVD_FLOAT32, HVD_MAX);
+  Descriptor broadcast = f32;
+  broadcast.kind = HVD_BROADCAST;
+  Descriptor scaled = f32;
+  scaled.postscale = 0.5;
+  const Descriptor* entries[] = {&f32, &f64, &f32, &max, &broadcast, &scaled, &f32, &f64};
+  const std::vector<Batch> batches = plan_batches(entries, 8000);
+  std::vector<std::vector<uint32_t>> cut;
+  for (const Batch& batch : batches) {
+    cut.emplace_back();
+    for (const BatchTensor& tensor : batch.tensors) cut.back().push_back(tensor.entry);
+  }
+  EXPECT(cut == (std::vector<std::vector<uint32_t>>{{0, 2}, {1}, {3}, {4}, {5}, {6}, {7}}));
+  EXPECT(plan_batches(entries, 0).size() == 8);
+}
+
+TEST_MAIN
