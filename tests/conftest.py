@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for all tests, and the stacks of every rank when a test runs into its time limit."""
+"""Fixtures for all tests, the stacks of every rank when a test runs into its time limit, and what was not run.
 
+A test that needs what this machine lacks is skipped with a reason; the end of the run lists all reasons. REQUIRE_ALL=1,
+as continuous integration sets it, makes any of them a failure, but for reasons that begin with "hardware:", which no
+installation can mend.
+"""
+
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,6 +15,8 @@ import pytest
 from support.world import WorldPool, living
 
 STACKS_BEFORE_LIMIT_S = 5.0
+REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
+not_run: list[tuple[str, str]] = []  # (test, reason)
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +46,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     timer.start()
     yield
     timer.cancel()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        not_run.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ").removeprefix("not run: ")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    lacking = [reason for _, reason in not_run if not reason.startswith("hardware:")]
+    if REQUIRE_ALL and lacking and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons: dict[str, list[str]] = {}
+    for test, reason in not_run:
+        reasons.setdefault(reason, []).append(test)
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f"not run: {reason} ({len(tests)} tests, for example {tests[0]})")
+    if REQUIRE_ALL and any(not reason.startswith("hardware:") for reason in reasons):
+        terminalreporter.write_line("REQUIRE_ALL=1: tests that were not run are a failure")

@@ -33,7 +33,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AuthenticationError", "Channel", "ChannelError", "Listener", "authenticate_client", "authenticate_server"]
+__all__ = [
+    "AuthenticationError",
+    "Channel",
+    "ChannelError",
+    "Listener",
+    "ProtocolError",
+    "authenticate_client",
+    "authenticate_server",
+]
 
 MAX_FRAME_BYTES = 1 << 20
 _MAGIC = b"HVD1"
@@ -44,6 +52,10 @@ _LENGTH = struct.Struct(">I")
 
 class ChannelError(ConnectionError):
     """The connection broke, timed out, or the peer does not speak this protocol."""
+
+
+class ProtocolError(ChannelError):
+    """The peer is something else than this project."""
 
 
 class AuthenticationError(ChannelError):
@@ -113,7 +125,7 @@ def authenticate_client(connection: socket.socket, secret: bytes, purpose: str, 
         _send_all(connection, _MAGIC + nonce, deadline, peer)
         answer = _receive_exactly(connection, len(_MAGIC) + _NONCE_BYTES + _PROOF_BYTES, deadline, peer)
         if not answer.startswith(_MAGIC):
-            raise ChannelError(f"{peer} does not speak Horovod's protocol")
+            raise ProtocolError(f"{peer} does not speak Horovod's protocol")
         nonces = nonce + answer[len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES]
         if not hmac.compare_digest(answer[-_PROOF_BYTES:], _proof(secret, b"server", purpose, nonces)):
             raise AuthenticationError(f"{peer} does not hold this job's secret")
@@ -129,7 +141,7 @@ def authenticate_server(connection: socket.socket, secret: bytes, purpose: str, 
     try:
         hello = _receive_exactly(connection, len(_MAGIC) + _NONCE_BYTES, deadline, peer)
         if not hello.startswith(_MAGIC):
-            raise ChannelError(f"{peer} does not speak Horovod's protocol")
+            raise ProtocolError(f"{peer} does not speak Horovod's protocol")
         nonce = os.urandom(_NONCE_BYTES)
         nonces = hello[len(_MAGIC) :] + nonce
         _send_all(connection, _MAGIC + nonce + _proof(secret, b"server", purpose, nonces), deadline, peer)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from horovod.core.channel import AuthenticationError, Channel, ChannelError, authenticate_client
+from horovod.core.channel import AuthenticationError, Channel, ChannelError, ProtocolError, authenticate_client
 
 __all__ = ["Rendezvous"]
 
@@ -98,7 +98,7 @@ class Rendezvous:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 peer = f"the rendezvous at {self._where()}"
                 return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
-            except AuthenticationError:
+            except (AuthenticationError, ProtocolError):
                 raise
             except OSError as error:
                 if time.monotonic() >= give_up:

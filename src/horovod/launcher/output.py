@@ -14,7 +14,7 @@ __all__ = ["Outputs", "Prefixer"]
 
 _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
-_PIECE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class Prefixer:
@@ -35,8 +35,8 @@ class Prefixer:
             self._after_return = False
         whole = self._partial + text
         end = 0
-        for match in _PIECE.finditer(whole):
-            lines.append(self._prefix + match.group())
+        for match in _LINE_END.finditer(whole):
+            lines.append(self._prefix + whole[end : match.end()])
             end = match.end()
         self._partial = whole[end:]
         self._after_return = self._after_return or (end > 0 and not self._partial and whole.endswith("\r"))

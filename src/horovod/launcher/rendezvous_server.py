@@ -62,7 +62,8 @@ class RendezvousServer:
     def failure(self) -> dict[str, Any] | None:
         """The recorded cause of the newest generation that any rank has entered, where there is one."""
         with self._changed:
-            generations = [int(key.split("/")[1]) for key in self._values if key.startswith(("world/", "failure/"))]
+            parts = [key.split("/") for key in self._values if key.startswith(("world/", "failure/"))]
+            generations = [int(part[1]) for part in parts if part[1].isdecimal()]
             record = self._values.get(f"failure/{max(generations)}") if generations else None
         return record if isinstance(record, dict) else None
 

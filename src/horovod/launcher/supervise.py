@@ -214,8 +214,7 @@ class _Supervisor:
             try:
                 stream.flush()
             except BrokenPipeError:
-                with open(os.devnull, "wb") as nowhere:
-                    os.dup2(nowhere.fileno(), stream.fileno())
+                _discard(stream)
         if self._interrupted is None:
             self._interrupted = signal.SIGPIPE
             self._terminate()
@@ -277,9 +276,19 @@ def _signals_as_bytes() -> Iterator[int]:
     """A descriptor from which each signal of _SIGNALS is read as its number."""
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    asked = []
+
+    def on_signal(number: int, _: object) -> None:
+        # The byte in the pipe is what counts. But who reads our output may have stopped to, and then the loop that
+        # reads the pipe is stuck in a write: the second request gives the output up, and the write returns.
+        if number != signal.SIGTSTP:
+            asked.append(number)
+            if len(asked) > 1:
+                _discard(sys.stdout, sys.stderr)
+
     for number in _SIGNALS:
         if before[number] is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, on_signal)
     old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     try:
         yield woken
@@ -289,6 +298,13 @@ def _signals_as_bytes() -> Iterator[int]:
             signal.signal(number, handler)
         os.close(woken)
         os.close(waker)
+
+
+def _discard(*streams: TextIO) -> None:
+    """What is written from now on, also by a write that blocks right now, goes nowhere."""
+    with open(os.devnull, "wb") as nowhere:
+        for stream in streams:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _reap_one() -> bool:

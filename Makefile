@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# What a contributor runs. Needs Python 3.10 or newer with venv, a C++20 compiler and make; the rest is fetched into .venv*.
+#
+#   make demo        install into .venv and train the MNIST example on two ranks
+#   make quick       the tests that take less than three minutes
+#   make test        all tests, native and Python, against the installed package
+#   make lint        formatting, types and static checks
+#   make check-all   everything above, the sanitizers, and more: long
+#
+# Each step is one line; its whole output is in build/logs, and shown where it fails. What cannot run for lack of a tool is
+# reported as "not run"; with REQUIRE_ALL=1 that is a failure.
+
+PYTHON ?= python3
+# The release that is tested. For the machine's own choice: make demo TORCH=torch
+TORCH ?= torch==2.13.0
+export JOBS ?= $(shell nproc)
+export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
+
+STEP := tools/step
+PIP := .venv/bin/python -m pip install --disable-pip-version-check
+LINT_BIN := .venv-lint/bin
+PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
+
+.PHONY: demo quick test lint check-all install install-quick native clean
+
+demo: .venv/created
+	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
+	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
+
+test: install native
+	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure
+	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
+
+quick: install-quick native
+	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
+	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow"
+
+check-all: lint test
+	@tools/check-all
+
+lint: .venv-lint/created native
+	@$(STEP) "ruff check" $(LINT_BIN)/ruff check $(PYTHON_FILES)
+	@$(STEP) "ruff format" $(LINT_BIN)/ruff format --check $(PYTHON_FILES)
+	@$(STEP) "mypy" $(LINT_BIN)/mypy
+	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
+	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
+
+# As a user installs it: an isolated build from nothing.
+install: .venv/created
+	@$(STEP) "install horovod" $(PIP) '.[test]'
+
+# Rebuilds only what changed.
+install-quick: .venv/created
+	@$(STEP) "install horovod (incremental)" $(PIP) --no-build-isolation -C build-dir=build/wheel '.[test]'
+
+native: .venv/created
+	@$(STEP) "native build" tools/build-native build/native
+
+.venv/created: pyproject.toml
+	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
+	@touch $@
+
+.venv-lint/created: pyproject.toml
+	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
+	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
+	@touch $@
+
+clean:
+	rm -rf build .venv .venv-lint

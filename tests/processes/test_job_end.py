@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a job ends, it ends as one: in time, with the cause named last, and with nothing left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.jobs import Job, python, run_job
+
+WAIT = "ready(); signal.pause()"
+IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank == 0 and sys.exit(4)\nwhile True: signal.pause()"
+END_S = 5.0
+
+
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_the_exit_code_is_the_failing_ranks(tmp_path: Path, code: int) -> None:
+    done = run_job(tmp_path, "-np", "3", python(f"rank == 1 and sys.exit({code}); signal.pause()"))
+    assert done.code == code and done.seconds < END_S
+    assert done.stderr.startswith(f"horovodrun: rank 1 on host localhost exited with code {code}\n")
+
+
+def test_the_last_words_show_what_the_rank_said_last(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", python("if rank == 1: raise KeyError('weights')\nsignal.pause()"))
+    assert done.code == 1 and "Traceback" in done.stderr
+    said = done.stderr.partition("horovodrun: rank 1 on host localhost exited with code 1\n")[2]
+    assert said.endswith("    KeyError: 'weights'\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_rank_that_dies_by_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
+    with Job(tmp_path, "-np", "3", python(WAIT)) as job:
+        pids = job.wait_ready(3)
+        os.kill(pids[2], number)
+        done = job.wait()
+        assert done.code == 128 + number
+        assert f"horovodrun: rank 2 on host localhost was killed by {number.name}" in done.stderr
+        assert "hint:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_survivors_that_ignore_sigterm_are_killed_in_time(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", python(IGNORE))
+    assert done.code == 4
+    assert 4.0 <= done.seconds < 4.0 + END_S  # a second for the survivors, three between SIGTERM and SIGKILL
+
+
+def test_the_grace_is_a_setting(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "--termination-grace-seconds", "0.1", python(IGNORE))
+    assert done.code == 4 and done.seconds < 4.0
+
+
+def test_survivors_may_run_their_handlers_before_they_are_asked_to_end(tmp_path: Path) -> None:
+    # Rank 1 is told of the death by a pipe that rank 0 holds open, as the core tells it by an exception.
+    os.mkfifo(tmp_path / "alive")
+    code = (
+        "if rank == 0: fd = os.open('alive', os.O_WRONLY); ready(); signal.pause()\n"
+        "fd = os.open('alive', os.O_RDONLY); ready(); os.read(fd, 1)\n"
+        "print('handled', flush=True); sys.exit(9)"
+    )
+    with Job(tmp_path, "-np", "2", python(code)) as job:
+        os.kill(job.wait_ready(2)[0], signal.SIGKILL)
+        done = job.wait()
+    assert "[1]<stdout>:handled\n" in done.stdout
+    assert done.code == 137 and "rank 0 on host localhost was killed by SIGKILL" in done.stderr
+
+
+RECORD = (
+    "from horovod.core.rendezvous import Rendezvous; from horovod.core.secret import read_secret; e = os.environ\n"
+    "meet = Rendezvous(e['HOROVOD_GLOO_RENDEZVOUS_ADDR'], int(e['HOROVOD_GLOO_RENDEZVOUS_PORT']),"
+    " read_secret(e['HOROVOD_SECRET_FILE']))\n"
+)
+
+
+def test_the_ranks_own_record_names_the_cause(tmp_path: Path) -> None:
+    # Rank 0 exits first, but says that it does so because of rank 1, which left without an error.
+    code = RECORD + (
+        "if rank == 1: sys.exit(0)\n"
+        "meet.compare_and_set('failure/0', {'rank': 1, 'code': 6, 'text': 'allreduce of `grad.3`: rank 1 has left'})\n"
+        "sys.exit(5)"
+    )
+    done = run_job(tmp_path, "-np", "2", python(code))
+    assert done.code == 5
+    assert "rank 1 on host localhost exited with code 0 while other ranks still waited for it" in done.stderr
+    assert "as the ranks saw it: allreduce of `grad.3`: rank 1 has left" in done.stderr
+
+
+def test_a_record_of_an_earlier_generation_is_not_the_cause(tmp_path: Path) -> None:
+    code = RECORD + (
+        "if rank == 1: signal.pause()\n"
+        "meet.put('failure/0', {'rank': 1, 'code': 5, 'text': 'long ago'})\n"
+        "meet.put('world/1/rank/0', {}); sys.exit(7)"
+    )
+    done = run_job(tmp_path, "-np", "2", python(code))
+    assert done.code == 7 and "rank 0 on host localhost exited with code 7" in done.stderr
+    assert "long ago" not in done.stderr
+
+
+# A child, a child in a session of its own, and a daemon that nobody is the parent of; each says so to the test.
+FAMILY = (
+    "import subprocess\n"
+    "child = [sys.executable, '-c', 'import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    'os.write(1, b"ready %d\\\\n" % os.getpid())\\nwhile True: signal.pause()\']\n'
+    "subprocess.Popen(child); subprocess.Popen(child, start_new_session=True)\n"
+    "if os.fork() == 0:\n"
+    "  os.setsid()\n"
+    "  if os.fork() == 0: os.execv(child[0], child)\n"
+    "  os._exit(0)\n"
+    "os.wait(); ready()\n"
+)
+
+
+@pytest.mark.parametrize("end", ["exit(0)", "exit(2)", "os.kill(os.getpid(), 9)"])
+def test_children_and_daemons_do_not_outlive_their_ranks(tmp_path: Path, end: str) -> None:
+    code = FAMILY + f"if sys.stdin.readline() == '': os.read(os.open('go', os.O_RDONLY), 1); {end}"
+    os.mkfifo(tmp_path / "go")
+    with Job(tmp_path, "-np", "1", "--termination-grace-seconds", "0.2", python(code)) as job:
+        job.wait_for_line("ready", count=4)
+        assert len(job.pids()) == 2 + 4
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        done = job.wait()
+        assert not job.pids()  # nothing is left when horovodrun returns, not merely soon after
+    assert done.code == {"exit(0)": 0, "exit(2)": 2}.get(end, 137)
+
+
+@pytest.mark.parametrize("victim", ["horovodrun", "agent"])
+def test_kill_9_of_the_launchers_own_processes_ends_everything(tmp_path: Path, victim: str) -> None:
+    with Job(tmp_path, "-np", "2", "--termination-grace-seconds", "0.5", python(FAMILY + "signal.pause()")) as job:
+        job.wait_for_line("ready", count=8)
+        agent = job.agent()
+        os.kill(job.process.pid if victim == "horovodrun" else agent, signal.SIGKILL)
+        job.assert_gone()
+        done = job.wait()
+    if victim == "agent":
+        assert done.code == 137
+        assert "the agent that held the ranks of this host was killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_horovodrun_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT)) as job:
+        job.wait_ready(2)
+        os.kill(job.process.pid, number)
+        done = job.wait()
+    assert done.code == 128 + number and done.seconds < END_S
+    assert done.stderr == f"horovodrun: {number.name}: ending all ranks\n"
+
+
+def test_a_second_interrupt_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); ready()\nwhile True: signal.pause()"
+    with Job(tmp_path, "-np", "2", "--termination-grace-seconds", "60", python(code)) as job:
+        job.wait_ready(2)
+        os.kill(job.process.pid, signal.SIGINT)
+        job.wait_for_line("asked", count=2)
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait().code == 130
+
+
+def test_two_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "1", python("ready()\nwhile True: print('x' * 1000)"), read=False) as job:
+        assert job.process.stdout is not None
+        job.process.stdout.readline()
+        pipe = job.process.stdout.fileno()
+        full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
+        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full, job)
+        os.kill(job.process.pid, signal.SIGINT)
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.process.wait(timeout=20) in (130, 143)
+
+
+def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
+    code = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
+    with Job(tmp_path, "-np", "2", python(code)) as job:
+        pids = job.wait_ready(2)
+        os.kill(pids[1], signal.SIGSTOP)
+        job.wait_for_line(rf"rank 1 \(pid {pids[1]}\) was stopped by SIGSTOP", "stderr")
+        os.kill(pids[1], signal.SIGCONT)
+        os.kill(pids[1], signal.SIGUSR1)
+        os.kill(pids[0], signal.SIGUSR1)
+        assert job.wait().code == 0
+
+
+def wait_until(condition: Callable[[], bool], job: Job) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, job.shown()
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python("signal.signal(signal.SIGUSR1, print); ready(); signal.pause()")) as job:
+        pids = job.wait_ready(2)
+        os.kill(job.process.pid, signal.SIGTSTP)
+        assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
+        assert [state(pid) for pid in pids.values()] == ["T", "T"]
+        os.kill(job.process.pid, signal.SIGCONT)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        done = job.wait()
+    assert (done.code, done.stderr) == (0, "")
+
+
+def test_the_rendezvous_port_is_closed_with_the_job(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "1", python("print(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'])"))
+    port = int(done.stdout.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_missing_rank_is_named_by_the_others(tmp_path: Path) -> None:
+    code = (
+        "if rank == 1: signal.pause()\n"
+        "from horovod.core import bootstrap; from horovod.core.settings import Settings\n"
+        "bootstrap.connect(Settings.from_environment(), 0)"
+    )
+    done = run_job(tmp_path, "-np", "2", "--start-timeout", "1", python(code))
+    assert done.code == 1
+    assert "waited 1 s in init for rank 1 of 2, which has not called init; here: rank 0" in done.stderr

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun with plain commands: output, exit codes, identity, secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.jobs import Job, python, run_job
+
+
+def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", python("print('out', rank); print('err', rank, file=sys.stderr)"))
+    assert done.code == 0
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:out 0", "[1]<stdout>:out 1"]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>:err 0", "[1]<stderr>:err 1"]
+
+
+def test_characters_that_arrive_in_pieces_and_bytes_that_are_none_come_through(tmp_path: Path) -> None:
+    code = "for piece in (b'\\xc3', b'\\xa4 10%\\r', b'\\n\\xff', b'end'): os.write(1, piece)"
+    done = run_job(tmp_path, "-np", "1", "--output-filename", str(tmp_path / "kept"), python(code))
+    # The carriage return ends a line, the newline behind it belongs to it, and the last line has no end of its own.
+    assert done.stdout == "[0]<stdout>:ä 10%\r\n[0]<stdout>:\udcffend\n"
+    assert (tmp_path / "kept" / "rank.0" / "stdout").read_bytes() == b"\xc3\xa4 10%\r\n\xffend"
+
+
+def test_output_files_have_padded_ranks(tmp_path: Path) -> None:
+    code = "print('out', rank); print('err', rank, file=sys.stderr)"
+    done = run_job(tmp_path, "-np", "11", "--output-filename", "logs", python(code))
+    assert done.code == 0
+    assert sorted(os.listdir(tmp_path / "logs")) == [f"rank.{rank:02d}" for rank in range(11)]
+    for rank in range(11):
+        assert (tmp_path / "logs" / f"rank.{rank:02d}" / "stdout").read_text() == f"out {rank}\n"
+        assert (tmp_path / "logs" / f"rank.{rank:02d}" / "stderr").read_text() == f"err {rank}\n"
+
+
+def test_nothing_of_a_flood_is_lost(tmp_path: Path) -> None:
+    lines = 60_000
+    done = run_job(tmp_path, "-np", "2", python(f"for i in range({lines}): print(i, 'x' * 50)"))
+    for rank in range(2):
+        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}]<stdout>:{i} {'x' * 50}" for i in range(lines)]
+
+
+def test_identity_and_settings_reach_the_ranks(tmp_path: Path) -> None:
+    code = (
+        "import json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(('HOROVOD', 'PYTHONUN'))}))"
+    )
+    flags = ["--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--no-stall-check", "--log-level", "DEBUG"]
+    done = run_job(tmp_path, "-np", "2", "-H", "localhost:4", *flags, python(code))
+    ranks = sorted(
+        (json.loads(line.partition(":")[2]) for line in done.stdout.splitlines()), key=lambda e: e["HOROVOD_RANK"]
+    )
+    assert len(ranks) == 2  # -np counts, not the slots
+    for rank, env in enumerate(ranks):
+        expected = {
+            "RANK": str(rank),
+            "SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_SIZE": "2",
+            "CROSS_RANK": "0",
+            "CROSS_SIZE": "1",
+            "HOSTNAME": "localhost",
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "FUSION_THRESHOLD": str(32 << 20),
+            "CYCLE_TIME": "2.5",
+            "STALL_CHECK_DISABLE": "1",
+            "LOG_LEVEL": "debug",
+        }
+        assert {name: env[f"HOROVOD_{name}"] for name in expected} == expected
+        assert env["PYTHONUNBUFFERED"] == "1"
+
+
+def test_the_secret_is_in_no_command_line_and_no_environment(tmp_path: Path) -> None:
+    code = "print(open(os.environ['HOROVOD_SECRET_FILE'], 'rb').read().hex()); ready(); signal.pause()"
+    with Job(tmp_path, "-np", "1", python(code)) as job:
+        (secret,) = job.wait_for_line(r"stdout>:([0-9a-f]{64})$")
+        job.wait_ready(1)
+        raw = bytes.fromhex(secret[1])
+        pids = job.pids()
+        assert len(pids) == 3  # horovodrun, the agent, the rank
+        for pid in pids:
+            for name in ("cmdline", "environ"):
+                content = Path(f"/proc/{pid}/{name}").read_bytes()
+                assert raw not in content and secret[1].encode() not in content
+        job.process.terminate()
+        job.wait()
+
+
+def test_ranks_behind_a_wrapper_that_closes_descriptors_still_meet(tmp_path: Path) -> None:
+    inner = (
+        "from horovod.core import bootstrap; from horovod.core.settings import Settings; "
+        "print(bootstrap.connect(Settings.from_environment(), 0).transport)"
+    )
+    done = run_job(
+        tmp_path, "-np", "2", python(f"import subprocess; subprocess.run([sys.executable, '-c', {inner!r}])")
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:shm", "[1]<stdout>:shm"], done
+
+
+def test_arguments_of_the_command_are_not_taken_for_flags(tmp_path: Path) -> None:
+    words = ["-np", "7", "--verbose", "--", "--version", "a b"]
+    done = run_job(tmp_path, "-np", "1", python("print(sys.argv[1:])"), words)
+    assert done.stdout == f"[0]<stdout>:{words}\n"
+
+
+def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Path) -> None:
+    for name in ("json.py", "horovod.py", "selectors.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')\n")
+    env = {"PYTHONSAFEPATH": "1"}  # for horovodrun itself, which a console script starts without the current directory
+    done = run_job(tmp_path, "-np", "1", python("print('fine')"), env=env)
+    assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["-np", "0", "ls"], 2, "'0' is not a number of processes"),
+        (["-np", "two", "ls"], 2, "'two' is not a number of processes"),
+        (["ls"], 2, "-np, the number of processes, is missing"),
+        (["-np", "2"], 2, "there is no command to run"),
+        (["-np", "2", "no-such-command"], 127, "command not found: no-such-command"),
+        (["-np", "2", "./train.py"], 126, "hint: horovodrun ... python ./train.py"),
+        (
+            ["-np", "3", "-H", "localhost:2", "ls"],
+            2,
+            "3 ranks were asked for, but the hosts have 2 slots (localhost:2)",
+        ),
+        (
+            ["-np", "2", "-H", "server1:2", "ls"],
+            2,
+            "server1 is not this machine; several machines are not supported yet",
+        ),
+        (["-np", "2", "-H", "localhost", "ls"], 2, "'localhost' is not a host\nhint: write name:slots"),
+        (["-np", "2", "--autotune", "ls"], 2, "--autotune is not supported yet"),
+        (["-np", "2", "--min-np", "2", "ls"], 2, "--min-np is not supported yet"),
+        (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
+        (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
+        (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
+        (["-np", "2", "--output-filename", "train.py/x", "ls"], 2, "--output-filename train.py/x: Not a directory"),
+    ],
+)
+def test_a_command_line_that_cannot_run_is_one_clear_error(
+    tmp_path: Path, arguments: list[str], code: int, expected: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = run_job(tmp_path, *arguments)
+    assert (done.code, done.stdout) == (code, "")
+    assert done.stderr.startswith("horovodrun: ") and expected in done.stderr
+    assert "Traceback" not in done.stderr and "usage:" not in done.stderr
+
+
+def test_a_bad_variable_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "ls", env={"HOROVOD_CYCLE_TIME": "soon"})
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == "horovodrun: HOROVOD_CYCLE_TIME='soon': expected a number, 0 or more\n"
+
+
+def test_verbose_says_what_runs_where(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "--verbose", "--network-interface", "lo", python("pass"))
+    assert "horovodrun: rendezvous at 127.0.0.1:" in done.stderr
+    assert "horovodrun: rank 1 on host localhost: pid " in done.stderr
+
+
+def test_check_build_and_version(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "--check-build")
+    assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
+    assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
+
+
+def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python("ready()\nwhile True: print('x' * 1000)")) as job:
+        job.wait_ready(2)
+        assert job.process.stdout is not None
+        os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), job.process.stdout.fileno())
+        job.assert_gone()
+        assert job.process.wait() == 128 + 13
+        assert "Traceback" not in job.shown() and "Exception" not in job.shown()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun as a user runs it, in a place where anything it leaves behind is seen.
+
+    with Job(tmp_path, "-np", "2", python("print('hello')")) as job: ...   # a running job: lines, signals, pids
+    done = run_job(tmp_path, "-np", "2", python("...")); done.code, done.stdout, done.stderr, done.seconds
+
+Both assert at the end that no process of the job is left, no file in TMPDIR, and none new in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+TIMEOUT_S = 30.0
+GONE_S = 5.0
+
+
+def python(code: str) -> list[str]:
+    """A command that runs Python code; `rank`, `os`, `sys`, `signal` and `ready` (says so to the test) are at hand."""
+    head = (
+        "import os, sys, signal\n"
+        "rank = int(os.environ['HOROVOD_RANK'])\n"
+        "def ready(): os.write(1, b'ready %d\\n' % os.getpid())\n"  # one write: children share the pipe
+    )
+    return [sys.executable, "-c", head + code]
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class Job:
+    """One horovodrun. Its output is read as it comes; `__exit__` ends it and looks for what it left."""
+
+    def __init__(
+        self, directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None, read: bool = True
+    ) -> None:
+        self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
+        self._temporary = directory / "tmp"
+        self._temporary.mkdir(exist_ok=True)
+        self._shared_memory = set(os.listdir("/dev/shm"))
+        flat = [word for argument in arguments for word in ([argument] if isinstance(argument, str) else argument)]
+        name, _, value = self.mark.partition("=")
+        path = os.pathsep.join(filter(None, sys.path))
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "horovod.launcher", *flat],
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._temporary), name: value, **(env or {})},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._lines: queue.Queue[tuple[str, str]] = queue.Queue()
+        self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in self._text]
+        for reader in self._readers if read else []:
+            reader.start()
+
+    def _read(self, stream: str) -> None:
+        pipe = getattr(self.process, stream)
+        for line in iter(pipe.readline, b""):
+            self._text[stream].append(line.decode(errors="surrogateescape"))
+            self._lines.put((stream, self._text[stream][-1]))
+
+    def wait_for_line(self, pattern: str, stream: str = "stdout", count: int = 1) -> list[re.Match[str]]:
+        """Blocks until `count` new lines matched, in any order among others."""
+        deadline = time.monotonic() + TIMEOUT_S
+        found: list[re.Match[str]] = []
+        while len(found) < count:
+            try:
+                where, line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{len(found)} of {count} lines like {pattern!r} came\n{self.shown()}") from None
+            match = re.search(pattern, line)
+            if where == stream and match:
+                found.append(match)
+        return found
+
+    def wait_ready(self, count: int) -> dict[int, int]:
+        """Blocks until `count` ranks said ready(); their pids by rank."""
+        return {int(m[1]): int(m[2]) for m in self.wait_for_line(r"^\[(\d+)\]<stdout>:ready (\d+)", count=count)}
+
+    def wait(self) -> Done:
+        try:
+            code = self.process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"horovodrun did not end\n{self.shown()}") from None
+        for reader in self._readers:
+            reader.join(timeout=TIMEOUT_S)
+        stdout, stderr = ("".join(self._text[stream]) for stream in ("stdout", "stderr"))
+        return Done(code, stdout, stderr, time.monotonic() - self._began)
+
+    def shown(self) -> str:
+        return "".join(f"--- {stream}\n{''.join(lines)}" for stream, lines in self._text.items())
+
+    def pids(self) -> dict[int, str]:
+        """Every living process of the job, horovodrun included, by the mark in its environment; with its command."""
+        found = {}
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{entry}/environ").read_bytes()
+                if self.mark.encode() in environment.split(b"\0"):
+                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def agent(self) -> int:
+        return next(pid for pid, command in self.pids().items() if "horovod.launcher.agent" in command)
+
+    def assert_gone(self, within_s: float = GONE_S) -> None:
+        deadline = time.monotonic() + within_s
+        while self.pids() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not self.pids(), f"left behind: {self.pids()}"
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.assert_gone()
+                assert os.listdir(self._temporary) == []
+                assert set(os.listdir("/dev/shm")) <= self._shared_memory
+        finally:
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+            for reader in filter(threading.Thread.is_alive, self._readers):
+                reader.join(timeout=TIMEOUT_S)
+            for pipe in (self.process.stdout, self.process.stderr):
+                assert pipe is not None
+                pipe.close()
+
+
+def run_job(directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None) -> Done:
+    with Job(directory, *arguments, env=env) as job:
+        return job.wait()

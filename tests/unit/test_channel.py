@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing of a peer is interpreted before it proved the secret, and no peer can hold up or bring down the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from horovod.core.channel import (
+    MAX_FRAME_BYTES,
+    AuthenticationError,
+    Channel,
+    ChannelError,
+    Listener,
+    authenticate_client,
+    authenticate_server,
+)
+from horovod.core.rendezvous import Rendezvous
+from horovod.launcher.rendezvous_server import RendezvousServer
+
+SECRET = b"s" * 32
+OTHER = b"o" * 32
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def shake(client_secret: bytes, server_secret: bytes, purposes: tuple[str, str] = ("p", "p")) -> tuple[Any, Any]:
+    """Both sides' outcome of one handshake: a Channel or the error."""
+    ours, theirs = socket.socketpair()
+
+    def side(act: Callable[..., Channel], *arguments: Any) -> Any:
+        try:
+            return act(*arguments, soon(), "peer")
+        except ChannelError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        client = pool.submit(side, authenticate_client, ours, client_secret, purposes[0])
+        server = pool.submit(side, authenticate_server, theirs, server_secret, purposes[1])
+        return client.result(), server.result()
+
+
+def test_both_sides_talk_after_the_handshake_and_detach_loses_no_byte() -> None:
+    client, server = shake(SECRET, SECRET)
+    client.send({"text": "ä\n", "n": [1, None]}, soon())
+    client.connection.sendall(b"raw bytes behind the frame")
+    assert server.receive(soon()) == {"text": "ä\n", "n": [1, None]}
+    raw = server.detach()
+    assert raw.recv(100) == b"raw bytes behind the frame" and raw.gettimeout() is None
+    with pytest.raises(ChannelError, match="is closed"):
+        server.receive(soon())
+    raw.close()
+    client.close()
+
+
+@pytest.mark.parametrize("secrets", [(SECRET, OTHER), (OTHER, SECRET), (b"", SECRET)])
+def test_a_wrong_secret_is_refused_on_both_sides(secrets: tuple[bytes, bytes]) -> None:
+    client, server = shake(*secrets)
+    assert isinstance(client, AuthenticationError) and "does not hold this job's secret" in str(client)
+    assert isinstance(server, ChannelError)
+
+
+def test_a_proof_for_one_purpose_is_none_for_another() -> None:
+    client, server = shake(SECRET, SECRET, ("link", "rendezvous"))
+    assert isinstance(client, AuthenticationError) and isinstance(server, ChannelError)
+
+
+def test_a_client_that_does_not_check_the_server_is_still_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(authenticate_server, theirs, SECRET, "p", soon(), "peer")
+        ours.sendall(b"HVD1" + bytes(32))
+        assert len(ours.recv(68, socket.MSG_WAITALL)) == 68
+        ours.sendall(bytes(32))
+        with pytest.raises(AuthenticationError):
+            outcome.result()
+
+
+def test_the_servers_proof_sent_back_proves_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(authenticate_server, theirs, SECRET, "p", soon(), "peer")
+        ours.sendall(b"HVD1" + bytes(32))
+        ours.sendall(ours.recv(68, socket.MSG_WAITALL)[-32:])
+        with pytest.raises(AuthenticationError):
+            outcome.result()
+
+
+def test_a_recorded_handshake_is_worth_nothing() -> None:
+    ours, middle_a = socket.socketpair()
+    middle_b, theirs = socket.socketpair()
+    with ThreadPoolExecutor(2) as pool:
+        client = pool.submit(authenticate_client, ours, SECRET, "p", soon(), "peer")
+        server = pool.submit(authenticate_server, theirs, SECRET, "p", soon(), "peer")
+        hello = middle_a.recv(36, socket.MSG_WAITALL)
+        middle_b.sendall(hello)
+        middle_a.sendall(middle_b.recv(68, socket.MSG_WAITALL))
+        proof = middle_a.recv(32, socket.MSG_WAITALL)
+        middle_b.sendall(proof)
+        client.result().close()
+        server.result().close()
+        again_a, again_b = socket.socketpair()
+        replayed = pool.submit(authenticate_server, again_b, SECRET, "p", soon(), "peer")
+        again_a.sendall(hello + proof)
+        with pytest.raises(AuthenticationError):
+            replayed.result()
+    for connection in (middle_a, middle_b, again_a):
+        connection.close()
+
+
+def test_a_peer_that_drips_bytes_does_not_prolong_the_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    stop = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not stop.wait(0.02):
+                ours.send(b"H" if not dripped else b"x")
+                dripped.append(1)
+
+    dripped: list[int] = []
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(ChannelError, match="did not answer in time"):
+        authenticate_server(theirs, SECRET, "p", soon(0.3), "peer")
+    assert time.monotonic() - began < 2.0 and len(dripped) > 1
+    stop.set()
+    thread.join()
+    ours.close()
+
+
+def test_a_peer_that_reads_nothing_does_not_hold_a_sender_beyond_the_deadline() -> None:
+    client, server = shake(SECRET, SECRET)
+    with pytest.raises(ChannelError, match="did not take a message in time"):
+        for _ in range(100):
+            client.send("x" * 1_000_000, soon(0.2))
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (struct.pack(">I", MAX_FRAME_BYTES + 1), f"announced a message of {MAX_FRAME_BYTES + 1} bytes"),
+        (struct.pack(">I", 0xFFFFFFFF), "announced a message of 4294967295 bytes"),
+        (struct.pack(">I", 4) + b"\x80\x04]\x94", "is not JSON"),
+        (struct.pack(">I", 100_000) + b"[" * 100_000, "is not JSON"),
+        (struct.pack(">I", 0), "is not JSON"),
+        (struct.pack(">I", 10) + b"half", "closed the connection"),
+        (b"\0\0", "closed the connection"),
+    ],
+)
+def test_a_bad_frame_is_an_error_that_names_the_peer(frame: bytes, expected: str) -> None:
+    client, server = shake(SECRET, SECRET)
+    client.connection.sendall(frame)
+    client.close()
+    with pytest.raises(ChannelError, match=expected) as caught:
+        server.receive(soon())
+    assert "peer" in str(caught.value)
+    server.close()
+
+
+def test_a_message_that_is_too_long_is_not_sent() -> None:
+    client, server = shake(SECRET, SECRET)
+    with pytest.raises(ChannelError, match="exceeds"):
+        client.send("x" * MAX_FRAME_BYTES, soon())
+    client.close()
+    server.close()
+
+
+@given(garbage=st.binary(max_size=200))
+@hypothesis_settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_garbage_never_authenticates_and_raises_nothing_else(garbage: bytes) -> None:
+    for act in (authenticate_server, authenticate_client):
+        ours, theirs = socket.socketpair()
+        ours.sendall(garbage)
+        ours.shutdown(socket.SHUT_WR)
+        with ours, pytest.raises(ChannelError):
+            act(theirs, SECRET, "p", soon(), "peer")
+
+
+# The rendezvous port, which any process of the machine can reach
+
+
+@pytest.fixture
+def server() -> Iterator[RendezvousServer]:
+    server = RendezvousServer(SECRET, handshake_timeout_s=0.3)
+    yield server
+    server.close()
+
+
+def client_of(server: RendezvousServer, secret: bytes = SECRET) -> Rendezvous:
+    return Rendezvous(server.address, server.port, secret)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = soon()
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_values_are_put_waited_for_and_set_once(server: RendezvousServer) -> None:
+    a, b = client_of(server), client_of(server)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(b.get_many, ["x", "y"], 10.0)
+        a.put("x", {"n": 1})
+        a.put("y", None)
+        assert waiting.result() == {"x": {"n": 1}, "y": None}
+    assert b.get("z", 0.05) is None and b.get_many(["x", "z"], 0.05) == {"x": {"n": 1}}
+    a.close()
+    b.close()
+
+
+def test_the_first_compare_and_set_wins_and_everybody_learns_it(server: RendezvousServer) -> None:
+    clients = [client_of(server) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: clients[i].compare_and_set("failure/0", {"rank": i}), range(8)))
+    assert all(value == won[0] for value in won) and server.failure() == won[0]
+    for client in clients:
+        client.close()
+
+
+def test_the_failure_of_the_newest_generation_counts(server: RendezvousServer) -> None:
+    server.put("failure/0", {"rank": 1})
+    assert server.failure() == {"rank": 1}
+    server.put("world/10/rank/0", {})
+    server.put("failure/9", {"rank": 2})
+    assert server.failure() is None
+    server.put("failure/10", {"rank": 3})
+    assert server.failure() == {"rank": 3}
+    server.put("failure/nonsense", {"rank": 4})
+    assert server.failure() == {"rank": 3}
+
+
+def test_a_wrong_secret_is_a_clear_error_and_leaves_the_server_running(server: RendezvousServer) -> None:
+    stranger = client_of(server, OTHER)
+    with pytest.raises(AuthenticationError, match=rf"rendezvous at 127.0.0.1:{server.port} does not hold this job's"):
+        stranger.put("x", 1)
+    eventually(lambda: server.refused == 1)
+    client = client_of(server)
+    assert client.get("x", 0.0) is None
+    client.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04" * 500, b"HVD1", b"HVD1" + bytes(1000)])
+def test_strangers_at_the_port_are_dropped_in_time(server: RendezvousServer, content: bytes) -> None:
+    with socket.create_connection((server.address, server.port), timeout=10) as stranger:
+        stranger.sendall(content)
+        with contextlib.suppress(ConnectionResetError):  # closed with our bytes unread
+            while stranger.recv(100):
+                pass
+    client = client_of(server)
+    client.put("still", "here")
+    client.close()
+
+
+def test_requests_that_make_no_sense_are_answered_so(server: RendezvousServer) -> None:
+    connection = socket.create_connection((server.address, server.port))
+    channel = authenticate_client(connection, SECRET, "rendezvous", soon(), "server")
+    for request in (None, 7, [], {"op": "get"}, {"op": "put", "key": 3, "value": 1}, {"op": "get", "keys": [["a"]]}):
+        channel.send(request, soon())
+        assert "error" in channel.receive(soon())
+    channel.send({"op": "get", "keys": [["a"], "b"], "timeout_ms": 0}, soon())
+    assert channel.receive(soon()) == {"values": {}}
+    channel.close()
+
+
+def test_idle_strangers_cannot_keep_ranks_out() -> None:
+    served = threading.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(listening, SECRET, "p", lambda _: served.set(), max_pending=4, handshake_timeout_s=60)
+    strangers = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+    eventually(lambda: listener.refused >= 16)
+    connection = socket.create_connection(listening.getsockname())
+    authenticate_client(connection, SECRET, "p", soon(), "server").close()
+    assert served.wait(10)
+    listener.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_close_ends_every_thread(server: RendezvousServer) -> None:
+    before = threading.active_count()
+    other = RendezvousServer(SECRET)
+    idle = socket.create_connection((other.address, other.port))
+    client = client_of(other)
+    client.put("x", 1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, "never", 60.0)
+        eventually(lambda: threading.active_count() >= before + 4)
+        other.close()
+        with contextlib.suppress(ChannelError):
+            assert waiting.result() is None
+    assert threading.active_count() == before
+    idle.close()
+    client.close()
+
+
+def test_a_client_connects_again_after_its_connection_broke(server: RendezvousServer) -> None:
+    client = client_of(server)
+    client.put("x", 1)
+    client._connected(soon()).connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(ChannelError):
+        client.get("x")
+    assert client.get("x") == 1
+    client.close()
+
+
+def test_a_server_that_is_something_else_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n" + b" " * 100)
+                connection.recv(100)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(answer)
+            with pytest.raises(ChannelError, match="does not speak Horovod's protocol"):
+                Rendezvous("127.0.0.1", port, SECRET).put("x", 1, 0.5)
+
+
+def test_messages_are_json_and_never_pickle() -> None:
+    client, server = shake(SECRET, SECRET)
+    client.send({"a": 1}, soon())
+    raw = server.detach()
+    (length,) = struct.unpack(">I", raw.recv(4))
+    assert json.loads(raw.recv(length)) == {"a": 1}
+    raw.close()
+    client.close()

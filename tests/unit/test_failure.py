@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank is the cause: exits and records in, one answer out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod.launcher.failure import Cause, RankExit, report, root_cause
+
+RECORD = {"rank": 1, "code": 5, "text": "rank 1 died"}
+
+
+@pytest.mark.parametrize(
+    ("exits", "record", "expected"),
+    [
+        ([RankExit(0, 0, 1.0), RankExit(1, 0, 2.0)], None, None),
+        # A recorded failure that the script handled.
+        ([RankExit(0, 0, 1.0), RankExit(1, 0, 2.0)], RECORD, None),
+        ([RankExit(2, 3, 1.0), RankExit(0, 1, 1.1)], None, Cause(2, 3)),
+        # A death by signal of about the same time goes first, a later one does not.
+        ([RankExit(2, 1, 1.0), RankExit(0, -9, 1.1)], None, Cause(0, -9)),
+        ([RankExit(2, 1, 1.0), RankExit(0, -6, 1.5)], None, Cause(2, 1)),
+        # What died of the launcher's own SIGTERM is no cause.
+        ([RankExit(2, 3, 1.0), RankExit(0, -15, 1.1, asked=True)], None, Cause(2, 3)),
+        ([RankExit(0, -15, 1.1, asked=True)], None, None),
+        # The ranks' record decides.
+        ([RankExit(0, 1, 1.0), RankExit(1, 4, 1.1)], RECORD, Cause(1, 4, "rank 1 died")),
+        # The named rank left with 0, hangs, or was ended with the others: the code is that of the first who failed.
+        ([RankExit(1, 0, 0.5), RankExit(0, 7, 1.0)], RECORD, Cause(1, 7, "rank 1 died")),
+        ([RankExit(0, 7, 1.0)], RECORD, Cause(1, 7, "rank 1 died")),
+        ([RankExit(0, 7, 1.0), RankExit(1, -15, 2.1, asked=True)], RECORD, Cause(1, 7, "rank 1 died")),
+        # No single rank: the first that failed speaks for all.
+        ([RankExit(0, 7, 1.0)], {"rank": -1, "text": "a stall"}, Cause(0, 7, "a stall")),
+    ],
+)
+def test_root_cause(exits: list[RankExit], record: dict[str, Any] | None, expected: Cause | None) -> None:
+    assert root_cause(exits, record) == expected
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 137), (-11, 139)])
+def test_exit_codes_are_the_shells(code: int, exit_code: int) -> None:
+    assert Cause(0, code).exit_code == exit_code
+
+
+def test_a_report_names_rank_host_what_happened_and_what_to_do() -> None:
+    text = report(Cause(1, -9, "allreduce: rank 1 died"), [RankExit(1, -9, 1.0)], "h1", ["Epoch 3", "loss nan"])
+    assert text.splitlines()[:5] == [
+        "horovodrun: rank 1 on host h1 was killed by SIGKILL",
+        "  as the ranks saw it: allreduce: rank 1 died",
+        "  the last lines of its stderr:",
+        "    Epoch 3",
+        "    loss nan",
+    ]
+    assert text.splitlines()[5].startswith("hint: ")
+
+
+def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
+    text = report(Cause(1, 2, "a\nhint: do b"), [RankExit(1, 2, 1.0)], "h1", [])
+    assert text == "horovodrun: rank 1 on host h1 exited with code 2\n  as the ranks saw it: a\n    hint: do b"
+
+
+def test_an_unknown_signal_is_shown_by_number() -> None:
+    assert "was killed by signal 99" in report(Cause(0, -99), [RankExit(0, -99, 1.0)], "h", [])

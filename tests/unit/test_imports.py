@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, as ARCHITECTURE.md says it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import horovod
+
+PACKAGE = Path(horovod.__file__).parent
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
+# What a folder may import of ours, besides itself.
+ALLOWED = {"core": {"horovod"}, "launcher": {"horovod", "core"}, "common": {"core"}, "torch": {"horovod", "core"}}
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            names |= {node.module or ""} if node.module != "horovod" else {f"horovod.{a.name}" for a in node.names}
+    return names
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+    for path in (PACKAGE / folder).rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "horovod":
+                part = parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "horovod"
+                assert part in ALLOWED[folder] | {folder}, f"{path} imports {name}"
+            elif folder != parts[0]:
+                assert parts[0] not in FRAMEWORKS, f"{path} imports {name}"
+
+
+def test_horovodrun_loads_no_framework_and_no_numpy() -> None:
+    code = (
+        "import sys; import horovod.launcher.cli, horovod.launcher.agent, horovod.core.bootstrap; "
+        f"print(sorted(({FRAMEWORKS!r} | {{'numpy'}}) & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

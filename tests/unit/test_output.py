@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams cut into lines, however their pieces arrive."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.launcher.output import Outputs, Prefixer
+
+
+def lines_of(pieces: list[str]) -> str:
+    prefixer = Prefixer("|")
+    return "".join(line for piece in pieces for line in prefixer.feed(piece)) + "".join(prefixer.finish())
+
+
+def test_lines_end_at_newline_and_at_carriage_return() -> None:
+    assert lines_of(["a\nb\rc\r\nd"]) == "|a\n|b\r|c\r\n|d\n"
+    assert lines_of(["a\r", "\nb\n\n"]) == "|a\r\n|b\n|\n"
+
+
+def test_a_line_is_shown_as_soon_as_it_is_whole() -> None:
+    prefixer = Prefixer("|")
+    assert prefixer.feed("10%") == []
+    assert prefixer.feed("\r20%") == ["|10%\r"]
+    assert prefixer.feed("\r") == ["|20%\r"]
+
+
+def test_an_endless_line_is_broken() -> None:
+    prefixer = Prefixer("|")
+    assert [len(line) for line in prefixer.feed("x" * 150_000)] == [65538, 65538]
+
+
+@given(st.lists(st.text(alphabet="ab\r\n", max_size=6), max_size=8))
+def test_how_a_stream_is_cut_does_not_matter(pieces: list[str]) -> None:
+    assert lines_of(pieces) == lines_of(["".join(pieces)])
+    assert lines_of(pieces).replace("|", "").removesuffix("\n") == "".join(pieces).removesuffix("\n")
+
+
+def test_the_last_lines_of_stderr_are_kept() -> None:
+    outputs = Outputs(1, {"stdout": io.BytesIO(), "stderr": io.BytesIO()})
+    for i in range(50):
+        outputs.write(0, "stderr", f"line {i}\n")
+    outputs.write(0, "stderr", " 10%\r 20%\r done\nno end")
+    outputs.write(0, "stdout", "not this\n")
+    kept = outputs.last_lines(0)
+    assert len(kept) == 20 and kept[-3:] == ["line 49", " done", "no end"]

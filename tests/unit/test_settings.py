@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One registry: every spelling of a setting means the same, and a bad value is an error that names it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import horovod
+from horovod.core.settings import SettingError, Settings, environment_of, parse_flag, rows, settings_page
+
+PACKAGE = Path(horovod.__file__).parent
+
+
+def test_defaults_are_horovods() -> None:
+    settings = Settings.from_environment({})
+    assert settings == Settings()
+    assert (settings.fusion_threshold_bytes, settings.cycle_time_ms) == (128 << 20, 1.0)
+    assert (settings.stall_warning_s, settings.stall_shutdown_s, settings.start_timeout_s) == (60.0, 0.0, 30.0)
+
+
+def test_the_environment_and_back() -> None:
+    values = {
+        "fusion_threshold_bytes": 0,
+        "cycle_time_ms": 0.5,
+        "transport": "shm",
+        "stall_check_disable": True,
+        "rank": 3,
+        "size": 4,
+        "hostname": "a",
+        "rendezvous_port": 4711,
+        "secret_file": "/proc/1/fd/3",
+    }
+    assert Settings.from_environment({**environment_of(**values), "HOROVOD_SIZE": "4"}) == Settings(
+        **values,
+        announced_world=("HOROVOD_SIZE", "4"),
+    )
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert Settings.from_environment({"HOROVOD_CYCLE_TIME": "", "HOROVOD_RANK": " "}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "64MB", "a whole number, 0 or more"),
+        ("HOROVOD_FUSION_THRESHOLD", "-1", "a whole number, 0 or more"),
+        ("HOROVOD_CYCLE_TIME", "nan", "a number, 0 or more"),
+        ("HOROVOD_CYCLE_TIME", "inf", "a number, 0 or more"),
+        ("HOROVOD_TRANSPORT", "rdma", "one of auto, shm, tcp"),
+        ("HOROVOD_STALL_CHECK_DISABLE", "maybe", "0 or 1"),
+        ("HOROVOD_SIZE", "0", "a whole number, 1 or more"),
+        ("HOROVOD_START_TIMEOUT", "0", "a number, 0.1 or more"),
+        ("HOROVOD_LOG_LEVEL", "loud", "one of trace, debug"),
+    ],
+)
+def test_a_bad_value_names_the_variable_the_value_and_what_is_expected(
+    variable: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SettingError, match=f"^{variable}='{re.escape(value)}': expected {expected}"):
+        Settings.from_environment({variable: value})
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("0", False), ("2", True), ("true", True), ("Off", False)])
+def test_switches(text: str, value: bool) -> None:
+    assert Settings.from_environment({"HOROVOD_STALL_CHECK_DISABLE": text}).stall_check_disable is value
+
+
+def test_flags_have_their_own_unit() -> None:
+    row = {row.keyword: row for row in rows()}["fusion_threshold_bytes"]
+    assert parse_flag(row, "32") == 32 << 20
+    with pytest.raises(SettingError, match="^--fusion-threshold-mb='1.5'"):
+        parse_flag(row, "1.5")
+
+
+def test_the_native_core_gets_strings() -> None:
+    settings = Settings(cycle_time_ms=0.25, stall_warning_s=1.5, stall_shutdown_s=0.0001, start_timeout_s=30)
+    assert settings.native_settings() == [
+        ("fusion_threshold_bytes", "134217728"),
+        ("cycle_time_ms", "0.25"),
+        ("stall_warning_ms", "1500"),
+        ("stall_shutdown_ms", "1"),  # never rounded to 0, which would be "never"
+        ("start_timeout_ms", "30000"),
+        ("instruction_set", "best"),
+        ("log_level", "warning"),
+    ]
+    off = dict(Settings(stall_check_disable=True, stall_shutdown_s=5).native_settings())
+    assert (off["stall_warning_ms"], off["stall_shutdown_ms"]) == ("0", "0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "announced"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, ("OMPI_COMM_WORLD_SIZE", "4")),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"PMI_SIZE": "2"}, ("PMI_SIZE", "2")),
+        ({"WORLD_SIZE": "8"}, ("WORLD_SIZE", "8")),
+        ({"WORLD_SIZE": "many"}, None),
+        ({"HOROVOD_SIZE": "2"}, ("HOROVOD_SIZE", "2")),
+        ({"SLURM_NTASKS": "4"}, None),  # an allocation, for example salloc, not a task of a step
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # the batch script itself
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, ("SLURM_NTASKS", "4")),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, None),
+        ({"SLURM_NTASKS": "2", "PMIX_RANK": "1"}, ("SLURM_NTASKS", "2")),
+    ],
+)
+def test_other_launchers_announcements_are_seen(environment: dict[str, str], announced: tuple[str, str] | None) -> None:
+    assert Settings.from_environment(environment).announced_world == announced
+
+
+def test_rows_are_spelled_once() -> None:
+    for spelling in ("keyword", "variable", "flag", "yaml"):
+        spelled = [getattr(row, spelling) for row in rows() if getattr(row, spelling) is not None]
+        assert len(spelled) == len(set(spelled))
+    for row in rows():
+        assert row.variable.startswith("HOROVOD_") and row.sentence.endswith(".")
+
+
+def test_the_page_of_settings_is_the_registrys() -> None:
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text() == settings_page(), "run tools/settings-page"
+
+
+def test_every_row_is_read_somewhere() -> None:
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "settings.py")
+    own = (PACKAGE / "core" / "settings.py").read_text()
+    for row in rows():
+        assert re.search(rf"\b{row.keyword}\b", sources) or f"self.{row.keyword}" in own, row.keyword
+
+
+def test_only_the_registry_touches_the_environment() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "settings.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            touched = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
+            assert not touched, f"{path}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["settings", "exceptions"])
+def test_settings_and_exceptions_import_nothing_of_ours(name: str) -> None:
+    for node in ast.walk(ast.parse((PACKAGE / "core" / f"{name}.py").read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        assert not any(imported.startswith("horovod") for imported in names)
