@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOperation = "allreduce";
 constexpr size_t kShareUnitBytes = 64;  // shares begin on cache lines
-constexpr size_t kMinChunkBytes = size_t{32} << 10;
+constexpr size_t kMinChunkBytes = size_t{128} << 10;
 
 // Enough chunks that the three stages overlap, none so small that the counters cost more than the data.
 size_t two_shot_chunk_bytes(const SlotRing& ring, size_t bytes) {
@@ -81,8 +81,8 @@ class TwoShot {
             sources_[static_cast<size_t>(m)] =
                 m == ring_.member() ? input : ring_.input_slot(m, chunk(k)) + part.begin * element_bytes_ + offset;
           }
-          kernels_.fold(reduction_, sources_, count, {output, stores_.stream_outputs},
-                        {result + offset, stores_.stream_slots});
+          // Of two outputs that are aligned differently only one could be streamed: the slot.
+          kernels_.fold(reduction_, sources_, count, {result + offset, stores_.stream_slots}, {output});
         });
     ring_.publish_consumed(chunk(k));
     return true;
@@ -140,13 +140,14 @@ Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Sl
   return Status();
 }
 
-Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction) {
+Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                          bool stream) {
   const uint32_t chunk = ring.next_chunk();
   const size_t element_bytes = slices.element_bytes();
   if (!ring.wait_input_slot(chunk)) return ring.interrupted(kOperation);
   std::byte* const slot = ring.input_slot(ring.member(), chunk);
   slices.for_range(0, slices.count(), [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
-    kernels.copy(slot + offset, input, static_cast<size_t>(count) * element_bytes, false);
+    kernels.copy(slot + offset, input, static_cast<size_t>(count) * element_bytes, stream);
   });
   ring.publish_filled(chunk);
   if (!ring.wait_all_filled(chunk)) return ring.interrupted(kOperation);

@@ -22,12 +22,13 @@ namespace hvd {
 // How two-shot stores; members need not agree.
 struct StorePlan {
   bool stream_slots = false;    // copy-in and result slots past the caches: where lines travel slowly between cores
-  bool stream_outputs = false;  // the caller's tensors: where they are too large to be found in a cache afterwards
+  bool stream_outputs = false;  // what is copied out to the caller: where it is too large to be found in a cache later
 };
 
 Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Slice> slices,
                       const Reduction& reduction);
-Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction);
+Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+                          bool stream);
 Status two_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
                           StorePlan stores);
 

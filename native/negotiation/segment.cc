@@ -142,8 +142,10 @@ bool Segment::log_has_room() {
       slowest = std::min(slowest, ranks_[r].cursor.load(std::memory_order_acquire));
     }
   }
-  // A margin for the appenders that pass this check at the same time.
-  return slowest == UINT64_MAX || header_->tail.load(std::memory_order_acquire) - slowest < kLogSlots - 512;
+  // The tail is a hint that trails behind the slots: readers may be beyond it. The margin is for the appenders that
+  // pass this check at the same time.
+  const uint64_t tail = header_->tail.load(std::memory_order_acquire);
+  return tail <= slowest || tail - slowest < kLogSlots - 512;
 }
 
 bool Segment::write(SharedText* where, std::string_view text) {

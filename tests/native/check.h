@@ -3,6 +3,7 @@
 // argv[1].
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,8 +22,8 @@ inline std::vector<Case>& cases() {
   static std::vector<Case> all;
   return all;
 }
-inline int& failures() {
-  static int count = 0;
+inline std::atomic<int>& failures() {  // ranks may be threads
+  static std::atomic<int> count{0};
   return count;
 }
 

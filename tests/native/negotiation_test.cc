@@ -106,6 +106,17 @@ TEST(every_rank_reads_one_order_from_a_log_with_many_appenders) {
   for (const uint32_t id : read[0]) EXPECT((id & 0xfffff) == next[id >> 20]++);
 }
 
+TEST(a_log_has_room_while_its_tail_trails_behind_its_readers) {
+  std::unique_ptr<Segment> segment;
+  EXPECT(Segment::create(1, 2, 0, &segment).ok());
+  segment->header().tail.store(5);
+  segment->rank(0).cursor.store(6);  // read what was appended at 5 before the appender moved the tail
+  segment->rank(1).cursor.store(6);
+  EXPECT(segment->log_has_room());
+  segment->header().tail.store(kLogSlots);
+  EXPECT(!segment->log_has_room());
+}
+
 TEST(texts_in_the_arena_are_replaced_in_place) {
   std::unique_ptr<Segment> segment;
   EXPECT(Segment::create(1, 1, 0, &segment).ok());

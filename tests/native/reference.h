@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "reduction/types.h"
@@ -179,7 +178,13 @@ inline Bytes fold(const Reduction& reduction, const std::vector<const std::byte*
 
 // Random bits, every fourth element one of the values where arithmetic goes wrong first.
 inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
-  std::mt19937_64 random(seed);
+  uint64_t state = seed;
+  const auto random = [&state] {  // splitmix64
+    uint64_t z = (state += 0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  };
   const size_t size = hvd::element_size(dtype);
   static constexpr uint64_t kFloat64[] = {
       0, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000, 0x7ff8000000000123, 0xfff0000000000001,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that the contract runs against, each as the same few functions over NumPy arrays. Imported in the ranks."""
+"""The packages that the contract runs against, as the same few functions over NumPy arrays. Imported in the ranks."""
 
 from __future__ import annotations
 

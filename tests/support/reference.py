@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every collective has to give, in NumPy, bit by bit: the fold in rank order that native/reduction/types.h defines."""
+"""What every collective has to give, bit by bit, in NumPy: the fold in rank order of native/reduction/types.h."""
 
 from __future__ import annotations
 

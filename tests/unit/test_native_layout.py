@@ -20,10 +20,22 @@ STRUCTS = {
     "hvd_request": native.Request,
     "hvd_result": native.Result,
 }
-CODES = (
-    "OK PENDING INVALID_ARGUMENT DUPLICATE_NAME MISMATCH RANK_LOST RANK_LEFT ABORTED NOT_RUNNING UNAVAILABLE "
-    "OUT_OF_MEMORY WOULD_DEADLOCK FORKED INTERNAL"
-).split()
+CODES = [
+    "OK",
+    "PENDING",
+    "INVALID_ARGUMENT",
+    "DUPLICATE_NAME",
+    "MISMATCH",
+    "RANK_LOST",
+    "RANK_LEFT",
+    "ABORTED",
+    "NOT_RUNNING",
+    "UNAVAILABLE",
+    "OUT_OF_MEMORY",
+    "WOULD_DEADLOCK",
+    "FORKED",
+    "INTERNAL",
+]
 DTYPES = [name.upper() for name in native.DTYPE_NAMES]
 KINDS = [name.upper() for name in native.KIND_NAMES]
 
@@ -74,7 +86,7 @@ def test_numbers_are_those_of_the_header(header: dict[str, int]) -> None:
         assert number == getattr(native, name) == header[f"HVD_{name}"], name
     for name in native.OP_NAMES:
         assert getattr(native, name) == header[f"HVD_{name.upper()}"], name
-    assert native.SYNC == header["HVD_SYNC"]
+    assert header["HVD_SYNC"] == native.SYNC
     assert header["HVD_ABI_VERSION"] == native.ABI_VERSION
 
 

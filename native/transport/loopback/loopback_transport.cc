@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transport of a process set with one member (step 7): nothing travels, but scales still apply.
-#include <cstring>
 
 #include "platform/float_state.h"
 #include "transport/factories.h"

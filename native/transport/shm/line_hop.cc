@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kRoundsPerSample = 8;  // a sample must be long against the clock's own cost
 constexpr int kSpins = 2000;
+// No hop takes this long: the two members took turns on one core, which says nothing about caches.
+constexpr uint32_t kSharedCoreNs = 1500;
 
 // A pause would be longer than what is measured. Where the partner is not on a core, the usual wait takes over.
 bool spin_then_wait(SlotRing& ring, int member, uint32_t target) {
@@ -51,8 +53,8 @@ bool LineHop::pong(SlotRing& ring, int rounds) {
 bool LineHop::measure(SlotRing& ring, int rounds) {
   const int skipped = rounds / kRoundsPerSample * kRoundsPerSample;
   uint32_t slowest = 0;
-  for (int partner : {1, ring.size() - 1}) {
-    if (partner < 1 || (partner == 1 && slowest != 0)) continue;  // the last member is member 1 where there are two
+  const int last = ring.size() - 1;
+  for (int partner = 1; partner <= last; partner = partner == last ? last + 1 : last) {
     uint32_t hop = 1;
     if (ring.member() == 0) {
       if (!ping(ring, partner, rounds, &hop)) return false;
@@ -63,7 +65,7 @@ bool LineHop::measure(SlotRing& ring, int rounds) {
     }
     slowest = std::max(slowest, hop);
   }
-  if (ring.member() == 0) ring.header().hop_ns.store(slowest, std::memory_order_relaxed);
+  if (ring.member() == 0 && slowest < kSharedCoreNs) ring.header().hop_ns.store(slowest, std::memory_order_relaxed);
   return true;
 }
 

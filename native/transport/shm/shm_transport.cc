@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared-memory transport of one host (step 7): chooses an algorithm by size, and cached or streamed stores by the
 // line hop.
-#include <cstring>
+#include <algorithm>
+#include <bit>
 #include <string>
 
 #include "collectives/slot_allreduce.h"
@@ -15,16 +16,17 @@ namespace hvd {
 
 namespace {
 
-// One-shot reads (members - 1) times the payload, two-shot at most twice, but with one more wait.
-constexpr size_t kOneShotReadBytes = size_t{32} << 10;
+// One-shot reads (members - 1) times the payload, two-shot less than twice, but with one more wait.
+constexpr size_t kOneShotReadBytes = size_t{64} << 10;
+constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kLargeBytes = size_t{1} << 20;
-constexpr size_t kStreamOutputBytes = size_t{8} << 20;
+// From where the caller's tensors are written past the caches, by near and by far members.
+constexpr size_t kNearStreamOutputBytes = size_t{128} << 20;
+constexpr size_t kFarStreamOutputBytes = size_t{32} << 20;
 constexpr uint32_t kFarHopNs = 100;
-// A hop this long was measured between members that shared a core: it says nothing about caches.
-constexpr uint32_t kNoHopNs = 2000;
 constexpr int kStartRounds = 400;
 constexpr int kAgainRounds = 32;
-constexpr uint32_t kLargeOperationsPerMeasurement = 64;
+constexpr uint32_t kMeasureInterval = 64;
 
 class ShmTransport final : public Transport {
  public:
@@ -49,9 +51,11 @@ class ShmTransport final : public Transport {
     const FloatState state;
     if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
     const SliceList list(slices, element_size(reduction.dtype));
-    if (bytes <= one_shot_bytes()) return one_shot_allreduce(ring_, kernels_, list, reduction);
+    if (bytes <= one_shot_bytes()) {
+      return one_shot_allreduce(ring_, kernels_, list, reduction, streamed() && bytes >= kStreamOneShotBytes);
+    }
     if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
-    return two_shot_allreduce(ring_, kernels_, list, reduction, {streamed(), bytes >= kStreamOutputBytes});
+    return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes));
   }
 
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
@@ -82,14 +86,22 @@ class ShmTransport final : public Transport {
   }
   bool streamed() const {
     if (options_.force_streamed || options_.force_cached) return options_.force_streamed;
+    // Streaming by mistake costs half as much again; not streaming by mistake costs eight times as much.
     const uint32_t hop = LineHop::nanoseconds(ring_);
-    return hop >= kFarHopNs && hop < kNoHopNs;
+    return hop == 0 || hop >= kFarHopNs;
   }
-  // A virtual machine moves between near and far placements by itself. All members count alike, so all take part.
+  StorePlan stores_for(size_t bytes) const {
+    const bool far = streamed();
+    return {far, bytes >= (far ? kFarStreamOutputBytes : kNearStreamOutputBytes)};
+  }
+  // A virtual machine moves between near and far placements by itself; and at the start members may still share a core.
+  // Often at first, then every kMeasureInterval large operations. All members count alike, so all take part.
   bool measure_now_and_then(size_t bytes) {
-    if (bytes < kLargeBytes || ring_.oversubscribed()) return true;
-    if (++large_operations_ % kLargeOperationsPerMeasurement != 0) return true;
-    return hop_.measure(ring_, kAgainRounds);
+    if (bytes < kLargeBytes) return true;
+    ++large_operations_;
+    const bool due = large_operations_ < kMeasureInterval ? std::has_single_bit(large_operations_)
+                                                          : large_operations_ % kMeasureInterval == 0;
+    return !due || hop_.measure(ring_, kAgainRounds);
   }
 
   const TransportOptions options_;

@@ -79,9 +79,9 @@ class Collectives(Generic[T]):
             op = resolve_op(op, average)
             set_number = 0 if process_set is global_process_set else number_of(process_set)
             adapter = self._adapter
-            staged, dtype, shape = adapter.stage(tensor)
             if in_place:
                 adapter.check_in_place(tensor)
+            staged, dtype, shape = adapter.stage(tensor)
             key = (ALLREDUCE, name, op, dtype, shape, prescale, postscale, set_number)
             entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
@@ -111,10 +111,7 @@ class Collectives(Generic[T]):
             op, average, prescale, postscale, process_set = how
             op = resolve_op(op, average)
             set_number = number_of(process_set)
-            staged, metas = self._stage_group(tensors)
-            if in_place:
-                for tensor in tensors:
-                    adapter.check_in_place(tensor)
+            staged, metas = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
             entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
@@ -180,9 +177,9 @@ class Collectives(Generic[T]):
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
-            staged, dtype, shape = adapter.stage(tensor)
             if in_place:
                 adapter.check_in_place(tensor)
+            staged, dtype, shape = adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
             entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
@@ -225,11 +222,16 @@ class Collectives(Generic[T]):
         tensor, staged = operation.value
         return self._adapter.deliver(staged, tensor)
 
-    def _stage_group(self, tensors: Sequence[T]) -> tuple[list[T], tuple[tuple[int, tuple[int, ...]], ...]]:
+    def _stage_group(
+        self, tensors: Sequence[T], in_place: bool
+    ) -> tuple[list[T], tuple[tuple[int, tuple[int, ...]], ...]]:
         if not isinstance(tensors, (list, tuple)):
             raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
         if not tensors:
             raise InvalidRequestError("a grouped operation takes at least one tensor, seen an empty list")
+        if in_place:
+            for tensor in tensors:
+                self._adapter.check_in_place(tensor)
         staged = [self._adapter.stage(tensor) for tensor in tensors]
         return [mine for mine, _, _ in staged], tuple((dtype, shape) for _, dtype, shape in staged)
 

@@ -67,9 +67,9 @@ class Gradients(Protocol[P_contra, T]):
 
 
 class _Slot(Generic[P]):
-    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing gradients
-    must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be told
-    apart."""
+    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing
+    gradients must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be
+    told apart."""
 
     __slots__ = ("added", "ctx", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 

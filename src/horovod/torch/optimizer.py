@@ -75,6 +75,19 @@ class _Gradients:
         return bool(reduced.any())
 
 
+class _EndOfBackward:
+    """Called by autograd at the end of the backward that owns it. It dies with that backward, so one that is alive says
+    that this very backward still runs; a backward inside of it (a checkpointed layer) is a part of it."""
+
+    def __init__(self, reducer: GradientReducer[Tensor, Tensor]) -> None:
+        self._reducer = reducer
+        self.over = False
+
+    def __call__(self) -> None:
+        self.over = True
+        self._reducer.finish()
+
+
 class _DistributedOptimizer:
     """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
 
@@ -83,7 +96,7 @@ class _DistributedOptimizer:
     _hvd_numbers: dict[Tensor, int]
     _hvd_names: dict[Tensor, str]
     _hvd_active: bool
-    _hvd_backward: int | None
+    _hvd_backward: Callable[[], _EndOfBackward | None]
 
     def _hvd_register(self) -> None:
         """Gives every parameter that is not registered yet its name and its hook."""
@@ -97,18 +110,22 @@ class _DistributedOptimizer:
                     parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
 
     def _hvd_ready(self, parameter: Tensor) -> None:
-        # Both are what DistributedDataParallel uses; a backward inside a backward has a number of its own.
-        backward = torch._C._current_graph_task_id()
-        if backward != self._hvd_backward:
-            # A backward that has raised left reductions in flight: peers wait for the rest of that round.
-            self._hvd_reducer.finish()
-            self._hvd_backward = backward
-            Variable._execution_engine.queue_callback(self._hvd_end_of_backward)
+        running = self._hvd_backward()
+        if running is None or running.over:
+            self._hvd_check_idle("backward()")
+            end = _EndOfBackward(self._hvd_reducer)
+            self._hvd_backward = weakref.ref(end)
+            Variable._execution_engine.queue_callback(end)
         self._hvd_reducer.ready(self._hvd_numbers[parameter])
 
-    def _hvd_end_of_backward(self) -> None:
-        self._hvd_backward = None
-        self._hvd_reducer.finish()
+    def _hvd_check_idle(self, call: str) -> None:
+        names = self._hvd_reducer.in_flight
+        if names:
+            raise AssertionError(
+                f"{call} was called while {len(names)} gradients are being reduced, first `{names[0]}`: the last "
+                "backward() has not returned, or it raised\n"
+                "hint: synchronize() completes that step with zeros for missing gradients"
+            )
 
     def synchronize(self) -> None:
         """Waits for reductions in flight. Kept for old scripts: the end of backward() has done it already."""
@@ -136,11 +153,7 @@ class _DistributedOptimizer:
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own. Raises AssertionError while reductions are in flight."""
-        if self._hvd_reducer.in_flight:
-            raise AssertionError(
-                f"zero_grad() was called while {len(self._hvd_reducer.in_flight)} gradients are being reduced, first "
-                f"`{self._hvd_reducer.in_flight[0]}`\nhint: call it after backward() has returned"
-            )
+        self._hvd_check_idle("zero_grad()")
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
         self._hvd_reducer.begin_step()
 
@@ -208,7 +221,7 @@ def DistributedOptimizer(
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
     wrapped._hvd_active = context.size() > 1
-    wrapped._hvd_backward = None
+    wrapped._hvd_backward = lambda: None
     wrapped._hvd_register()
     return wrapped
 

@@ -45,6 +45,8 @@ class TorchAdapter:
         return host, number, tensor.shape
 
     def check_in_place(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            _explain(tensor)
         if not tensor.is_contiguous() and has_overlap(tensor):
             raise InvalidRequestError(
                 "an operation in place needs a tensor whose elements have memory of their own, seen an expanded one\n"

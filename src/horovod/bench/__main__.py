@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the measurements. Starts its own ranks by horovodrun, unless it is one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+
+from horovod.bench.allreduce import DEFAULT_SIZES, run
+from horovod.core.settings import Settings
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size_bytes(text: str) -> int:
+    """The bytes that "4", "64K" or "16M" stand for: a multiple of 4, which is one float32."""
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of bytes such as 4, 64K or 16M")
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if size == 0 or size % 4:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a multiple of 4 bytes, the size of one float32")
+    return size
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m horovod.bench", description="Measure Horovod on this machine.")
+    commands = top.add_subparsers(dest="command", required=True)
+    allreduce = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo where torch is there")
+    allreduce.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
+    allreduce.add_argument(
+        "--sizes",
+        type=lambda text: [size_bytes(part) for part in text.split(",")],
+        default=[size_bytes(part) for part in DEFAULT_SIZES.split(",")],
+        help=f"bytes, separated by commas ({DEFAULT_SIZES})",
+    )
+    allreduce.add_argument("--rounds", type=int, default=11, help="paired rounds per size (11)")
+    allreduce.add_argument("--seconds", type=float, default=0.1, help="time to aim at for one side of a round (0.1)")
+    allreduce.add_argument("--no-gloo", action="store_true", help="measure Horovod alone")
+    allreduce.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
+    return top
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    if Settings.from_environment().size is None and arguments.np > 1:
+        return _started_by_horovodrun(arguments.np)
+    run(arguments)
+    return 0
+
+
+def _started_by_horovodrun(count: int) -> int:
+    command = [sys.executable, "-m", "horovod.launcher", "-np", str(count)]
+    command += [sys.executable, "-m", "horovod.bench", *sys.argv[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            print(re.sub(r"^\[\d+\]<stdout>:", "", line), end="", flush=True)
+    return launcher.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract, errors: what every rank is told when a call cannot work, and that the job goes on afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support import frameworks
+from support.frameworks import NAMES
+from support.world import WorldPool
+
+WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm")]
+
+
+@pytest.fixture(params=NAMES)
+def framework(request: pytest.FixtureRequest) -> str:
+    if why := frameworks.missing(request.param):
+        pytest.skip(why)
+    return str(request.param)
+
+
+def ones(framework: Any, *shape: int, dtype: Any = np.float32) -> Any:
+    return framework.tensor(np.ones(shape, dtype))
+
+
+# name: (what rank 1 calls, what the others call, what the text must hold); one name on all ranks
+DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], list[str]]] = {
+    "shape": (
+        lambda hvd, f: hvd.allreduce(ones(f, 4), name="shape"),
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="shape"),
+        ["shape", "[4]", "[3]"],
+    ),
+    "dimensions": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2, 2), name="dimensions"),
+        lambda hvd, f: hvd.allreduce(ones(f, 4), name="dimensions"),
+        ["shape", "[2, 2]", "[4]"],
+    ),
+    "dtype": (
+        lambda hvd, f: hvd.allreduce(ones(f, 3, dtype=np.float64), name="dtype"),
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="dtype"),
+        ["dtype", "float64", "float32"],
+    ),
+    "op": (
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Sum),
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Max),
+        ["Sum", "Max"],
+    ),
+    "scale": (
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="scale", prescale_factor=0.5),
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="scale", prescale_factor=0.25),
+        ["0.5", "0.25"],
+    ),
+    "root": (
+        lambda hvd, f: hvd.broadcast(ones(f, 3), 1, name="root"),
+        lambda hvd, f: hvd.broadcast(ones(f, 3), 0, name="root"),
+        ["root", "0", "1"],
+    ),
+    "columns": (
+        lambda hvd, f: hvd.allgather(ones(f, 2, 4), name="columns"),
+        lambda hvd, f: hvd.allgather(ones(f, 2, 3), name="columns"),
+        ["shape", "4", "3"],
+    ),
+    "group": (
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3)], name="group"),
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group"),
+        ["1", "2"],
+    ),
+    "group member": (
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5)], name="group member"),
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group member"),
+        ["shape", "[5]", "[3]"],
+    ),
+    "unnamed": (
+        lambda hvd, f: hvd.allreduce(ones(f, 4)),
+        lambda hvd, f: hvd.allreduce(ones(f, 3)),
+        ["shape", "[4]", "[3]"],
+    ),
+    "kind": (
+        lambda hvd, f: hvd.allgather(ones(f, 3)),
+        lambda hvd, f: hvd.barrier(),
+        ["allgather", "barrier"],
+    ),
+}
+
+
+def works_afterwards(framework: Any) -> None:
+    hvd = framework.hvd
+    for name in ("after", None):
+        seen = framework.array(hvd.allreduce(ones(framework, 3), name=name, op=hvd.Sum))
+        assert np.all(seen == hvd.size()), seen
+
+
+@pytest.mark.parametrize("case", DISAGREEMENTS)
+@pytest.mark.parametrize(("size", "transport"), WORLDS)
+def test_every_rank_is_told_who_disagrees_about_what(
+    worlds: WorldPool, framework: str, size: int, transport: str, case: str
+) -> None:
+    rank_1, others, expected = DISAGREEMENTS[case]
+
+    def run(framework_name: str, call: Callable[[Any, Any], Any]) -> str:
+        framework = frameworks.load(framework_name)
+        texts = []
+        for _ in range(2):  # the second time it is a known name that changes
+            try:
+                call(framework.hvd, framework)
+                texts.append("no error")
+            except framework.hvd.HorovodInternalError as error:
+                assert type(error).__name__ == "MismatchError"
+                texts.append(str(error))
+            works_afterwards(framework)
+        assert texts[0] == texts[1] or case in ("unnamed", "kind"), texts
+        return texts[0]
+
+    calls = [(framework, rank_1 if rank == 1 else others) for rank in range(size)]
+    texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, per_rank=calls)
+    assert len(set(texts)) == 1, texts
+    for part in ["rank 1", "expected", "seen", *expected, *([] if case in ("unnamed", "kind") else [case])]:
+        assert part in texts[0], f"{part!r} is not in: {texts[0]}"
+
+
+# name: (a call that is wrong on this rank alone, its exception, what its text holds)
+LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "complex": (lambda hvd, f: hvd.allreduce(f.complex(), name="complex"), ValueError, "complex64.*expected.*float32"),
+    "no tensor": (lambda hvd, f: hvd.broadcast_("text", 0, name="no tensor"), TypeError, "seen str"),
+    "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
+    "negative root": (lambda hvd, f: hvd.broadcast(ones(f, 2), -1, name="negative root"), ValueError, "root_rank=-1"),
+    "op": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=17, name="op"), ValueError, "op=17: expected one of"),
+    "adasum": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=hvd.Adasum, name="adasum"), NotImplementedError, "Adasum"),
+    "both": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
+        ValueError,
+        "both op=1 and average=True",
+    ),
+    "bool sum": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="bool sum"),
+        ValueError,
+        "bool.*seen op=Sum",
+    ),
+    "bool average": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), name="bool average"),
+        ValueError,
+        "bool.*seen op=Average",
+    ),
+    "scalar": (lambda hvd, f: hvd.allgather(ones(f), name="scalar"), ValueError, "0-d"),
+    "empty group": (lambda hvd, f: hvd.grouped_allreduce([], name="empty group"), ValueError, "empty list"),
+    "no list": (lambda hvd, f: hvd.grouped_allreduce_async(3, name="no list"), TypeError, "takes a list"),
+    "scale": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2), prescale_factor="big", name="scale"),
+        ValueError,
+        "could not convert",
+    ),
+    "dimensions": (
+        lambda hvd, f: hvd.allreduce(ones(f, *[1] * 17), name="dimensions"),
+        ValueError,
+        "at most 16 dimensions, seen 17",
+    ),
+    "process set": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0]), name="process set"),
+        ValueError,
+        "is not registered",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOCAL_ERRORS)
+@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), *WORLDS])
+def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait(
+    worlds: WorldPool, framework: str, size: int, transport: str, case: str
+) -> None:
+    wrong, kind, pattern = LOCAL_ERRORS[case]
+    last = size - 1
+    label = {"no tensor": "broadcast", "root": "broadcast", "negative root": "broadcast", "scalar": "allgather"}
+    label |= {"empty group": "grouped_allreduce", "no list": "grouped_allreduce"}
+
+    def run(framework_name: str) -> str:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        wanted = kind if hvd.rank() == last else hvd.HorovodInternalError
+        try:
+            if hvd.rank() == last:
+                wrong(hvd, framework)
+            else:
+                operation = label.get(case, "allreduce")
+                tensor = ones(framework, 2)
+                arguments = (0,) if operation == "broadcast" else ()
+                getattr(hvd, operation)([tensor] if "grouped" in operation else tensor, *arguments, name=case)
+        except wanted as error:
+            text = str(error)
+        else:
+            text = "no error"
+        works_afterwards(framework)
+        return text
+
+    texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework)
+    for rank, text in enumerate(texts):
+        assert re.search(pattern, text, re.DOTALL), f"rank {rank}: {text}"
+        assert f"rank {last}" in text and case in text, f"rank {rank}: {text}"
+
+
+def test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> tuple[str, float]:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        text = ""
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(ones(framework, 3), name="twice", op=hvd.Sum)
+            with pytest.raises(ValueError) as caught:
+                hvd.allreduce_async(ones(framework, 3), name="twice", op=hvd.Sum)
+            text = str(caught.value)
+            hvd.barrier()
+        else:
+            hvd.barrier()  # the first cannot be done before this rank has called it as well
+            handle = hvd.allreduce_async(ones(framework, 3), name="twice", op=hvd.Sum)
+        result = float(framework.array(hvd.synchronize(handle))[0])
+        works_afterwards(framework)
+        return text, result
+
+    outcomes = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework)
+    assert [result for _, result in outcomes] == [2.0, 2.0]
+    assert "rank 0" in outcomes[0][0] and "`allreduce.twice`" in outcomes[0][0], outcomes
+
+
+def test_what_cannot_be_pickled_fails_on_all_ranks(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> str:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        value = (i for i in range(3))  # a generator has no pickle
+        wanted = TypeError if hvd.rank() == 0 else hvd.HorovodInternalError
+        try:
+            hvd.broadcast_object(value, 0, name="object")
+        except wanted as error:
+            text = str(error)
+        else:
+            text = "no error"
+        works_afterwards(framework)
+        return text
+
+    for text in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework):
+        assert "cannot pickle generator" in text and "rank 0" in text, text
+
+
+def test_handles_that_are_unknown(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> bool:
+        hvd = frameworks.load(framework_name).hvd
+        assert hvd.synchronize(10**9) is None
+        with pytest.raises(ValueError, match="handle 1000000000 is unknown"):
+            hvd.poll(10**9)
+        return True
+
+    assert worlds(1).run(run, framework) == [True]
+
+
+def test_average_still_works_and_warns(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> list[float]:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        results = []
+        for average in (True, False):
+            with pytest.warns(DeprecationWarning, match="average= is deprecated"):
+                results.append(float(framework.array(hvd.allreduce(ones(framework, 1), average))[0]))
+        return results
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [[1.0, 2.0]] * 2
+
+
+def test_an_operation_in_place_needs_memory_to_write_to(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> bool:
+        framework = frameworks.load(framework_name)
+        if framework_name == "core":
+            tensor = np.ones(3)
+            tensor.flags.writeable = False
+            pattern = "read-only"
+        else:
+            tensor = framework.tensor(np.ones(1)).expand(3)
+            pattern = "expanded"
+        with pytest.raises(ValueError, match=pattern):
+            framework.hvd.allreduce_(tensor, name="read-only")
+        works_afterwards(framework)
+        return True
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [True] * 2

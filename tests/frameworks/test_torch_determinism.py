@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A result's bits depend on the ranks' values and their order alone: not on timing, order of calls, fusion, transport
+or instruction set. 161 gradients with the shapes of ResNet-50 (a quarter of its channels), 20 runs, two and more ways
+each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from support import reference
+from support.world import WorldPool
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+# (ranks, transport, instruction set, fusion threshold in bytes)
+WAYS = [
+    (3, "shm", "best", 128 << 20),
+    (3, "tcp", "plain", 0),
+    (3, "tcp", "avx2", 1 << 16),
+    (4, "shm", "avx2", 1 << 20),
+    (4, "shm", "plain", 0),
+    (4, "tcp", "avx512", 128 << 20),
+]
+RUNS_PER_WAY = 4  # 24 in all
+
+
+def resnet50_shapes(divisor: int) -> list[tuple[int, ...]]:
+    """The 161 parameters of ResNet-50, its channels divided."""
+    shapes: list[tuple[int, ...]] = []
+
+    def convolution(inputs: int, outputs: int, kernel: int) -> None:
+        shapes.extend([(outputs, inputs, kernel, kernel), (outputs,), (outputs,)])
+
+    convolution(3, 64 // divisor, 7)
+    inputs = 64 // divisor
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        width //= divisor
+        for block in range(blocks):
+            convolution(inputs, width, 1)
+            convolution(width, width, 3)
+            convolution(width, 4 * width, 1)
+            if block == 0:
+                convolution(inputs, 4 * width, 1)
+            inputs = 4 * width
+    return [*shapes, (1000, inputs), (1000,)]
+
+
+def gradient(rank: int, index: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    # Many magnitudes: sums in another order would have other bits.
+    random = np.random.default_rng((rank, index))
+    span = 8 if dtype == "float16" else 20
+    return (random.standard_normal(shape) * np.exp2(random.integers(-span, span, shape))).astype(dtype)
+
+
+def reduced_digests(run: int, dtype: str, divisor: int) -> tuple[list[bytes], str]:
+    """Runs in a rank: the bits of every averaged gradient, and how they were made."""
+    import hashlib
+
+    import horovod.torch as hvd
+    from horovod.core.context import statistics
+
+    hvd.init()
+    torch.set_num_threads(1)
+    random = np.random.default_rng((run, hvd.rank()))
+    shapes = resnet50_shapes(divisor)
+    tensors = [torch.from_numpy(gradient(hvd.rank(), i, shape, dtype)) for i, shape in enumerate(shapes)]
+    handles = {}
+    for index in random.permutation(len(tensors)):
+        if random.random() < 0.05:
+            time.sleep(random.random() * 0.005)
+        handles[index] = hvd.allreduce_async_(tensors[index], name=f"gradient.{index}")
+    for index in random.permutation(len(tensors)):
+        hvd.synchronize(handles[index])
+    return [hashlib.sha256(tensor.numpy().tobytes()).digest() for tensor in tensors], str(statistics())
+
+
+def expected_digests(size: int, dtype: str, divisor: int) -> list[bytes]:
+    import hashlib
+
+    digests = []
+    for index, shape in enumerate(resnet50_shapes(divisor)):
+        inputs = [gradient(rank, index, shape, dtype) for rank in range(size)]
+        digests.append(hashlib.sha256(reference.allreduce(inputs, reference.AVERAGE).tobytes()).digest())
+    return digests
+
+
+def test_the_shapes_are_those_of_resnet_50() -> None:
+    shapes = resnet50_shapes(1)
+    assert len(shapes) == 161
+    assert sum(int(np.prod(shape)) for shape in shapes) == 25_557_032
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("size", "transport", "instructions", "threshold"), WAYS)
+def test_bits_are_those_of_the_fold_in_rank_order(
+    worlds: WorldPool, size: int, transport: str, instructions: str, threshold: int
+) -> None:
+    from horovod.core import native
+
+    info = native.library().hvd_build_info().decode()
+    if instructions.startswith("avx") and f'"{instructions}": true' not in info:
+        pytest.skip(f"not run: this machine has no {instructions}")
+    env = {
+        "HOROVOD_TRANSPORT": transport,
+        "HOROVOD_INSTRUCTION_SET": instructions,
+        "HOROVOD_FUSION_THRESHOLD": str(threshold),
+    }
+    expected = expected_digests(size, "float32", 4)
+    for run in range(RUNS_PER_WAY):
+        for digests, how in worlds(size, env).run(reduced_digests, run, "float32", 4):
+            wrong = [index for index, digest in enumerate(digests) if digest != expected[index]]
+            assert wrong == [], f"run {run}: {how}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_bits_of_other_dtypes(worlds: WorldPool, dtype: str) -> None:
+    expected = expected_digests(3, dtype, 16)
+    for transport in ("shm", "tcp"):
+        for digests, how in worlds(3, {"HOROVOD_TRANSPORT": transport}).run(reduced_digests, 0, dtype, 16):
+            assert digests == expected, how

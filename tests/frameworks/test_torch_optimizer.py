@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DistributedOptimizer promises besides the numbers: when it reduces, what it refuses, what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+SHM = {"HOROVOD_TRANSPORT": "shm"}
+
+
+def wrapped(parameters: Any, **options: Any) -> Any:
+    import horovod.torch as hvd
+
+    hvd.init()
+    torch.set_num_threads(1)
+    return hvd.DistributedOptimizer(torch.optim.SGD(list(parameters), lr=0.1), **options)
+
+
+def test_the_first_reduction_starts_before_the_last_gradient_exists(worlds: WorldPool) -> None:
+    def run() -> tuple[int, int, int, list[str]]:
+        model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+        optimizer = wrapped(model.parameters(), named_parameters=model.named_parameters())
+        trace: list[tuple[str, str, int]] = []
+        optimizer._hvd_reducer.trace = trace
+        model(torch.randn(64, 256)).sum().backward()
+        times = {event: [ns for e, _, ns in trace if e == event] for event in ("ready", "start", "done")}
+        early = [name for event, name, ns in trace if event == "start" and ns < times["ready"][-1]]
+        assert not optimizer._hvd_reducer.in_flight
+        return times["start"][0], times["ready"][-1], times["done"][0], early
+
+    for first_start, last_ready, first_done, early in worlds(2, SHM).run(run):
+        assert first_start < last_ready <= first_done
+        assert len(early) == 15, "all but the last gradient start while backward goes on"
+        assert early[0].startswith("7.")
+
+
+def test_gradients_are_reduced_when_backward_returns(worlds: WorldPool) -> None:
+    def run() -> tuple[list[float], float]:
+        import horovod.torch as hvd
+
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = wrapped([weight])
+        (weight * float(hvd.rank() + 1)).sum().backward()  # an expanded gradient, too
+        seen = weight.grad.tolist()
+        norm = float(torch.nn.utils.clip_grad_norm_([weight], 1.0))
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert torch.equal(weight.detach(), -0.1 * weight.grad)
+        return seen, norm
+
+    for seen, norm in worlds(3, SHM).run(run):
+        assert seen == [2.0, 2.0, 2.0]
+        assert norm == pytest.approx(12**0.5)
+
+
+def test_layouts_of_gradients_are_all_legal(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        factor = float(hvd.rank() + 1)
+        image = torch.nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        empty = torch.nn.Parameter(torch.zeros(0, 5))
+        scalar = torch.nn.Parameter(torch.tensor(1.0))
+        frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+        optimizer = wrapped([image, empty, scalar, frozen])
+        values = torch.arange(96.0).reshape(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        ((image * values * factor).sum() + empty.sum() + scalar * factor).backward()
+        assert not image.grad.is_contiguous()
+        assert torch.equal(image.grad, values * 2)
+        assert empty.grad.shape == (0, 5) and float(scalar.grad) == 2.0 and frozen.grad is None
+        optimizer.step()
+        return True
+
+    assert worlds(3, SHM).run(run) == [True] * 3
+
+
+def test_a_parameter_without_gradient_on_some_ranks_is_reduced_on_all(worlds: WorldPool) -> None:
+    def run() -> tuple[list[float], list[float], list[float]]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        shared, sometimes, never = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        optimizer = wrapped([shared, sometimes, never])
+        loss = shared.sum()
+        if hvd.rank() == 1:
+            loss = loss + 4 * sometimes.sum()
+        loss.backward()
+        assert float(hvd.allreduce(torch.tensor(1.0), op=hvd.Sum)) == 2.0  # nobody is left in backward()
+        optimizer.step()
+        return shared.grad.tolist(), sometimes.grad.tolist(), never.grad.tolist()
+
+    assert worlds(2, SHM).run(run) == [([1.0, 1.0], [2.0, 2.0], [0.0, 0.0])] * 2
+
+
+def test_two_losses_before_one_step(worlds: WorldPool) -> None:
+    def run() -> tuple[float, float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+        optimizer = wrapped([a, b], op=hvd.Sum)
+        (a * (hvd.rank() + 1)).sum().backward()
+        (b * (hvd.rank() + 5)).sum().backward()
+        optimizer.step()
+        return float(a.grad), float(b.grad)
+
+    assert worlds(2, SHM).run(run) == [(3.0, 11.0)] * 2
+
+
+def test_backward_twice_without_a_step_is_an_error_with_a_hint(worlds: WorldPool) -> None:
+    def run() -> str:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([weight], named_parameters=[("weight", weight)])
+        weight.sum().backward()
+        with pytest.raises(AssertionError) as caught:
+            weight.sum().backward()
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+        assert float(weight.grad) == 1.0
+        return str(caught.value)
+
+    for text in worlds(2, SHM).run(run):
+        assert "`weight`" in text and "hint: set backward_passes_per_step" in text
+
+
+def test_gradients_are_freed_when_they_are_cleared(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import weakref
+
+        weight = torch.nn.Parameter(torch.zeros(1000))
+        optimizer = wrapped([weight])
+        weight.sum().backward()
+        gradient = weakref.ref(weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        return gradient() is None
+
+    assert worlds(2, SHM).run(run) == [True, True]
+
+
+def test_gradients_set_by_hand_are_reduced_by_step(worlds: WorldPool) -> None:
+    def run() -> float:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([weight])
+        weight.grad = torch.tensor([float(hvd.rank())])
+        optimizer.step()
+        return float(weight)
+
+    assert worlds(3, SHM).run(run) == pytest.approx([-0.1] * 3)
+
+
+def test_a_closure_and_a_scheduler_work(worlds: WorldPool) -> None:
+    def run() -> tuple[float, float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        base = torch.optim.SGD([weight], lr=1.0)
+        before = torch.optim.lr_scheduler.StepLR(base, 1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(base)
+        after = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (weight * (hvd.rank() + 1)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        before.step()
+        after.step()
+        return float(weight), optimizer.param_groups[0]["lr"]
+
+    assert worlds(3, SHM).run(run) == [(-2.0, 0.25)] * 3
+
+
+def test_the_wrapped_optimizer_is_one_of_its_class_with_its_state(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.ones(3))
+        adam = torch.optim.Adam([weight], lr=0.1)
+        weight.sum().backward()
+        adam.step()
+        optimizer = hvd.DistributedOptimizer(adam, named_parameters=[("weight", weight)])
+        assert isinstance(optimizer, torch.optim.Adam) and type(optimizer).__name__ == "Adam"
+        assert float(optimizer.state[weight]["step"]) == 1.0
+        late = torch.nn.Parameter(torch.zeros(2))
+        optimizer.add_param_group({"params": [late]})
+        optimizer.zero_grad()
+        (weight.sum() + late.sum() * (hvd.rank() + 1)).backward()
+        assert late.grad.tolist() == [1.5, 1.5]
+        optimizer.load_state_dict(optimizer.state_dict())
+        with pytest.raises(ValueError, match="already"):
+            hvd.DistributedOptimizer(optimizer)
+        return True
+
+    assert worlds(2, SHM).run(run) == [True, True]
+
+
+def test_sparse_gradients(worlds: WorldPool) -> None:
+    def run() -> list[list[float]]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = wrapped(table.parameters(), sparse_as_dense=True)
+        table(torch.tensor([hvd.rank()])).sum().backward()
+        assert table.weight.grad.is_sparse
+        seen = table.weight.grad.to_dense().tolist()
+        optimizer.step()
+        other = torch.nn.Embedding(4, 2, sparse=True)
+        refused = wrapped(other.parameters())
+        with pytest.raises(NotImplementedError, match="sparse_as_dense=True"):
+            other(torch.tensor([0])).sum().backward()
+        assert refused is not None
+        return seen
+
+    for seen in worlds(2, SHM).run(run):
+        assert seen == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_checkpointed_layers_are_reduced_once(worlds: WorldPool) -> None:
+    def run(reentrant: bool) -> list[float]:
+        from torch.utils.checkpoint import checkpoint
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+        optimizer = wrapped(model.parameters(), named_parameters=model.named_parameters())
+        inputs = torch.full((2, 4), float(hvd.rank() + 1), requires_grad=True)
+        hidden = model[0](inputs)
+        model[2](checkpoint(model[1], hidden, use_reentrant=reentrant)).sum().backward()
+        optimizer.step()
+        return [float(parameter.grad.sum()) for parameter in model.parameters()]
+
+    world = worlds(2, SHM)
+    plain = world.run(run, False)
+    assert plain[0] == plain[1]
+    for rank in world.run(run, True):
+        assert rank == pytest.approx(plain[0])
+
+
+def test_a_backward_that_raised_can_be_completed(worlds: WorldPool) -> None:
+    class Fails(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, tensor: Any) -> Any:
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            raise ZeroDivisionError
+
+    def run(fails: Any) -> tuple[list[float], list[float]]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        first, last = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+        optimizer = wrapped([first, last], op=hvd.Sum)
+        hidden = first * 2
+        hidden = fails.apply(hidden) if hvd.rank() == 0 else hidden
+        if hvd.rank() == 0:
+            with pytest.raises(ZeroDivisionError):
+                (hidden * last).sum().backward()
+            with pytest.raises(AssertionError, match="hint: synchronize"):
+                optimizer.zero_grad()
+            optimizer.synchronize()
+        else:
+            (hidden * last).sum().backward()
+        one = [float(first.grad), float(last.grad)]
+        optimizer.zero_grad()
+        (first * last).sum().backward()
+        return one, [float(first.grad), float(last.grad)]
+
+    assert worlds(2, SHM).run(run, Fails) == [([2.0, 4.0], [2.0, 2.0])] * 2
+
+
+def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
+            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
+            ({"named_parameters": [a, b]}, "sequence of tuples"),
+            ({"named_parameters": [("x", a), ("x", b)]}, "seen twice: x"),
+            ({"named_parameters": [("x", a)]}, r"1 of the optimizer's 2 parameters have no name.*\(3,\)"),
+            ({"groups": 0}, "groups=0"),
+            ({"groups": [[a, a]]}, "twice"),
+            ({"groups": [["a"]]}, "seen str"),
+            ({"op": 9}, "op=9"),
+        ]
+        for options, pattern in cases:
+            with pytest.raises(ValueError, match=pattern):
+                wrapped([a, b], **options)
+        with pytest.raises(NotImplementedError, match="Adasum"):
+            wrapped([a, b], op=hvd.Adasum)
+        with pytest.warns(DeprecationWarning, match="num_groups"):
+            wrapped([a, b], num_groups=2)
+        return True
+
+    assert worlds(1).run(run) == [True]

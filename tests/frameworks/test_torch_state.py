@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start values: parameters, buffers and optimizer state from one rank; and the gradients of the operations
+themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+SHM = {"HOROVOD_TRANSPORT": "shm"}
+
+
+def test_a_state_dict_with_buffers_and_numbers_is_that_of_the_root(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch.manual_seed(hvd.rank())
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+        model = model.to(memory_format=torch.channels_last)
+        model(torch.randn(2, 3, 5, 5))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        flat = torch.cat([value.double().flatten() for value in model.state_dict().values()])
+        gathered = hvd.allgather(flat.unsqueeze(0))
+        assert torch.equal(gathered[0], gathered[1]) and torch.equal(gathered[1], flat)
+        hvd.broadcast_parameters(model.named_parameters(), root_rank=0)
+        mixed = {"weight": torch.full((2,), float(hvd.rank())), "epoch": hvd.rank(), "none": None, "lr": hvd.rank() / 2}
+        hvd.broadcast_parameters(mixed, root_rank=1)
+        assert mixed["weight"].tolist() == [1.0, 1.0]
+        assert (mixed["epoch"], mixed["none"], mixed["lr"]) == (1, None, 0.5)
+        with pytest.raises(ValueError, match="`bad` is a list"):
+            hvd.broadcast_parameters({"bad": []}, root_rank=0)
+        with pytest.raises(ValueError, match="expected a dict or a list of pairs, seen int"):
+            hvd.broadcast_parameters(3, root_rank=0)
+        return True
+
+    assert worlds(2, SHM).run(run) == [True, True]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "Rprop", "ASGD"])
+def test_optimizer_state_and_options_are_those_of_the_root_and_no_weight_moves(worlds: WorldPool, name: str) -> None:
+    def run(name: str) -> tuple[Any, list[list[float]], bool]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        root = 1
+        weights = [torch.nn.Parameter(torch.ones(2) * (i + 1)) for i in range(3)]
+        options: dict[str, Any] = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
+        optimizer = getattr(torch.optim, name)(weights[:2], lr=0.5 if hvd.rank() == root else 0.25, **options)
+        optimizer.add_param_group({"params": weights[2:], "lr": 0.125})
+        if hvd.rank() == root:  # only the root has ever stepped
+            for _ in range(3):
+                for index, weight in enumerate(weights):
+                    weight.grad = torch.full((2,), float(index + 1))
+                optimizer.step()
+        before = [weight.detach().clone() for weight in weights]
+        hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+        moved = not all(torch.equal(a, b.detach()) for a, b in zip(before, weights, strict=True))
+        state = optimizer.state_dict()
+        plain = {
+            index: {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
+            for index, entry in state["state"].items()
+        }
+        types = [[type(value).__name__ for _, value in sorted(group.items())] for group in state["param_groups"]]
+        return (plain, state["param_groups"]), types, moved
+
+    outcomes = worlds(2, SHM).run(run, name)
+    assert outcomes[0] == outcomes[1]
+    (state, groups), _, moved = outcomes[0]
+    assert not moved
+    assert len(state) == 3 and groups[0]["lr"] == 0.5 and groups[1]["lr"] == 0.125
+
+
+def test_state_that_the_root_has_not_is_dropped(worlds: WorldPool) -> None:
+    def run() -> int:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.Adam([weight])
+        if hvd.rank() == 1:
+            weight.grad = torch.ones(2)
+            optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        return len(optimizer.state)
+
+    assert worlds(2, SHM).run(run) == [0, 0]
+
+
+def test_groups_that_differ_and_lbfgs_are_refused_on_all_ranks(worlds: WorldPool) -> None:
+    def run() -> tuple[str, str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(hvd.rank() + 1)]
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.broadcast_optimizer_state(torch.optim.SGD(weights, lr=1.0), root_rank=0)
+        with pytest.raises(ValueError) as refused:
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS(weights), root_rank=0)
+        return str(caught.value), str(refused.value)
+
+    for differ, lbfgs in worlds(2, SHM).run(run):
+        assert "rank 1 has parameter groups of [2] parameters, rank 0 of [1]" in differ
+        assert "LBFGS" in lbfgs
+
+
+def test_gradients_of_the_operations(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        factor = float(rank + 1)
+        total = float(sum(range(1, size + 1)))
+
+        x = torch.ones(3, requires_grad=True)
+        (hvd.allreduce(x, op=hvd.Sum, name="s") * factor).sum().backward()
+        assert x.grad.tolist() == [total] * 3
+        x.grad = None
+        (hvd.allreduce(x, compression=hvd.Compression.fp16) * factor).sum().backward()
+        assert x.grad.tolist() == [total / size] * 3
+        x.grad = None
+        a, b = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)
+        ((a + b) * factor).sum().backward()
+        assert x.grad.tolist() == [3 * total] * 3
+
+        rows = torch.ones(rank + 1, 2, requires_grad=True)
+        gathered = hvd.allgather(rows, name="g")
+        weights = torch.arange(float(len(gathered))).unsqueeze(1)
+        (gathered * weights).sum().backward()
+        first = sum(range(rank + 1))
+        assert torch.equal(rows.grad, weights[first : first + rank + 1].expand(-1, 2))
+
+        y = torch.ones(2, requires_grad=True)
+        (hvd.broadcast(y, 1) * factor).sum().backward()
+        assert y.grad.tolist() == ([total / size] * 2 if rank == 1 else [0.0, 0.0])
+
+        z = torch.ones(2, requires_grad=True)
+        hidden = z * 2
+        product = hidden * hidden  # saves hidden
+        hvd.allreduce_(hidden.detach(), op=hvd.Sum)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+        return True
+
+    assert worlds(3, SHM).run(run) == [True] * 3
+
+
+def test_the_package_has_the_names_and_parameters_that_scripts_use() -> None:
+    import inspect
+
+    import horovod.torch as hvd
+
+    assert sorted(hvd.__all__) == list(hvd.__all__) and all(hasattr(hvd, name) for name in hvd.__all__)
+    reduction = ["average", "name", "op", "prescale_factor", "postscale_factor", "process_set"]
+    with_compression = ["average", "name", "compression", "op", "prescale_factor", "postscale_factor", "process_set"]
+    expected = {
+        "init": ["comm", "process_sets"],
+        "allreduce": ["tensor", *with_compression],
+        "allreduce_async": ["tensor", *reduction],
+        "allreduce_": ["tensor", *reduction],
+        "allreduce_async_": ["tensor", *reduction],
+        "grouped_allreduce": ["tensors", *with_compression],
+        "grouped_allreduce_async": ["tensors", *reduction],
+        "grouped_allreduce_": ["tensors", *reduction],
+        "grouped_allreduce_async_": ["tensors", *reduction],
+        "allgather": ["tensor", "name", "process_set"],
+        "allgather_async": ["tensor", "name", "process_set"],
+        "broadcast": ["tensor", "root_rank", "name", "process_set"],
+        "broadcast_async": ["tensor", "root_rank", "name", "process_set"],
+        "broadcast_": ["tensor", "root_rank", "name", "process_set"],
+        "broadcast_async_": ["tensor", "root_rank", "name", "process_set"],
+        "barrier": ["process_set"],
+        "poll": ["handle"],
+        "synchronize": ["handle"],
+        "broadcast_object": ["obj", "root_rank", "name", "process_set"],
+        "allgather_object": ["obj", "name"],
+        "broadcast_parameters": ["params", "root_rank"],
+        "broadcast_optimizer_state": ["optimizer", "root_rank", "model"],
+        "DistributedOptimizer": [
+            *["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op"],
+            *["gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"],
+        ],
+    }
+    for name, parameters in expected.items():
+        assert list(inspect.signature(getattr(hvd, name)).parameters) == parameters, name
+    assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every operation on every transport, with 1 to 5 members, as threads and as processes: random sequences with random
+// delays, results compared bit for bit with the scalar reference.
+#include "transport/transport.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "members.h"
+#include "reference.h"
+
+namespace {
+
+using hvd::Slice;
+using hvd::Status;
+using hvd::Transport;
+using hvd::TransportOptions;
+using members::Wire;
+using members::World;
+using reference::Bytes;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kOperations = 30;
+constexpr int64_t kLargest = 60'000;
+#else
+constexpr int kOperations = 100;
+constexpr int64_t kLargest = 400'000;
+#endif
+
+void expect_ok(const Status& status) {
+  if (status.ok()) return;
+  std::printf("code %d: %s\n", status.code(), status.text().c_str());
+  ++check::failures();
+}
+
+void expect_equal(const Bytes& expected, const Bytes& seen, const Transport& transport, const char* what,
+                  uint64_t seed) {
+  if (expected == seen || ++check::failures() > 20) return;  // the sequence goes on, or the other members would wait
+  size_t at = 0;
+  while (expected[at] == seen[at]) ++at;
+  std::printf("%s over %s, member %d of %d, seed %lu: byte %zu of %zu differs\n", what, transport.name(),
+              transport.member(), transport.size(), static_cast<unsigned long>(seed), at, expected.size());
+}
+
+// Bytes that are nobody's output must not change: between the slices lie guards.
+constexpr std::byte kGuard{0xa7};
+constexpr size_t kGuardBytes = 24;
+
+struct Tensors {
+  Bytes inputs, outputs;
+  std::vector<Slice> slices;
+  size_t element_bytes;
+
+  Tensors(std::mt19937_64& random, const Bytes& data, size_t element, bool in_place, int pieces)
+      : element_bytes(element) {
+    const int64_t count = static_cast<int64_t>(data.size() / element);
+    std::vector<int64_t> cuts = {0, count};
+    for (int i = 1; i < pieces; ++i) cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count + 1)));
+    std::sort(cuts.begin(), cuts.end());
+    inputs.resize(data.size() + static_cast<size_t>(pieces + 1) * (kGuardBytes + 64), kGuard);
+    outputs.resize(inputs.size(), kGuard);
+    size_t at = kGuardBytes;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const int64_t length = cuts[i + 1] - cuts[i];
+      const size_t bytes = static_cast<size_t>(length) * element;
+      if (bytes != 0) std::memcpy(inputs.data() + at, data.data() + static_cast<size_t>(cuts[i]) * element, bytes);
+      slices.push_back({inputs.data() + at, (in_place ? inputs.data() : outputs.data()) + at, length});
+      at += bytes + kGuardBytes / 8 * 8;
+      at = (at + 7) / 8 * 8;
+    }
+  }
+  Bytes result() const {
+    Bytes all;
+    for (const Slice& slice : slices)
+      all.insert(all.end(), slice.output, slice.output + static_cast<size_t>(slice.count) * element_bytes);
+    return all;
+  }
+  bool guards_hold() const {
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const std::byte* const end = slices[i].output + static_cast<size_t>(slices[i].count) * element_bytes;
+      if (slices[i].output[-1] != kGuard || *end != kGuard) return false;
+    }
+    return true;
+  }
+};
+
+Bytes data_of(hvd_dtype dtype, int64_t count, uint64_t seed, int member) {
+  Bytes data(static_cast<size_t>(count) * hvd::element_size(dtype));
+  reference::fill(dtype, seed * 100 + static_cast<uint64_t>(member), data.data(), count);
+  return data;
+}
+
+int64_t random_count(std::mt19937_64& random) {
+  switch (random() % 16) {
+    case 0:
+      return static_cast<int64_t>(random() % 4);
+    case 1:
+    case 2:
+      return static_cast<int64_t>(1 + random() % 16);
+    case 3:
+      return static_cast<int64_t>(random() % 1000);
+    case 4:
+    case 5:
+      return static_cast<int64_t>(random() % 20000);
+    case 6:
+      return static_cast<int64_t>(random() % static_cast<uint64_t>(kLargest));
+    default:
+      return static_cast<int64_t>(random() % 3000);
+  }
+}
+
+void random_allreduce(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto dtype = static_cast<hvd_dtype>(random() % 10);
+  hvd_op op = std::array{HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX}[random() % 4];
+  if (!reference::legal(dtype, op)) op = HVD_MIN;
+  hvd::Reduction reduction{dtype, op};
+  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.prescale = 0.5;
+  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.postscale = 1.25;
+  if (op == HVD_SUM && random() % 2 == 0) reduction.divisor = transport.size();
+  const int64_t count = random_count(random);
+  std::vector<Bytes> inputs;
+  std::vector<const std::byte*> pointers;
+  for (int m = 0; m < transport.size(); ++m) inputs.push_back(data_of(dtype, count, seed, m));
+  for (const Bytes& input : inputs) pointers.push_back(input.data());
+  // The cut into slices and their places are the batch's; in place or not is each member's own affair.
+  const bool in_place = (random() + static_cast<uint64_t>(transport.member())) % 2 == 0;
+  Tensors tensors(random, inputs[static_cast<size_t>(transport.member())], hvd::element_size(dtype), in_place,
+                  1 + static_cast<int>(random() % 7));
+  expect_ok(transport.allreduce(tensors.slices, reduction));
+  expect_equal(reference::fold(reduction, pointers, count), tensors.result(), transport, "allreduce", seed);
+  EXPECT(tensors.guards_hold());
+}
+
+void random_broadcast(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto dtype = static_cast<hvd_dtype>(random() % 10);
+  const int64_t count = random_count(random);
+  const int root = static_cast<int>(random() % static_cast<uint64_t>(transport.size()));
+  const Bytes expected = data_of(dtype, count, seed, root);
+  Tensors tensors(random, data_of(dtype, count, seed, transport.member()), hvd::element_size(dtype), random() % 2 == 0,
+                  1 + static_cast<int>(random() % 5));
+  expect_ok(transport.broadcast(tensors.slices, tensors.element_bytes, root));
+  expect_equal(expected, tensors.result(), transport, "broadcast", seed);
+  EXPECT(tensors.guards_hold());
+}
+
+void random_exchange(Transport& transport, uint64_t seed) {
+  const int64_t bytes = std::array<int64_t, 6>{0, 1, 56, 57, 4000, 65536}[seed % 6];
+  Bytes expected, all(static_cast<size_t>(bytes * transport.size()));
+  for (int m = 0; m < transport.size(); ++m) {
+    const Bytes part = data_of(HVD_UINT8, bytes, seed, m);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  const Bytes mine = data_of(HVD_UINT8, bytes, seed, transport.member());
+  expect_ok(transport.exchange(mine.data(), mine.size(), all.data()));
+  expect_equal(expected, all, transport, "exchange", seed);
+}
+
+void random_allgather(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> lengths;
+  Bytes expected;
+  for (int m = 0; m < transport.size(); ++m) {
+    lengths.push_back(random() % 4 == 0 ? 0 : 2 * random_count(random));
+    const Bytes part = data_of(HVD_UINT8, lengths.back(), seed, m);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  Bytes all(expected.size());
+  const Bytes mine = data_of(HVD_UINT8, lengths[static_cast<size_t>(transport.member())], seed, transport.member());
+  expect_ok(transport.allgather(mine.data(), lengths, all.data()));
+  expect_equal(expected, all, transport, "allgather", seed);
+}
+
+// The same sequence on all members; what differs is when each of them comes.
+void random_operations(Transport& transport, uint64_t seed, int operations) {
+  std::mt19937_64 sequence(seed), delays(seed * 31 + static_cast<uint64_t>(transport.member()));
+  for (int i = 0; i < operations; ++i) {
+    const uint64_t operation_seed = sequence() % 1'000'000'000;
+    switch (sequence() % 10) {
+      case 0:
+      case 1:
+        random_broadcast(transport, operation_seed);
+        break;
+      case 2:
+        random_exchange(transport, operation_seed);
+        break;
+      case 3:
+      case 4:
+        random_allgather(transport, operation_seed);
+        break;
+      case 5:
+        expect_ok(transport.barrier());
+        break;
+      default:
+        random_allreduce(transport, operation_seed);
+        break;
+    }
+    if (delays() % 4 == 0) {
+      for (uint64_t yields = delays() % 200; yields > 0; --yields) sched_yield();
+    }
+  }
+}
+
+// Small operations in quick succession, where a slot comes round again the soonest.
+void burst(Transport& transport, uint64_t seed) {
+  std::mt19937_64 sequence(seed);
+  const int n = transport.size();
+  for (int i = 0; i < 30 * kOperations; ++i) {
+    const uint64_t kind = sequence() % 5;
+    const int root = static_cast<int>(sequence() % static_cast<uint64_t>(n));
+    const int length = kind == 4 ? 9000 : 30;
+    std::vector<int32_t> values(static_cast<size_t>(length), transport.member() * 1000 + i),
+        gathered(values.size() * static_cast<size_t>(n));
+    const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()), length};
+    if (kind == 1) {
+      expect_ok(transport.broadcast({&slice, 1}, 4, root));
+      EXPECT(values[0] == root * 1000 + i && values.back() == root * 1000 + i);
+    } else if (kind == 2) {
+      expect_ok(transport.exchange(values.data(), 120, gathered.data()));
+      for (int m = 0; m < n; ++m) EXPECT(gathered[static_cast<size_t>(m * 30 + 29)] == m * 1000 + i);
+    } else {
+      expect_ok(transport.allreduce({&slice, 1}, {HVD_INT32, HVD_SUM}));
+      const int expected = 1000 * n * (n - 1) / 2 + n * i;
+      EXPECT(values[0] == expected && values.back() == expected);
+    }
+  }
+}
+
+struct Variant {
+  Wire wire;
+  int links;
+  TransportOptions options;
+};
+std::vector<Variant> variants() {
+  TransportOptions cached, streamed, plain;
+  cached.force_cached = true;
+  streamed.force_streamed = true;
+  plain.isa = hvd::InstructionSet::kPlain;
+  return {{Wire::kShm, 0, cached}, {Wire::kShm, 0, streamed}, {Wire::kTcp, 1, plain}, {Wire::kTcp, 3, cached}};
+}
+
+TEST(random_operations_among_threads) {
+  for (const Variant& variant : variants()) {
+    for (int n = variant.wire == Wire::kShm ? 1 : 2; n <= 5; ++n) {
+      World world(variant.wire, n, variant.links);
+      members::run_threads(world, variant.options,
+                           [&](Transport& t) { random_operations(t, static_cast<uint64_t>(n), kOperations); });
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which does not follow forks, and sees no race between two mappings anyway
+TEST(random_operations_among_processes) {
+  for (const Variant& variant : variants()) {
+    for (int n = 2; n <= 5; ++n) {
+      World world(variant.wire, n, variant.links);
+      members::run_processes(world, variant.options,
+                             [&](Transport& t) { random_operations(t, 50 + static_cast<uint64_t>(n), kOperations); });
+    }
+  }
+}
+#endif
+
+TEST(bursts_of_small_operations) {
+  for (Wire wire : {Wire::kShm, Wire::kTcp}) {
+    for (int n = 2; n <= 4; ++n) {
+      World world(wire, n);
+      members::run_threads(world, {}, [&](Transport& t) { burst(t, static_cast<uint64_t>(n)); });
+    }
+  }
+}
+
+// With results that are known without everybody's inputs: many members on few cores are slow enough.
+void known_results(Transport& transport) {
+  const int n = transport.size();
+  for (int length : {10, 700, 9000, 200'000}) {
+    std::vector<int32_t> values(static_cast<size_t>(length));
+    for (int i = 0; i < length; ++i) values[static_cast<size_t>(i)] = i * (transport.member() + 1);
+    const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()), length};
+    expect_ok(transport.allreduce({&slice, 1}, {HVD_INT32, HVD_SUM}));
+    int wrong = 0;
+    for (int i = 0; i < length; ++i) wrong += values[static_cast<size_t>(i)] != i * (n * (n + 1) / 2);
+    EXPECT(wrong == 0);
+    values.assign(values.size(), transport.member());
+    expect_ok(transport.broadcast({&slice, 1}, 4, length % n));
+    EXPECT(std::count(values.begin(), values.end(), length % n) == length);
+    const std::vector<int64_t> lengths(static_cast<size_t>(n), 400);
+    std::vector<int32_t> mine(100, transport.member()), all(static_cast<size_t>(100 * n));
+    expect_ok(transport.allgather(mine.data(), lengths, all.data()));
+    for (int m = 0; m < n; ++m)
+      EXPECT(all[static_cast<size_t>(100 * m)] == m && all[static_cast<size_t>(100 * m + 99)] == m);
+  }
+}
+
+TEST(many_members_on_one_host) {
+  for (int n : {9, 33, 64}) {
+    World world(Wire::kShm, n);
+    members::run_threads(world, {}, known_results);
+  }
+}
+
+TEST(one_member_alone_applies_the_scales) {
+  const auto transport = hvd::make_loopback_transport({});
+  random_operations(*transport, 5, 4 * kOperations);
+  float value = 3;
+  const Slice slice{reinterpret_cast<std::byte*>(&value), reinterpret_cast<std::byte*>(&value), 1};
+  expect_ok(transport->allreduce({&slice, 1}, {HVD_FLOAT32, HVD_SUM, 2.0, 5.0, 1}));
+  EXPECT(value == 30);
+}
+
+TEST(instruction_sets_the_machine_lacks_are_unavailable) {
+  for (hvd::InstructionSet isa :
+       {hvd::InstructionSet::kPlain, hvd::InstructionSet::kAvx2, hvd::InstructionSet::kAvx512}) {
+    TransportOptions options;
+    options.isa = isa;
+    World shm(Wire::kShm, 1), tcp(Wire::kTcp, 1);
+    for (World* world : {&shm, &tcp}) {
+      std::unique_ptr<Transport> transport;
+      const Status status = world->make(0, options, &transport);
+      EXPECT(status.code() == (hvd::machine_has(isa) ? HVD_OK : HVD_UNAVAILABLE));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_MAIN

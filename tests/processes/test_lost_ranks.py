@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that dies, leaves or shuts down in the middle of collectives: all others end soon, and name it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.world import World
+
+ENDED_WITHIN_S = 5.0
+# (ranks, transport, the one that dies): ten kills
+KILLS = [(size, transport, rank) for size, transport in ((2, "shm"), (2, "tcp"), (3, "shm")) for rank in range(size)]
+KILLS += [(4, "tcp", 0), (4, "tcp", 3), (4, "shm", 2)]
+
+
+def reduce_for_ever(going: str) -> None:
+    """Reduces small and large tensors until something fails; says when it has begun."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    small, large = np.ones(3, np.float32), np.ones(1_000_003, np.float32)
+    for step in range(10**9):
+        handles = [hvd.allreduce_async(tensor, name=f"{tensor.size}") for tensor in (small, large)]
+        for handle in handles:
+            hvd.synchronize(handle)
+        if step == 5:
+            Path(going, str(hvd.rank())).touch()
+
+
+def shared_memory_files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def wait_until_all_go(world: World, folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while len(list(folder.iterdir())) < world.size:
+        assert time.monotonic() < deadline, world.stacks()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("size", "transport", "rank"), KILLS)
+def test_a_killed_rank_is_named_by_all_others_at_once(size: int, transport: str, rank: int, tmp_path: Path) -> None:
+    files = shared_memory_files()
+    with World(size, {"HOROVOD_TRANSPORT": transport}) as world:
+        call = world.start(reduce_for_ever, str(tmp_path))
+        wait_until_all_go(world, tmp_path)
+        world.kill(rank)
+        killed = time.monotonic()
+        outcomes = call.outcomes()
+        assert time.monotonic() - killed < ENDED_WITHIN_S
+        texts = set()
+        for other, outcome in enumerate(outcomes):
+            if other == rank:
+                assert outcome.died == "killed by SIGKILL"
+                continue
+            error: Any = outcome.error
+            assert type(error).__name__ == "RankLostError", world.describe(outcomes)
+            assert error.failed_rank == rank and f"rank {rank}" in str(error), str(error)
+            texts.add(str(error))
+        assert len(texts) == 1, "all name the same cause"
+        world.end()
+    assert shared_memory_files() <= files
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_shuts_down_while_others_wait_is_named(transport: str) -> None:
+    def run() -> str:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        hvd.allreduce(np.ones(3), name="together")
+        if hvd.rank() == 1:
+            hvd.shutdown()
+            return ""
+        try:
+            hvd.allreduce(np.ones(3), name="alone")
+        except hvd.HorovodInternalError as error:
+            return f"{type(error).__name__}: {error}"
+        return "no error"
+
+    with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
+        started = time.monotonic()
+        texts = world.run(run)
+        assert time.monotonic() - started < 10
+        for rank in (0, 2):
+            assert texts[rank].startswith("RankLeftError") and "rank 1" in texts[rank], texts
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_init_follows_shutdown_any_number_of_times(transport: str) -> None:
+    def run() -> list[int]:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        counts = []
+        for generation in range(12):
+            hvd.init()
+            hvd.init()
+            assert hvd.is_initialized()
+            result = hvd.allreduce(np.full(3, float(generation)), name="same name", op=hvd.Sum)
+            assert result[0] == generation * hvd.size()
+            hvd.barrier()
+            hvd.shutdown()
+            hvd.shutdown()
+            assert not hvd.is_initialized()
+            with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)"):
+                hvd.rank()
+            counts.append(len(os.listdir("/proc/self/fd")))
+        return counts
+
+    with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
+        for counts in world.run(run):
+            assert counts[-1] <= counts[1] + 1, f"descriptors leak: {counts}"
+
+
+def test_a_handle_of_an_earlier_generation_is_an_error_and_no_crash() -> None:
+    def run() -> str:
+        import gc
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        handle = hvd.allreduce_async(np.ones(3), name=f"only here {hvd.rank()}")
+        hvd.barrier()
+        hvd.shutdown()
+        gc.collect()
+        try:
+            hvd.synchronize(handle)
+        except hvd.HorovodInternalError as error:
+            return type(error).__name__
+        return "no error"
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert set(world.run(run)) <= {"NotRunningError", "RankLeftError"}
+
+
+def test_a_forked_child_is_told_that_it_is_no_rank() -> None:
+    def run() -> str:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                hvd.allreduce(np.ones(3), name="in the child")
+                text = "no error"
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(writer, text.encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        text = os.read(reader, 4096).decode()
+        os.close(reader)
+        assert hvd.allreduce(np.ones(3), name="in the parent")[0] == 1.0
+        return text
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        for text in world.run(run):
+            assert text.startswith("HorovodInternalError") and "forked" in text, text
+
+
+def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() -> None:
+    def run() -> float:
+        import signal
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        tensor = np.ones(3)
+        handle = hvd.allreduce_async(tensor, name="interrupted", op=hvd.Sum) if hvd.rank() == 0 else 0
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                hvd.synchronize(handle)
+            hvd.barrier()
+        else:
+            hvd.barrier()
+            handle = hvd.allreduce_async(tensor, name="interrupted", op=hvd.Sum)
+        return float(hvd.synchronize(handle)[0])
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert world.run(run) == [2.0, 2.0]
