@@ -20,6 +20,7 @@ from support.jobs import Job, python, run_job
 
 WAIT = "ready(); signal.pause()"
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank == 0 and sys.exit(4)\nwhile True: signal.pause()"
+WAIT_FOR_USR1 = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
 END_S = 5.0
 
 
@@ -190,8 +191,7 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
 
 
 def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
-    code = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
-    with Job(tmp_path, "-np", "2", python(code)) as job:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
         pids = job.wait_ready(2)
         os.kill(pids[1], signal.SIGSTOP)
         job.wait_for_line(rf"rank 1 \(pid {pids[1]}\) was stopped by SIGSTOP", "stderr")
@@ -213,11 +213,11 @@ def state(pid: int) -> str:
 
 
 def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "2", python("signal.signal(signal.SIGUSR1, print); ready(); signal.pause()")) as job:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
         pids = job.wait_ready(2)
         os.killpg(job.process.pid, signal.SIGTSTP)
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
-        assert [state(pid) for pid in pids.values()] == ["T", "T"]
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
         os.kill(job.process.pid, signal.SIGCONT)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
