@@ -212,7 +212,7 @@ def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> No
         pids = job.wait_ready(2)
         os.killpg(job.process.pid, signal.SIGTSTP)
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
-        assert [state(pid) for pid in pids.values()] == ["T", "T"]
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
         os.kill(job.process.pid, signal.SIGCONT)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
