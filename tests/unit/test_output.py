@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.launcher.output import Outputs, Prefixer
@@ -19,6 +19,7 @@ def lines_of(pieces: list[str]) -> str:
 def test_lines_end_at_newline_and_at_carriage_return() -> None:
     assert lines_of(["a\nb\rc\r\nd"]) == "|a\n|b\r|c\r\n|d\n"
     assert lines_of(["a\r", "\nb\n\n"]) == "|a\r\n|b\n|\n"
+    assert lines_of(["\r", "", "\n", "\n"]) == "|\r\n|\n"
 
 
 def test_a_line_is_shown_as_soon_as_it_is_whole() -> None:
@@ -33,6 +34,7 @@ def test_an_endless_line_is_broken() -> None:
     assert [len(line) for line in prefixer.feed("x" * 150_000)] == [65538, 65538]
 
 
+@settings(max_examples=500)
 @given(st.lists(st.text(alphabet="ab\r\n", max_size=6), max_size=8))
 def test_how_a_stream_is_cut_does_not_matter(pieces: list[str]) -> None:
     assert lines_of(pieces) == lines_of(["".join(pieces)])

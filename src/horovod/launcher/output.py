@@ -28,18 +28,19 @@ class Prefixer:
     def feed(self, text: str) -> list[str]:
         """The lines that `text` completes, with their ends."""
         lines = []
-        if self._after_return and text.startswith("\n"):
-            lines.append("\n")  # the second half of a \r\n whose line has been shown
-            text = text[1:]
-        if text:
+        if self._after_return and text:
             self._after_return = False
+            if text.startswith("\n"):
+                lines.append("\n")  # the second half of a \r\n whose line has been shown
+                text = text[1:]
         whole = self._partial + text
         end = 0
         for match in _LINE_END.finditer(whole):
             lines.append(self._prefix + whole[end : match.end()])
             end = match.end()
         self._partial = whole[end:]
-        self._after_return = self._after_return or (end > 0 and not self._partial and whole.endswith("\r"))
+        if text:
+            self._after_return = whole.endswith("\r")
         while len(self._partial) > _LINE_CHARACTERS:
             lines.append(self._prefix + self._partial[:_LINE_CHARACTERS] + "\n")
             self._partial = self._partial[_LINE_CHARACTERS:]
