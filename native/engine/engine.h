@@ -83,6 +83,7 @@ class Engine {
   Status connect_shared_memory();
   Status make_transport();
   void start_threads();
+  void forget_links();
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
@@ -156,6 +157,7 @@ class Engine {
   const int world_size_;
   int hosts_ = 1;
   int host_ = 0;
+  std::vector<int> link_descriptors_;  // all links' as they came, for forked children
   std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
   uint32_t local_rank_ = 0;
   std::shared_ptr<Segment> segment_;

@@ -4,13 +4,10 @@
 
 #include "engine/engine.h"
 #include "fusion/batch.h"
-#include "platform/float_state.h"
 
 namespace hvd {
 
 void Engine::execute(std::vector<SubmissionPtr> closed) {
-  // A caller's thread drives: its rounding mode and flush-to-zero flags must not reach a result.
-  const FloatState default_state;
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
   const std::vector<Batch> batches = plan_batches(descriptors, options_.settings.fusion_threshold_bytes);

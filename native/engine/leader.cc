@@ -273,6 +273,7 @@ void Engine::spread_abort() {
       .put_string(cause.text());
   const std::string frame = payload.take();
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
+  forget_links();
   transport_.reset();
   bells_->ring_others();
 }

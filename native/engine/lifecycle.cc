@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
+#include "platform/fork_watch.h"
 #include "transport/factories.h"
 
 namespace hvd {
@@ -22,6 +23,10 @@ Engine::Engine(EngineOptions options)
       has_left_(options_.host_of_rank.size(), false),
       may_close_(options_.host_of_rank.size(), false) {
   host_ = options_.host_of_rank[rank_];
+  for (const EngineOptions::Link& link : options_.links) {
+    link_descriptors_.push_back(link.fd);
+    close_on_fork(link.fd);
+  }
   for (int r = 0; r < world_size_; ++r) {
     hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
     if (options_.host_of_rank[r] != host_) continue;
@@ -127,6 +132,12 @@ Status Engine::make_transport() {
   return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
 }
 
+// Before any of them is closed here: its number may then belong to somebody else.
+void Engine::forget_links() {
+  for (const int fd : link_descriptors_) keep_on_fork(fd);
+  link_descriptors_.clear();
+}
+
 void Engine::start_threads() {
   std::vector<Monitor::Peer> peers;
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
@@ -191,12 +202,14 @@ Status Engine::stop(uint32_t timeout_ms) {
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
   for (SocketLink& link : control_) link.finish_sending();
+  forget_links();
   transport_.reset();
   drop_token();
   return {};
 }
 
 Engine::~Engine() {
+  forget_links();
   if (thread_.joinable()) {
     stopping_.store(true);
     stopped_.store(true);
@@ -217,11 +230,7 @@ std::string Engine::statistics() {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
   while (!take_token()) sleep_ms(0);
-  field("transport", transport_ == nullptr ? "null" : "\"" + std::string(transport_->name()) + "\"");
-  if (transport_ != nullptr) {
-    const std::string more = transport_->describe();
-    if (!more.empty()) text += ", " + more;
-  }
+  if (transport_ != nullptr) text += transport_->describe();
   drop_token();
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));

@@ -138,7 +138,7 @@ def wrong_rows(framework_name: str, dtype_name: str) -> list[str]:
                 if not reference.same_bits(a, b):
                     wrong.append(f"{label}, tensor {index}: expected {b.ravel()[:4]} {b.shape}, seen {a.ravel()[:4]}")
         framework.hvd.barrier()
-    assert count > 150, count
+    assert count > 100, count  # the table is not empty by mistake
     return wrong
 
 
