@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The test of the tests: breaks the code on purpose, one small change at a time, and sees whether the tests notice.
+
+    python tools/mutations.py [--only NAME] [--list]
+
+Works in a scratch copy of the tracked files as they stand, which is removed at the end; builds the native library
+there (one build folder for all mutations). The copy must pass the same tests first, unbroken. A mutation is caught when
+each of its tests fails or runs into its time limit (it is ended then, and the table says so). Exit code 1 when a test
+notices nothing, 2 when the table does not fit the code any more. Needs cmake, ninja, and what the Python tests need in
+this interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+UNBROKEN_LIMIT_S = 300.0
+MUTATION_LIMIT_S = 90.0
+BUILD_LIMIT_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """A native test program with the part of the names to run, or (with `native` false) pytest's arguments."""
+
+    arguments: tuple[str, ...]
+    native: bool
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments)
+
+
+def native(program: str, names: str) -> Test:
+    return Test((program, names), native=True)
+
+
+def python(*arguments: str) -> Test:
+    return Test(arguments, native=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str
+    text: str  # stands in the file exactly once
+    replacement: str
+    why: str
+    tests: tuple[Test, ...]
+
+
+CONTRACT = "tests/contract/test_results.py::test_results_are_those_of_the_reference"
+
+MUTATIONS = (
+    # kernels
+    Mutation(
+        "fold-order",
+        "native/reduction/kernel_body.h",
+        "F::widen(unit_of(j), next);",
+        "F::widen(unit_of(n - j), next);",
+        "the fold runs from the last rank to the first: right to a tolerance, other bits",
+        (native("kernels_test", "every_type"),),
+    ),
+    Mutation(
+        "halves-in-halves",
+        "native/reduction/kernel_body.h",
+        "next[v] * prescale : next[v]);\n    }\n",
+        "next[v] * prescale : next[v]);\n    }\n"
+        "    if (F::kElementBytes == 2) {\n"
+        "      const U8 rounded = F::narrow(accumulator);\n"
+        "      std::byte bytes[kUnitBytes];\n"
+        "      std::memcpy(bytes, &rounded, sizeof bytes);\n"
+        "      F::widen(bytes, accumulator);\n"
+        "    }\n",
+        "halves are rounded after every addition instead of once",
+        (native("kernels_test", "every_type"),),
+    ),
+    # collectives
+    Mutation(
+        "two-shot-shares-swapped",
+        "native/collectives/slot_allreduce.cc",
+        "const std::byte* const result = ring_.result_slot(owner, chunk(k));",
+        "const std::byte* const result = ring_.result_slot(peer(ring_.size() - step), chunk(k));",
+        "with three members and more, two of the result's shares are swapped",
+        (native("transport_test", "random_operations_among_threads"),),
+    ),
+    Mutation(
+        "tcp-input-left-out",
+        "native/collectives/mesh_allreduce.cc",
+        "kernels_.fold(reduction_, sources_, count, {output});",
+        "kernels_.fold(reduction_, {sources_.data(), sources_.size() - 1}, count, {output});",
+        "the last rank's input is not part of large sums over TCP",
+        (native("transport_test", "random_operations_among_threads"),),
+    ),
+    # engine
+    Mutation(
+        "average-is-a-sum",
+        "native/engine/execute.cc",
+        "reduction.divisor = world_size_;",
+        "",
+        "Average drops its 1/size",
+        (native("engine_test", "average_of_integers"),),
+    ),
+    Mutation(
+        "prescale-ignored",
+        "native/engine/execute.cc",
+        "descriptor.op, descriptor.prescale, descriptor.postscale",
+        "descriptor.op, 1.0, descriptor.postscale",
+        "prescale_factor has no effect",
+        (python(CONTRACT, "-k", "core-2-shm-float32"),),
+    ),
+    Mutation(
+        "broadcast-from-rank-0",
+        "native/engine/execute.cc",
+        "submission.prepared->descriptor.root_rank",
+        "0",
+        "broadcast takes the wrong root",
+        (native("engine_test", "broadcast_takes_the_root"),),
+    ),
+    # negotiation
+    Mutation(
+        "dtype-unchecked",
+        "native/negotiation/wire.cc",
+        "if (dtype && a.dtype != b.dtype)",
+        "if (false && a.dtype != b.dtype)",
+        "ranks that disagree on the dtype are not told so",
+        (
+            native("negotiation_test", "dtype_is_named"),
+            python(
+                "tests/contract/test_errors.py::test_every_rank_is_told_who_disagrees_about_what",
+                "-k",
+                "core and 2-shm-dtype",
+            ),
+        ),
+    ),
+    Mutation(
+        "announce-before-reset",
+        "native/negotiation/tally.h",
+        "static constexpr bool kAnnounceBeforeReset = false;",
+        "static constexpr bool kAnnounceBeforeReset = true;",
+        "READY is announced before the count is fresh",
+        (native("negotiation_model_test", "two_ranks_of_one_host"),),
+    ),
+    Mutation(
+        "recall-dropped",
+        "native/negotiation/coordinator.cc",
+        "if (entry->defined) effects->recalls.push_back(entry->id);",
+        "",
+        "a changed descriptor does not take the entry back to the slow way",
+        (native("negotiation_model_test", "two_ranks_of_one_host"), native("engine_test", "ranks_that_disagree")),
+    ),
+    # Python core and PyTorch
+    Mutation(
+        "one-gradient-not-awaited",
+        "src/horovod/core/gradient_reducer.py",
+        "for index, slot in enumerate(in_flight):",
+        "for index, slot in enumerate(in_flight[:-1]):",
+        "the last gradient is used before it is reduced",
+        (python("tests/unit/test_gradient_reducer.py"),),
+    ),
+    Mutation(
+        "hook-starts-nothing",
+        "src/horovod/torch/optimizer.py",
+        "self._hvd_reducer.ready(self._hvd_numbers[parameter])",
+        "pass",
+        "gradients are reduced by step() only, after clipping has seen them",
+        (python("tests/frameworks/test_torch_optimizer.py::test_gradients_are_reduced_when_backward_returns"),),
+    ),
+    Mutation(
+        "any-proof-is-good",
+        "src/horovod/core/channel.py",
+        'if not hmac.compare_digest(proof, _proof(secret, b"client", purpose, nonces)):',
+        'if not hmac.compare_digest(proof, proof or _proof(secret, b"client", purpose, nonces)):',
+        "a server takes whoever knows the protocol",
+        (python("tests/unit/test_channel.py"),),
+    ),
+)
+
+
+class StaleTable(Exception):
+    """A mutation does not fit the code any more, or the unbroken copy fails."""
+
+
+def show(text: str, *, end: str = "\n") -> None:
+    print(text, end=end, flush=True)
+
+
+def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """('ok' or what went wrong, the output). A command that runs into its limit is ended with its process group."""
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return f"hung, ended after {limit_s:.0f} s", output
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode < 0:
+        return f"killed by signal {-process.returncode}", output
+    return ("ok" if process.returncode == 0 else f"failed with exit code {process.returncode}"), output
+
+
+class Scratch:
+    """The copy. Owns its folder; one build folder inside serves every mutation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        tools = [str(ROOT / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join(tools),
+            "PYTHONPATH": str(folder / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a file that changes twice in a second must not be taken from a cache
+            "OMP_NUM_THREADS": "1",
+        }
+        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+        for name in filter(None, files.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+
+    def build(self, tests: tuple[Test, ...]) -> None:
+        build = self.folder / "build"
+        commands = [["cmake", "--build", str(build), "--target", *sorted({t.arguments[0] for t in tests if t.native})]]
+        if not all(t.native for t in tests):
+            commands[0].append("horovod")
+        if not build.exists():
+            commands.insert(0, ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DHVD_BUILD_TESTS=ON"])
+        for command in commands:
+            outcome, output = run(command, self.folder, BUILD_LIMIT_S, self.environment)
+            if outcome != "ok":
+                raise StaleTable(f"the build {outcome}:\n{output[-4000:]}")
+        if not all(t.native for t in tests):
+            library = self.folder / "src" / "horovod" / "lib"
+            library.mkdir(exist_ok=True)
+            shutil.copy2(build / "libhorovod.so", library)
+
+    def test(self, test: Test, limit_s: float) -> tuple[str, str]:
+        program, *rest = test.arguments
+        if test.native:
+            command = [str(self.folder / "build" / program), *rest]
+        else:
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.arguments]
+        outcome, output = run(command, self.folder, limit_s, self.environment)
+        # pytest's other codes: nothing collected, wrong usage, an internal error. Nothing was tested then.
+        if not test.native and outcome.startswith("failed") and not outcome.endswith("code 1"):
+            raise StaleTable(f"`{test}` {outcome}:\n{output[-4000:]}")
+        if not test.native and outcome == "ok" and " passed" not in output:
+            raise StaleTable(f"`{test}` ran nothing:\n{output[-4000:]}")
+        return outcome, output
+
+
+def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> None:
+    tests = tuple(dict.fromkeys(test for mutation in chosen for test in mutation.tests))
+    show("building the unbroken copy ...")
+    scratch.build(tests)
+    for test in tests:
+        outcome, output = scratch.test(test, UNBROKEN_LIMIT_S)
+        show(f"  unbroken: {test}: {outcome}")
+        if outcome != "ok":
+            raise StaleTable(f"without any mutation `{test}` {outcome}:\n{output[-4000:]}")
+
+
+def try_mutation(scratch: Scratch, mutation: Mutation) -> list[str]:
+    """What each test made of it. The copy is as before afterwards."""
+    path = scratch.folder / mutation.file
+    original = path.read_text(encoding="utf-8")
+    if original.count(mutation.text) != 1:
+        raise StaleTable(
+            f"{mutation.name}: {mutation.file} holds the text {original.count(mutation.text)} times, not 1"
+        )
+    path.write_text(original.replace(mutation.text, mutation.replacement), encoding="utf-8")
+    try:
+        if mutation.file.startswith("native/"):
+            scratch.build(mutation.tests)
+        return [scratch.test(test, MUTATION_LIMIT_S)[0] for test in mutation.tests]
+    finally:
+        path.write_text(original, encoding="utf-8")
+
+
+def restore(scratch: Scratch, mutation: Mutation, following: Mutation) -> None:
+    """Python tests of the next mutation load the library: it must not be the broken one."""
+    needs_library = not all(test.native for test in following.tests)
+    if mutation.file.startswith("native/") and needs_library and not following.file.startswith("native/"):
+        scratch.build(following.tests)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", metavar="NAME", action="append", help="this mutation; may be given several times")
+    parser.add_argument("--list", action="store_true", help="print the table and exit")
+    arguments = parser.parse_args()
+    unknown = set(arguments.only or []) - {mutation.name for mutation in MUTATIONS}
+    if unknown:
+        parser.error(f"no such mutation: {', '.join(sorted(unknown))}")
+    chosen = [mutation for mutation in MUTATIONS if not arguments.only or mutation.name in arguments.only]
+    if arguments.list:
+        for mutation in chosen:
+            show(f"{mutation.name:26} {mutation.file}\n    {mutation.why}")
+            for test in mutation.tests:
+                show(f"    must turn red: {test}")
+        return 0
+    results: list[tuple[Mutation, list[str]]] = []
+    with tempfile.TemporaryDirectory(prefix="hvd-mutations-") as folder:
+        scratch = Scratch(Path(folder))
+        try:
+            check_unbroken(scratch, chosen)
+            for index, mutation in enumerate(chosen):
+                if index > 0:
+                    restore(scratch, chosen[index - 1], mutation)
+                start = time.monotonic()
+                show(f"[{index + 1}/{len(chosen)}] {mutation.name} ... ", end="")
+                results.append((mutation, try_mutation(scratch, mutation)))
+                show(f"{'; '.join(results[-1][1])} ({time.monotonic() - start:.0f} s)")
+        except StaleTable as error:
+            show(f"\n{error}")
+            return 2
+    survivors = 0
+    show("")
+    for mutation, outcomes in results:
+        for test, outcome in zip(mutation.tests, outcomes, strict=True):
+            survivors += outcome == "ok"
+            show(f"{mutation.name:26} {'SURVIVED' if outcome == 'ok' else 'caught':9} {test}: {outcome}")
+    show(f"{len(results)} mutations, {survivors} tests that noticed nothing")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
