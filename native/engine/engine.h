@@ -158,7 +158,7 @@ class Engine {
   int hosts_ = 1;
   int host_ = 0;
   std::vector<int> link_descriptors_;  // all links' as they came, for forked children
-  std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
+  std::vector<int> ranks_of_host_;     // world ranks on this host, by local rank
   uint32_t local_rank_ = 0;
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bells> bells_;
