@@ -10,6 +10,8 @@ namespace hvd {
 
 // True while a completion callback runs on this thread: it may submit but must not wait.
 thread_local bool in_completion_callback = false;
+// The engine whose log this thread is just following, batches and callbacks included: it cannot read on in the middle.
+thread_local const Engine* following = nullptr;
 
 bool Engine::drive(bool somebody_waits) {
   bool progressed = false;
@@ -24,13 +26,12 @@ bool Engine::drive(bool somebody_waits) {
       return true;
     }
     progressed |= serve();
-    const uint64_t position = cursor_.load(std::memory_order_relaxed);
-    Record record;
-    if (segment_->peek(position, &record)) {
-      cursor_.store(position + 1);
-      segment_->rank(local_rank_).cursor.store(position + 1);
-      apply(record);
+    if (follow_log()) {
       progressed = true;
+      continue;
+    }
+    if (!later_.empty()) {
+      for (const Announcement& announcement : std::exchange(later_, {})) announce(announcement, true);
       continue;
     }
     if (left_rank_.load() >= 0) {
@@ -40,7 +41,7 @@ bool Engine::drive(bool somebody_waits) {
     }
     flush_ready(somebody_waits);
     if (may_close(somebody_waits)) {
-      if (segment_->try_append_at(position, {RecordKind::kClose, 0})) {
+      if (segment_->try_append_at(cursor_.load(), {RecordKind::kClose, 0})) {
         segment_->header().ready_bytes.store(0);
         bells_->ring_others();
       }
@@ -48,6 +49,20 @@ bool Engine::drive(bool somebody_waits) {
     }
     return progressed;
   }
+}
+
+bool Engine::follow_log() {
+  const uint64_t position = cursor_.load(std::memory_order_relaxed);
+  Record record;
+  if (!segment_->peek(position, &record)) return false;
+  cursor_.store(position + 1);
+  segment_->rank(local_rank_).cursor.store(position + 1);
+  struct Following {
+    explicit Following(const Engine* engine) { following = engine; }
+    ~Following() { following = nullptr; }
+  } const now(this);
+  apply(record);
+  return true;
 }
 
 bool Engine::may_close(bool somebody_waits) const {
@@ -101,6 +116,7 @@ void Engine::apply(Record record) {
       return;
     }
     case RecordKind::kClose:
+      hand_out_decisions();
       close_batch();
       return;
     case RecordKind::kLeave: {

@@ -94,9 +94,9 @@ class Engine {
   Entry* intern(const std::string& name);
   Entry* next_unnamed();
   Announcement begin(const SubmissionPtr& submission);
-  void announce(const Announcement& announcement);
+  void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t bytes, bool sync);
-  void wait_for_room_in_log();
+  bool wait_for_room_in_log(bool driving);
   Status refuse_if_ended();
 
   // drive.cc
@@ -106,6 +106,7 @@ class Engine {
   }
   void drop_token() { token_.store(false); }
   bool drive(bool somebody_waits);
+  bool follow_log();
   bool has_work();
   bool linger_is_over() const;
   int64_t linger_left_ns() const;
@@ -135,6 +136,7 @@ class Engine {
   void spread(Effects effects);
   void apply_decisions(const std::vector<Decision>& decisions);
   void flush_ready(bool somebody_waits);
+  void hand_out_decisions();
   void send_upward(FrameKind kind, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
@@ -190,9 +192,11 @@ class Engine {
   std::vector<SubmissionPtr> open_;  // ready, not closed yet
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
+  std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
   std::optional<Coordinator> coordinator_;
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
+  std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   bool abort_spread_ = false;

@@ -157,8 +157,30 @@ void Engine::spread(Effects effects) {
       link.send(FrameKind::kRecords, frame);
       statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
     }
+    std::vector<uint64_t> until;
+    for (const SocketLink& link : control_) until.push_back(link.bytes_queued());
+    closes_.push_back(std::move(until));
   }
   apply_decisions(effects.decisions);
+}
+
+// Rank 0 may block in a batch only when the others can know of it: what tells them must not wait behind a full socket.
+// What comes after this batch's CLOSE may, for they may be in the batch by now and read nothing.
+void Engine::hand_out_decisions() {
+  if (closes_.empty()) return;
+  const std::vector<uint64_t> until = std::move(closes_.front());
+  closes_.pop_front();
+  while (!poisoned()) {
+    std::vector<pollfd> full;
+    for (size_t i = 0; i < until.size(); ++i) {
+      control_[i].pump();
+      if (control_[i].bytes_sent() < until[i] && !control_[i].closed()) {
+        full.push_back({control_[i].fd(), POLLOUT, 0});
+      }
+    }
+    if (full.empty()) return;
+    ::poll(full.data(), full.size(), 100);
+  }
 }
 
 void Engine::handle_downward(FrameKind kind, const std::string& payload) {
@@ -203,7 +225,7 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (decision.kind == RecordKind::kLeave && decision.id < may_close_.size()) may_close_[decision.id] = true;
     // Reset first: a rank that reads the record may submit the next round at once.
     if (decision.reset) segment_->tally(decision.id).reset();
-    wait_for_room_in_log();
+    if (!wait_for_room_in_log(true)) return;
     segment_->append({decision.kind, decision.id});
   }
   SegmentHeader& header = segment_->header();
@@ -245,7 +267,7 @@ void Engine::flush_ready(bool somebody_waits) {
 void Engine::send_leave() {
   const uint32_t me = static_cast<uint32_t>(rank_);
   if (!spans_hosts()) {
-    wait_for_room_in_log();
+    if (!wait_for_room_in_log(true)) return;
     segment_->append({RecordKind::kLeave, me});
     bells_->ring_others();
     return;

@@ -58,6 +58,7 @@ SocketLink::SocketLink(SocketLink&& other) noexcept
       peer_(other.peer_),
       closed_(other.closed_),
       unsent_(std::move(other.unsent_)),
+      bytes_sent_(other.bytes_sent_),
       frames_(std::move(other.frames_)) {
   other.fd_ = -1;
 }
@@ -76,12 +77,14 @@ void SocketLink::pump() {
     const ssize_t sent = ::send(fd_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       unsent_.erase(0, static_cast<size_t>(sent));
+      bytes_sent_ += static_cast<uint64_t>(sent);
     } else if (errno == EINTR) {
       continue;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else {
       // The reason is read from the other direction: what the peer had to say before it went comes first.
+      bytes_sent_ += unsent_.size();
       unsent_.clear();
       return;
     }

@@ -51,6 +51,9 @@ class SocketLink {
   int peer() const { return peer_; }
   bool closed() const { return closed_; }
   bool wants_to_write() const { return !unsent_.empty(); }
+  // Bytes since the start: given to send(), and of those taken by the kernel.
+  uint64_t bytes_queued() const { return bytes_sent_ + unsent_.size(); }
+  uint64_t bytes_sent() const { return bytes_sent_; }
 
   void send(FrameKind kind, std::string_view payload);
   void pump();
@@ -64,6 +67,7 @@ class SocketLink {
   int peer_;
   bool closed_ = false;
   std::string unsent_;
+  uint64_t bytes_sent_ = 0;
   FrameParser frames_;
 };
 

@@ -7,6 +7,9 @@
 #include "platform/clock.h"
 
 namespace hvd {
+
+extern thread_local const Engine* following;
+
 namespace {
 
 // How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few,
@@ -203,7 +206,12 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   return {nullptr, 0, submission->sync, true};
 }
 
-void Engine::announce(const Announcement& announcement) {
+void Engine::announce(const Announcement& announcement, bool driving) {
+  if (following == this) {
+    if (announcement.entry != nullptr) later_.push_back(announcement);
+    if (announcement.asked_leader && !is_leader()) bells_->ring(0);
+    return;
+  }
   if (announcement.asked_leader) {
     if (is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
     bells_->ring(0);
@@ -212,7 +220,7 @@ void Engine::announce(const Announcement& announcement) {
   if (announcement.entry == nullptr) return;
   const auto id = static_cast<uint32_t>(announcement.entry->id);
   if (!spans_hosts()) {
-    wait_for_room_in_log();
+    if (!wait_for_room_in_log(driving)) return;
     segment_->append({RecordKind::kReady, id});
     became_ready(announcement.bytes, announcement.sync);
     return;
@@ -244,16 +252,24 @@ void Engine::became_ready(uint64_t bytes, bool sync) {
   if (!sync && (due || before == 0)) bells_->ring(local_rank_);
 }
 
-// The log is a ring: its slowest reader must not be lapped.
-void Engine::wait_for_room_in_log() {
-  for (int i = 0; !segment_->log_has_room() && !poisoned() && !stopping_.load(); ++i) {
-    if (take_token()) {
+// The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
+// holds the token (`driving`) or not. False where the generation has ended: then nobody needs the record.
+bool Engine::wait_for_room_in_log(bool driving) {
+  for (int i = 0; !segment_->log_has_room(); ++i) {
+    if (poisoned() || stopped_.load()) return false;
+    // Decisions that come in while a failed batch is looked into (transport_failed): it ends in poison in any case.
+    if (following == this) return false;
+    if (driving) {
+      while (!poisoned() && follow_log()) {
+      }
+    } else if (take_token()) {
       drive(true);
       drop_token();
     }
     bells_->ring_others();
-    sleep_ms(i < 10 ? 0 : 1);
+    if (i > 0) sleep_ms(i < 10 ? 0 : 1);
   }
+  return true;
 }
 
 }  // namespace hvd
