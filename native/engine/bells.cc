@@ -25,8 +25,14 @@ void Bells::watch(const std::vector<int>& sockets) {
 }
 
 void Bells::unwatch(int socket) {
-  for (auto& watched : sockets_) {
-    if (watched.load() == socket) watched.store(-1);
+  for (Watched& watched : sockets_) {
+    if (watched.fd.load() == socket) watched.fd.store(-1);
+  }
+}
+
+void Bells::watch_for_room(int socket, bool wanted) {
+  for (Watched& watched : sockets_) {
+    if (watched.fd.load() == socket) watched.for_room.store(wanted);
   }
 }
 
@@ -73,7 +79,9 @@ WakeReason Bells::sleep(Sleeper who, uint32_t seen, int64_t timeout_ns, bool wit
   if (own().bell[index(who)].load() != seen) return WakeReason::kRung;
   std::vector<pollfd> watched{{event_fd, POLLIN, 0}};
   if (with_sockets) {
-    for (const auto& fd : sockets_) watched.push_back({fd.load(), POLLIN, 0});  // poll ignores -1
+    for (const Watched& socket : sockets_) {  // poll ignores -1
+      watched.push_back({socket.fd.load(), static_cast<short>(POLLIN | (socket.for_room.load() ? POLLOUT : 0)), 0});
+    }
   }
   const timespec limit{timeout_ns / 1000000000, timeout_ns % 1000000000};
   const int ready = ppoll(watched.data(), watched.size(), timeout_ns < 0 ? nullptr : &limit, nullptr);

@@ -30,6 +30,8 @@ class Bells {
   // From now on this process sleeps in poll() and these descriptors wake it as well. Before any thread sleeps.
   void watch(const std::vector<int>& sockets);
   void unwatch(int socket);  // a closed one would wake for ever
+  // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
+  void watch_for_room(int socket, bool wanted);
 
   void ring(uint32_t local_rank);
   void ring_others();
@@ -49,7 +51,12 @@ class Bells {
 
   Segment& segment_;
   const uint32_t local_rank_;
-  std::deque<std::atomic<int>> sockets_;  // -1: unwatched
+  struct Watched {
+    explicit Watched(int socket) : fd(socket) {}
+    std::atomic<int> fd;  // -1: unwatched
+    std::atomic<bool> for_room{false};
+  };
+  std::deque<Watched> sockets_;
   int event_fd_[2] = {-1, -1};
 };
 

@@ -47,6 +47,7 @@ bool Engine::drive(bool somebody_waits) {
       }
       continue;
     }
+    for (const SocketLink& link : control_) bells_->watch_for_room(link.fd(), link.wants_to_write());
     return progressed;
   }
 }
@@ -247,7 +248,7 @@ bool Engine::has_work() {
       if (ring.has_data()) return true;
     }
   }
-  return stall_check_due_.load();
+  return to_leader_.can_pump() || stall_check_due_.load();
 }
 
 void Engine::engine_thread() {

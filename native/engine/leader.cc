@@ -20,9 +20,11 @@ bool Engine::serve() {
   if (!is_leader()) return false;
   FrameKind kind;
   std::string payload;
-  for (RingReceiver& ring : from_followers_) {
+  for (uint32_t r = 0; r < from_followers_.size(); ++r) {
+    RingReceiver& ring = from_followers_[r];
     if (!ring.receive()) continue;
     any = true;
+    if (r != local_rank_) bells_->ring(r);  // it may sleep on what did not fit
     while (ring.frames().next(&kind, &payload)) handle_upward(host_, kind, payload);
     if (ring.frames().broken()) poison(HVD_INTERNAL, -1, "a request ring holds no valid frame");
   }

@@ -29,6 +29,12 @@ void RingSender::pump() {
   std::memcpy(ring_->bytes, unsent_.data() + first, length - first);
   ring_->written.store(written + length, std::memory_order_seq_cst);
   unsent_.erase(0, length);
+  waits_for_room_.store(!unsent_.empty());
+}
+
+bool RingSender::can_pump() const {
+  return waits_for_room_.load() &&
+         ring_->written.load(std::memory_order_relaxed) - ring_->read.load() < uint64_t{kRingBytes};
 }
 
 bool RingReceiver::has_data() const {
@@ -43,7 +49,7 @@ bool RingReceiver::receive() {
   const size_t first = std::min<size_t>(length, kRingBytes - start);
   frames_.feed(ring_->bytes + start, first);
   frames_.feed(ring_->bytes, length - first);
-  ring_->read.store(read + length, std::memory_order_release);
+  ring_->read.store(read + length);
   return true;
 }
 
