@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
 #include <algorithm>
+#include <exception>
+#include <new>
 
 #include "engine/engine.h"
 #include "platform/clock.h"
@@ -13,7 +15,19 @@ thread_local bool in_completion_callback = false;
 // The engine whose log this thread is just following, batches and callbacks included: it cannot read on in the middle.
 thread_local const Engine* following = nullptr;
 
+// Nothing may leave this: not into a thread's main function, and not past whoever has to drop the token.
 bool Engine::drive(bool somebody_waits) {
+  try {
+    return advance(somebody_waits);
+  } catch (const std::bad_alloc&) {
+    poison(HVD_OUT_OF_MEMORY, rank_, "rank " + std::to_string(rank_) + " is out of memory");
+  } catch (const std::exception& error) {
+    poison(HVD_INTERNAL, rank_, "rank " + std::to_string(rank_) + ": internal error: " + error.what());
+  }
+  return true;
+}
+
+bool Engine::advance(bool somebody_waits) {
   bool progressed = false;
   for (;;) {
     if (poisoned()) {

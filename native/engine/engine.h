@@ -105,7 +105,8 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
-  bool drive(bool somebody_waits);
+  bool drive(bool somebody_waits);  // true where something moved
+  bool advance(bool somebody_waits);
   bool follow_log();
   bool has_work();
   bool linger_is_over() const;
@@ -122,6 +123,7 @@ class Engine {
 
   // execute.cc
   void execute(std::vector<SubmissionPtr> closed);
+  Status run(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allreduce(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_broadcast(const Submission& submission);
   Status run_allgather(Submission* submission);
