@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "platform/futex.h"
 
@@ -19,9 +20,13 @@ Bells::~Bells() {
   }
 }
 
-void Bells::watch(const std::vector<int>& sockets) {
+Status Bells::watch(const std::vector<int>& sockets) {
   for (const int fd : sockets) sockets_.emplace_back(fd);
-  for (int& fd : event_fd_) fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  for (int& fd : event_fd_) {
+    fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (fd < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
+  }
+  return {};
 }
 
 void Bells::unwatch(int socket) {

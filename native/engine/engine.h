@@ -82,7 +82,7 @@ class Engine {
   Status connect();
   Status connect_shared_memory();
   Status make_transport();
-  void start_threads();
+  Status start_monitor();
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
@@ -177,6 +177,7 @@ class Engine {
   std::atomic<uint64_t> ready_here_bytes_{0};
   std::atomic<uint64_t> ready_here_since_ns_{0};
   HandleTable handles_;
+  std::atomic<bool> started_{false};
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> stopped_{false};

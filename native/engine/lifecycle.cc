@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "engine/engine.h"
 #include "platform/clock.h"
@@ -36,8 +39,24 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
   if (engine->spans_hosts() && engine->hosts_ != world_size) {
     return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
   }
-  HVD_RETURN_IF_ERROR(engine->connect());
-  engine->start_threads();
+  Status status;
+  try {
+    status = engine->connect();
+    if (status.ok()) engine->thread_ = std::thread([started = engine.get()] { started->engine_thread(); });
+  } catch (const std::bad_alloc&) {
+    status = Status(HVD_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {  // no more threads, most likely
+    status = Status(HVD_UNAVAILABLE, error.what());
+  }
+  if (!status.ok()) {
+    // The peers that have attached must not wait for this rank.
+    if (engine->segment_ != nullptr) {
+      const std::string text = "rank " + std::to_string(engine->rank_) + " could not start: " + status.text();
+      engine->segment_->poison(status.code(), engine->rank_, text);
+    }
+    return status;
+  }
+  engine->started_.store(true);
   *out = std::move(engine);
   return {};
 }
@@ -55,6 +74,7 @@ Status Engine::connect() {
   if (coordinates()) coordinator_.emplace(options_.host_of_rank);
   if (spans_hosts()) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
     std::vector<int> sockets;
     for (EngineOptions::Link& link : options_.links) {
       if (link.purpose != HVD_LINK_CONTROL) continue;
@@ -66,9 +86,13 @@ Status Engine::connect() {
       return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
                                         " control links, seen " + std::to_string(control_.size())};
     }
-    bells_->watch(sockets);
+    HVD_RETURN_IF_ERROR(bells_->watch(sockets));
   }
-  return make_transport();
+  // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
+  HVD_RETURN_IF_ERROR(start_monitor());
+  Status status = make_transport();
+  // The reason why it was interrupted says more than that it was.
+  return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
 // Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
@@ -127,7 +151,7 @@ Status Engine::make_transport() {
   return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
 }
 
-void Engine::start_threads() {
+Status Engine::start_monitor() {
   std::vector<Monitor::Peer> peers;
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
     if (r == local_rank_) continue;
@@ -144,14 +168,20 @@ void Engine::start_threads() {
     poison(HVD_RANK_LOST, rank,
            "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ") died without leaving the job");
   };
-  const auto on_tick = [this] {
+  const auto deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
+  const auto on_tick = [this, deadline_ns] {
+    if (!started_.load()) {
+      if (now_ns() < deadline_ns) return;
+      poison(HVD_UNAVAILABLE, -1,
+             "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
+                 " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
+    }
     if (!coordinates()) return;
     stall_check_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
-  monitor_ = std::make_unique<Monitor>(*segment_, local_rank_, std::move(peers), on_death, on_tick);
-  thread_ = std::thread([this] { engine_thread(); });
+  return Monitor::start(*segment_, local_rank_, peers, on_death, on_tick, &monitor_);
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
