@@ -58,6 +58,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Blocks for about timeout_ms at most: what is still under way then is ended on all ranks.
   Status stop(uint32_t timeout_ms);
   void abort(int failed_rank, const std::string& text);
 
@@ -83,6 +84,7 @@ class Engine {
   Status connect_shared_memory();
   Status make_transport();
   Status start_monitor();
+  void drop_transport();
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
@@ -181,6 +183,7 @@ class Engine {
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> stopped_{false};
+  std::atomic<uint64_t> stop_deadline_ns_{UINT64_MAX};
   std::atomic<int> left_rank_{-1};        // the first rank that left
   std::atomic<uint32_t> completions_{0};  // futex word
   std::atomic<uint32_t> completion_waiters_{0};
@@ -188,7 +191,8 @@ class Engine {
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
 
-  // Token.
+  // Token; statistics() looks at it under the mutex, under which it is let go.
+  std::mutex transport_mutex_;
   std::unique_ptr<Transport> transport_;
   std::atomic<uint64_t> cursor_{0};
   std::vector<Entry*> entry_of_id_;

@@ -297,7 +297,7 @@ void Engine::spread_abort() {
       .put_string(cause.text());
   const std::string frame = payload.take();
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
-  transport_.reset();
+  drop_transport();
   bells_->ring_others();
 }
 

@@ -18,6 +18,8 @@
 
 namespace hvd {
 
+extern thread_local bool in_completion_callback;
+
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       rank_(options_.rank),
@@ -196,8 +198,13 @@ void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
 void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
+  if (in_completion_callback) {
+    return {HVD_WOULD_DEADLOCK, "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
+  }
   if (stopping_.exchange(true)) return {};
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
+  stop_deadline_ns_.store(deadline_ns);
+  bells_->ring(local_rank_);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
     return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
@@ -209,21 +216,30 @@ Status Engine::stop(uint32_t timeout_ms) {
       asked = true;
       drive(true);
       const bool done = world_size_ == 1 || ended();
+      if (done) stopped_.store(true);  // before anybody else can go on into a collective
       drop_token();
       if (done) break;
+    } else if (now_ns() > deadline_ns && !poisoned()) {
+      // Another thread sits in a collective, which only poison ends. The token follows within its next look.
+      poison(HVD_RANK_LEFT, rank_,
+             "rank " + std::to_string(rank_) + " shut down while another of its threads was inside an operation");
     }
     sleep_ms(1);
   }
-  stopped_.store(true);
   bells_->ring_own_engine();
   thread_.join();
   monitor_.reset();
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
   for (SocketLink& link : control_) link.finish_sending();
-  transport_.reset();
+  drop_transport();
   drop_token();
   return {};
+}
+
+void Engine::drop_transport() {
+  const std::lock_guard lock(transport_mutex_);
+  transport_.reset();
 }
 
 Engine::~Engine() {
@@ -246,13 +262,14 @@ std::string Engine::statistics() {
   const auto field = [&](const char* name, const std::string& value) {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
-  while (!take_token()) sleep_ms(0);
-  field("transport", transport_ == nullptr ? "null" : "\"" + std::string(transport_->name()) + "\"");
-  if (transport_ != nullptr) {
-    const std::string more = transport_->describe();
-    if (!more.empty()) text += ", " + more;
+  {
+    const std::lock_guard lock(transport_mutex_);
+    field("transport", transport_ == nullptr ? "null" : "\"" + std::string(transport_->name()) + "\"");
+    if (transport_ != nullptr) {
+      const std::string more = transport_->describe();
+      if (!more.empty()) text += ", " + more;
+    }
   }
-  drop_token();
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));
   field("bytes", std::to_string(statistics_.bytes.load()));

@@ -62,7 +62,9 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   bool out_of_time = false;
   bool rung = false;
   for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
-    if (take_token()) {
+    // A stop drives by itself, and needs the token for that.
+    const bool leave_it = stopping_.load() && !stopped_.load();
+    if (!leave_it && take_token()) {
       bells_->announce(Sleeper::kNobody);
       if (drive(true)) turn = 0;
       if (submission->done.load() || turn < kPauses + kYields) {
@@ -86,7 +88,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
     } else if (!spin(turn)) {
       completion_waiters_.fetch_add(1);
       const uint32_t seen = completions_.load();
-      if (!submission->done.load() && token_.load()) {
+      if (!submission->done.load() && (leave_it || token_.load())) {
         out_of_time = futex_wait(completions_, seen, 2000000) == FutexResult::kInterrupted;
       }
       completion_waiters_.fetch_sub(1);
