@@ -254,7 +254,8 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   announce(next);
 }
 
-bool Engine::has_work() {
+// What drive() would move. What is ready on this host lingers in it where nobody waits.
+bool Engine::has_work(bool somebody_waits) {
   Record record;
   if (poisoned() || stopping_.load() || segment_->peek(cursor_.load(), &record)) return true;
   if (is_leader()) {
@@ -262,7 +263,7 @@ bool Engine::has_work() {
       if (ring.has_data()) return true;
     }
   }
-  return to_leader_.can_pump() || stall_check_due_.load();
+  return to_leader_.can_pump() || stall_check_due_.load() || (somebody_waits && ready_here_since_ns_.load() != 0);
 }
 
 void Engine::engine_thread() {
@@ -275,7 +276,7 @@ void Engine::engine_thread() {
     }
     bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
     const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
-    if (stopped_.load() || (!token_.load() && (has_work() || due) && !(stopping_.load() || poisoned()))) {
+    if (stopped_.load() || (!token_.load() && (has_work(false) || due) && !(stopping_.load() || poisoned()))) {
       bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
       continue;
     }

@@ -110,7 +110,7 @@ class Engine {
   bool drive(bool somebody_waits);  // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
-  bool has_work();
+  bool has_work(bool somebody_waits);
   bool linger_is_over() const;
   int64_t linger_left_ns() const;
   void apply(Record record);

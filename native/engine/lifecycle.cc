@@ -199,7 +199,8 @@ void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTE
 
 Status Engine::stop(uint32_t timeout_ms) {
   if (in_completion_callback) {
-    return {HVD_WOULD_DEADLOCK, "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
+    return {HVD_WOULD_DEADLOCK,
+            "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
   if (stopping_.exchange(true)) return {};
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;

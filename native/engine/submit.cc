@@ -258,7 +258,8 @@ bool Engine::wait_for_room_in_log(bool driving) {
   for (int i = 0; !segment_->log_has_room(); ++i) {
     if (poisoned() || stopped_.load()) return false;
     if (now_ns() > stop_deadline_ns_.load()) {
-      poison(HVD_RANK_LEFT, rank_, "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
+      poison(HVD_RANK_LEFT, rank_,
+             "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
       return false;
     }
     // Decisions that come in while a failed batch is looked into (transport_failed): it ends in poison in any case.

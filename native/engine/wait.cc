@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -60,7 +61,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   segment_->header().waiting.fetch_add(1);
   callers_waiting_.fetch_add(1);
   bool out_of_time = false;
-  bool rung = false;
+  bool rung = false, rung_own = false;
   for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
     // A stop drives by itself, and needs the token for that.
     const bool leave_it = stopping_.load() && !stopped_.load();
@@ -78,7 +79,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
       }
       const uint32_t seen = bells_->seen(Sleeper::kCaller);
       bells_->announce(Sleeper::kCaller);
-      if (!has_work()) {
+      if (!has_work(true)) {
         const int64_t left_ns =
             static_cast<int64_t>(std::min<uint64_t>(deadline_ns - std::min(deadline_ns, now_ns()), kLookAroundNs));
         out_of_time = bells_->sleep(Sleeper::kCaller, seen, left_ns, true) == WakeReason::kSignal;
@@ -86,6 +87,8 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
       bells_->announce(Sleeper::kNobody);
       drop_token();
     } else if (!spin(turn)) {
+      // Whoever has the token may sleep, and was not rung for what this thread submitted to drive it itself.
+      if (!std::exchange(rung_own, true)) bells_->ring(local_rank_);
       completion_waiters_.fetch_add(1);
       const uint32_t seen = completions_.load();
       if (!submission->done.load() && (leave_it || token_.load())) {
@@ -99,7 +102,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   segment_->header().waiting.fetch_sub(1);
   // The bell goes back to the engine's thread, and with it what came in the meantime.
   bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
-  if (has_work() || (spans_hosts() && in_flight_.load() > 0)) bells_->ring_own_engine();
+  if (has_work(true) || (spans_hosts() && in_flight_.load() > 0)) bells_->ring_own_engine();
   if (!submission->done.load()) return {HVD_PENDING, ""};
   return submission->status;
 }
