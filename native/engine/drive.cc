@@ -172,6 +172,10 @@ void Engine::apply_error(uint32_t id) {
   const std::string name(reader.get_string());
   const int culprit = reader.get<int32_t>();
   const std::string text(reader.get_string());
+  const uint32_t length = reader.get<uint32_t>();
+  bool for_this_rank = length == 0;
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) for_this_rank |= reader.get<int32_t>() == rank_;
+  if (!for_this_rank) return;
   SubmissionPtr failed;
   {
     const std::lock_guard lock(mutex_);

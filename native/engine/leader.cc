@@ -82,6 +82,7 @@ void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
       const int rank = reader->get<int32_t>();
       const std::string name(reader->get_string());
       const std::string body(reader->get_string());
+      const bool waits = kind == FrameKind::kRequest && reader->get<uint8_t>() != 0;
       Descriptor checked;
       if (reader->broken() || rank < 0 || rank >= world_size_ || options_.host_of_rank[rank] != host ||
           (kind == FrameKind::kRequest && !Descriptor::decode(body, &checked))) {
@@ -89,7 +90,7 @@ void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
         return;
       }
       if (kind == FrameKind::kRequest) {
-        coordinator_->request(rank, name, body, now, &effects);
+        coordinator_->request(rank, name, body, waits, now, &effects);
       } else {
         coordinator_->refuse(rank, name, body, now, &effects);
       }

@@ -202,6 +202,7 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   Writer payload;
   payload.put(rank_).put_string(entry->name);
   payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
+  if (!submission->is_refusal) payload.put(static_cast<uint8_t>(submission->sync));
   to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());
   return {nullptr, 0, submission->sync, true};
 }
