@@ -16,7 +16,18 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
+constexpr size_t kMaxNameBytes = 4096;
+constexpr size_t kMaxReasonBytes = 1024;  // a status holds not much more
+
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
+
+std::string describe(int rank, const std::string& name) {
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+}
+
+Status name_too_long(const std::string& what) {
+  return invalid(what.substr(0, 100) + "...: a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
+}
 
 Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
   if (tensor.dtype < HVD_UINT8 || tensor.dtype > HVD_BOOL) {
@@ -39,6 +50,23 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   if (request.kind == HVD_ALLREDUCE && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));
+  }
+  return {};
+}
+
+// Null where there is something to read or to write.
+Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
+  const hvd_kind kind = prepared.descriptor.kind;
+  const auto missing = [&](size_t i, const char* end) {
+    return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
+                   " of " + std::to_string(prepared.tensors.size()) + ", seen NULL");
+  };
+  for (size_t i = 0; i < prepared.tensors.size(); ++i) {
+    if (prepared.tensors[i].count() == 0) continue;
+    if (submission.inputs[i] == nullptr) return missing(i, "input");
+    if (kind != HVD_ALLGATHER && (submission.outputs.empty() || submission.outputs[i] == nullptr)) {
+      return missing(i, "output");
+    }
   }
   return {};
 }
@@ -70,10 +98,9 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
 
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
-  const std::string what =
-      "rank " + std::to_string(rank_) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  const std::string what = describe(rank_, name);
   HVD_RETURN_IF_ERROR(check_request(request, world_size_, what));
-  if (name.size() > 4096) return invalid(what.substr(0, 100) + "...: a name has at most 4096 bytes");
+  if (name.size() > kMaxNameBytes) return name_too_long(what);
 
   auto prepared = std::make_shared<Prepared>();
   Descriptor& descriptor = prepared->descriptor;
@@ -134,6 +161,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   const size_t tensors = prepared->tensors.size();
   submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
   Announcement announcement;
@@ -162,9 +190,12 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
 
 Status Engine::refuse(const char* name, const std::string& why) {
   HVD_RETURN_IF_ERROR(refuse_if_ended());
+  if (name != nullptr && std::strlen(name) > kMaxNameBytes) {
+    return name_too_long(describe(rank_, name));
+  }
   auto submission = std::make_shared<Submission>();
   submission->is_refusal = true;
-  submission->refusal = why;
+  submission->refusal = why.substr(0, kMaxReasonBytes);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
