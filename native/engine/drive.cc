@@ -270,26 +270,29 @@ bool Engine::has_work(bool somebody_waits) {
   return to_leader_.can_pump() || stall_check_due_.load() || (somebody_waits && ready_here_since_ns_.load() != 0);
 }
 
+void Engine::hand_over() {
+  bells_->hand_over([this] { return has_work(true) || (spans_hosts() && in_flight_.load() > 0); });
+}
+
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
+  const auto look = [this]() -> Bells::Sleep {
+    const Bells::Sleep stay_awake;
+    if (stopped_.load()) return stay_awake;
+    // Who has the token looks when it drops it; a stop drives by itself; an abort is handled once.
+    const bool mine = !token_.load() && !stopping_.load() && !(poisoned() && abort_spread_.load());
+    const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
+    if (mine && (has_work(false) || due)) return stay_awake;
+    const int64_t linger_ns = linger_left_ns();
+    return {linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000), callers_waiting_.load() == 0};
+  };
   while (!stopped_.load()) {
-    const uint32_t seen = bells_->seen(Sleeper::kEngine);
     if (take_token()) {
       drive(false);
       drop_token();
     }
-    bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
-    const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
-    if (stopped_.load() || (!token_.load() && (has_work(false) || due) && !(stopping_.load() || poisoned()))) {
-      bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
-      continue;
-    }
-    const int64_t linger_ns = linger_left_ns();
-    const bool drives_alone = callers_waiting_.load() == 0;
-    bells_->sleep(Sleeper::kEngine, seen, linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000),
-                  drives_alone);
+    bells_->sleep(Sleeper::kEngine, look);
     statistics_.engine_wakes.fetch_add(1, std::memory_order_relaxed);
-    bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
   }
 }
 

@@ -97,7 +97,7 @@ class Engine {
   Entry* next_unnamed();
   Announcement begin(const SubmissionPtr& submission);
   void announce(const Announcement& announcement, bool driving = false);
-  void became_ready(uint64_t bytes, bool sync);
+  void became_ready(uint64_t position, uint64_t bytes, bool sync);
   bool wait_for_room_in_log(bool driving);
   Status refuse_if_ended();
 
@@ -107,6 +107,7 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
+  void hand_over();                 // after the token was dropped by another than the engine's thread
   bool drive(bool somebody_waits);  // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
@@ -206,7 +207,7 @@ class Engine {
   std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
-  bool abort_spread_ = false;
+  std::atomic<bool> abort_spread_{false};
   std::unordered_map<std::string, uint64_t> stall_reported_ns_;
 
   struct Statistics {

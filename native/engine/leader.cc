@@ -231,13 +231,8 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (!wait_for_room_in_log(true)) return;
     segment_->append({decision.kind, decision.id});
   }
-  SegmentHeader& header = segment_->header();
-  const bool act_now = spans_hosts() || header.waiting.load() > 0;
-  if (act_now) {
-    bells_->ring_others();
-  } else if (header.ready_bytes.fetch_add(1) == 0) {
-    bells_->ring(local_rank_);
-  }
+  // This thread drives: it reads on by itself, and lingers or closes.
+  if (spans_hosts() || segment_->header().waiting.load() > 0) bells_->ring_others();
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.

@@ -156,7 +156,6 @@ Status Engine::refuse_if_ended() {
 
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
                       uint32_t flags, hvd_handle* handle) {
-  HVD_RETURN_IF_ERROR(refuse_if_ended());
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
   submission->inputs.assign(inputs, inputs + tensors);
@@ -167,6 +166,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
+    HVD_RETURN_IF_ERROR(refuse_if_ended());  // under the lock: after that, fail_all() finds the submission
     Entry* entry = submission->prepared->entry;
     const bool named = entry != nullptr;
     if (!named) entry = next_unnamed();
@@ -189,7 +189,6 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
 }
 
 Status Engine::refuse(const char* name, const std::string& why) {
-  HVD_RETURN_IF_ERROR(refuse_if_ended());
   if (name != nullptr && std::strlen(name) > kMaxNameBytes) {
     return name_too_long(describe(rank_, name));
   }
@@ -199,6 +198,7 @@ Status Engine::refuse(const char* name, const std::string& why) {
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
+    HVD_RETURN_IF_ERROR(refuse_if_ended());
     Entry* entry = name != nullptr && *name != '\0' ? intern(name) : next_unnamed();
     if (entry == nullptr) return invalid("no place for another name");
     submission->entry = entry;
@@ -253,8 +253,7 @@ void Engine::announce(const Announcement& announcement, bool driving) {
   const auto id = static_cast<uint32_t>(announcement.entry->id);
   if (!spans_hosts()) {
     if (!wait_for_room_in_log(driving)) return;
-    segment_->append({RecordKind::kReady, id});
-    became_ready(announcement.bytes, announcement.sync);
+    became_ready(segment_->append({RecordKind::kReady, id}), announcement.bytes, announcement.sync);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -274,14 +273,18 @@ void Engine::announce(const Announcement& announcement, bool driving) {
   }
 }
 
-// Something more is in the log. Wakes those who have to act on it now: everybody once a batch is due, otherwise the own
-// engine's thread, once, which lingers for company and then closes the batch.
-void Engine::became_ready(uint64_t bytes, bool sync) {
+// READY stands in the log at `position`. Wakes those who have to act on it now: everybody once a batch is due,
+// otherwise the own engine's thread, which lingers for company and then closes the batch. Who opens a batch does that
+// for all that follows it: whether this record does, the one before it tells. (The count of bytes could not: it and the
+// log do not change at one time.)
+void Engine::became_ready(uint64_t position, uint64_t bytes, bool sync) {
   SegmentHeader& header = segment_->header();
-  const uint64_t before = header.ready_bytes.fetch_add(bytes + 1);  // + 1: an empty tensor counts as well
+  const uint64_t before = header.ready_bytes.fetch_add(bytes);
   const bool due = before + bytes >= options_.settings.close_bytes || header.waiting.load() > 0;
+  Record previous;
+  const bool opens = position == 0 || !segment_->peek(position - 1, &previous) || previous.kind != RecordKind::kReady;
   if (due) bells_->ring_others();
-  if (!sync && (due || before == 0)) bells_->ring(local_rank_);
+  if (!sync && (due || opens)) bells_->ring(local_rank_);
 }
 
 // The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
@@ -302,6 +305,7 @@ bool Engine::wait_for_room_in_log(bool driving) {
     } else if (take_token()) {
       drive(true);
       drop_token();
+      hand_over();
     }
     bells_->ring_others();
     if (i > 0) sleep_ms(i < 10 ? 0 : 1);
