@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C wall: turns C++ into codes and texts, catches everything, holds no logic.
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -12,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "horovod/horovod.h"
+#include "platform/private_descriptors.h"
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -26,13 +26,6 @@ struct hvd_context {
 namespace {
 
 using hvd::Status;
-
-std::atomic<bool> in_forked_child{false};
-
-void watch_forks() {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { in_forked_child.store(true); }); });
-}
 
 // Callers of an older header pass a shorter hvd_status: nothing is written beyond what they have.
 int report(const Status& outcome, hvd_status* status) {
@@ -50,7 +43,7 @@ int report(const Status& outcome, hvd_status* status) {
 
 template <class Body>
 int guarded(hvd_status* status, Body&& body) {
-  if (in_forked_child.load(std::memory_order_relaxed)) {
+  if (hvd::in_forked_child()) {
     return report({HVD_FORKED,
                    "this process was forked from a rank: it is not part of the job\nhint: use the spawn "
                    "start method, or call hvd functions in the parent only"},
@@ -83,9 +76,10 @@ Status read_options(const hvd_options& in, hvd::EngineOptions* out) {
     const hvd_link& link = in.links[i];
     const int fd = fcntl(link.fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) {
-      for (const auto& made : out->links) close(made.fd);
+      for (const auto& made : out->links) hvd::close_private(made.fd);
       return {HVD_INVALID_ARGUMENT, "a link's descriptor cannot be duplicated: " + std::string(std::strerror(errno))};
     }
+    hvd::keep_private(fd);
     out->links.push_back({link.peer, static_cast<hvd_purpose>(link.purpose), fd, link.index});
   }
   return {};
@@ -110,7 +104,7 @@ const char* hvd_build_info(void) {
 }
 
 int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {
-  watch_forks();
+  hvd::watch_forks();
   return guarded(status, [&]() -> Status {
     if (options == nullptr || context == nullptr) return {HVD_INVALID_ARGUMENT, "options and context are needed"};
     hvd::EngineOptions engine_options;
@@ -128,7 +122,7 @@ int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status) {
 
 void hvd_free(hvd_context* context) {
   // A forked child must not join threads that it does not have: the memory is given up.
-  if (!in_forked_child.load()) delete context;
+  if (!hvd::in_forked_child()) delete context;
 }
 
 void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {

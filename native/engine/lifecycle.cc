@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
+#include "platform/private_descriptors.h"
 #include "transport/factories.h"
 
 namespace hvd {
@@ -253,7 +254,7 @@ Engine::~Engine() {
   monitor_.reset();
   transport_.reset();
   for (const EngineOptions::Link& link : options_.links) {
-    if (link.fd >= 0) close(link.fd);
+    if (link.fd >= 0) close_private(link.fd);
   }
   if (poison_fd_ >= 0) close(poison_fd_);
 }

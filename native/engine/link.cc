@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "platform/private_descriptors.h"
+
 namespace hvd {
 
 void RingSender::send(FrameKind kind, std::string_view payload) {
@@ -70,7 +72,7 @@ SocketLink::SocketLink(SocketLink&& other) noexcept
 }
 
 SocketLink::~SocketLink() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) close_private(fd_);
 }
 
 void SocketLink::send(FrameKind kind, std::string_view payload) {
