@@ -302,6 +302,9 @@ void Engine::spread_abort() {
 void Engine::transport_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
+  // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
+  // rank 0 above all, through which the cause reaches everybody.
+  if (spans_hosts()) drop_transport();
   while (spans_hosts() && is_leader() && !poisoned() && now_ns() < deadline) {
     std::vector<pollfd> watched;
     for (const SocketLink& link : control_) {
