@@ -158,6 +158,8 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         ValueError,
         "at most 16 dimensions, seen 17",
     ),
+    "5": (lambda hvd, f: hvd.allreduce(ones(f, 2), name=5), TypeError, "name: expected a str, seen int"),
+    "nul": (lambda hvd, f: hvd.allreduce(ones(f, 2), name="nul\0x"), ValueError, "cannot hold a NUL"),
     "process set": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0]), name="process set"),
         ValueError,

@@ -243,6 +243,8 @@ class Collectives(Generic[T]):
         kind, name, op, *_, prescale, postscale, set_number = key
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name: expected a str, seen {type(name).__name__}")
+        if name is not None and "\0" in name:
+            raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
         if kind == ALLREDUCE:
             _check_reduction(op, metas)
         for dtype, shape in metas:
@@ -400,7 +402,8 @@ def _refuse(context: Context, label: str, name: Any, error: Exception) -> NoRetu
         raise error
     shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
     text = f"rank {context.rank}: {shown}: {error}"
-    wire_name = f"{label}.{name}" if isinstance(name, str) else None
+    # A name that is no str is what the peers may well have as one: they wait under it.
+    wire_name = None if name is None else f"{label}.{name}".partition("\0")[0]
     text += context.refuse(wire_name, 0, str(error))
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

@@ -98,8 +98,10 @@ class Context:
         """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
         too."""
         status = native.Status()
-        wire_name = None if name is None else name.encode()
-        code = self.library.hvd_refuse(self.pointer, wire_name, process_set, why.encode(), ctypes.addressof(status))
+        # The very call that is refused may hold what cannot be encoded.
+        wire_name = None if name is None else name.encode(errors="backslashreplace")
+        reason = why.encode(errors="backslashreplace")
+        code = self.library.hvd_refuse(self.pointer, wire_name, process_set, reason, ctypes.addressof(status))
         return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:

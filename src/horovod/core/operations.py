@@ -3,7 +3,8 @@
 
 An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
 the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
-operation in the table, so that its memory outlives the engine's use of it.
+operation in the table, so that its memory outlives the engine's use of it. An operation that is dropped without being
+waited for (an exception on the way, say) leaves its tensors in a list until the engine is done with them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
 _numbers = itertools.count(1)
+_dropped: list[tuple[Context, int, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
 
 
 class Operation:
@@ -60,12 +62,30 @@ class Operation:
             return self.value if self.collect is None else self.collect(self)
         finally:
             context.library.hvd_release(context.pointer, self.handle)
+            self.handle = 0
+            if _dropped:
+                _forget_done()
+
+    def __del__(self) -> None:
+        if self.handle:
+            _dropped.append((self.context, self.handle, (self.value, self.keep, self.collect)))
+            _forget_done()
 
     def done(self) -> bool:
         """Whether wait() would return at once; it may still raise. May run collectives on this thread."""
         context = self.context
         code = context.library.hvd_poll(context.pointer, self.handle, native.scratch.status_address)
         return bool(code != native.PENDING)
+
+
+def _forget_done() -> None:
+    """Lets go of the dropped operations that the engine has finished. Runs at any moment (a destructor calls it), so it
+    leaves the thread's status alone."""
+    for entry in list(_dropped):
+        context, handle, _ = entry
+        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
+            _dropped.remove(entry)
+            context.library.hvd_release(context.pointer, handle)
 
 
 def register(operation: Operation) -> int:
