@@ -67,6 +67,8 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            # The suite may itself run under nohup, which the launcher would honour.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._lines: queue.Queue[tuple[str, str]] = queue.Queue()
