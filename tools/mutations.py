@@ -127,6 +127,14 @@ MUTATIONS = (
         "broadcast takes the wrong root",
         (native("engine_test", "broadcast_takes_the_root"),),
     ),
+    Mutation(
+        "look-before-announce",
+        "native/engine/doorbell.h",
+        "static constexpr bool kLookBeforeAnnounce = false;",
+        "static constexpr bool kLookBeforeAnnounce = true;",
+        "a sleeper looks for work before it has said that it sleeps: a wake-up is lost now and then",
+        (native("doorbell_model_test", "no_interleaving"),),
+    ),
     # negotiation
     Mutation(
         "dtype-unchecked",

@@ -270,6 +270,10 @@ TEST(a_start_whose_peers_never_come_ends_in_time) {
 }
 
 TEST(a_start_without_descriptors_is_an_error_and_leaks_none) {
+  if (kSanitized) {
+    std::printf("not run: the sanitizers themselves need descriptors\n");
+    return;
+  }
   for (const Wiring wiring : kBoth) {
     in_child(30, [&] {
       rlimit before{};
