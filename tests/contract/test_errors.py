@@ -243,6 +243,59 @@ def test_what_cannot_be_pickled_fails_on_all_ranks(worlds: WorldPool, framework:
         assert "cannot pickle generator" in text and "rank 0" in text, text
 
 
+# Each pair is two names, or one spelled twice.
+NAMES_APART = [("q\0a", "q\0b"), ("\udce9", "\udcea"), ("line\nbreak", "line break"), ("💡", "💡💡")]
+
+
+def test_names_may_hold_anything(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str, names: list[tuple[str, str]]) -> bool:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        for pair in names:
+            order = pair if hvd.rank() == 0 else pair[::-1]
+            handles = {name: hvd.allreduce_async(ones(framework, len(name)), name=name, op=hvd.Sum) for name in order}
+            for name, handle in handles.items():
+                assert framework.array(hvd.synchronize(handle)).tolist() == [2.0] * len(name)
+            with pytest.raises(ValueError, match="op=17"):
+                hvd.allreduce(ones(framework, 1), name=pair[0], op=17)
+        number = 5 if hvd.rank() == 0 else "5"
+        assert float(framework.array(hvd.allreduce(ones(framework, 1), name=number))[0]) == 1.0
+        with pytest.raises(ValueError, match="4096 bytes"):
+            hvd.allreduce(ones(framework, 1), name="x" * 5000)
+        works_afterwards(framework)
+        return True
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework, NAMES_APART) == [True, True]
+
+
+def test_an_operation_that_was_dropped_keeps_its_memory_until_it_is_done(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str) -> bool:
+        import gc
+
+        from horovod.core import operations
+
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async_(ones(framework, 1000), name="dropped")
+            operation = operations._pending.pop(handle)  # as an exception between start and wait does
+            tensor = operation.value
+            del operation
+            gc.collect()
+            assert [dropped.value is tensor for dropped in operations._dropped] == [True]
+            hvd.barrier()
+        else:
+            hvd.barrier()  # only now can the first be done
+            hvd.synchronize(hvd.allreduce_async_(ones(framework, 1000), name="dropped"))
+        works_afterwards(framework)
+        hvd.barrier()
+        works_afterwards(framework)
+        assert operations._dropped == []
+        return True
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [True, True]
+
+
 def test_handles_that_are_unknown(worlds: WorldPool, framework: str) -> None:
     def run(framework_name: str) -> bool:
         hvd = frameworks.load(framework_name).hvd
