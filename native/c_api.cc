@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 #include "horovod/horovod.h"
-#include "platform/fork_watch.h"
+#include "platform/private_descriptors.h"
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -76,9 +76,10 @@ Status read_options(const hvd_options& in, hvd::EngineOptions* out) {
     const hvd_link& link = in.links[i];
     const int fd = fcntl(link.fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) {
-      for (const auto& made : out->links) close(made.fd);
+      for (const auto& made : out->links) hvd::close_private(made.fd);
       return {HVD_INVALID_ARGUMENT, "a link's descriptor cannot be duplicated: " + std::string(std::strerror(errno))};
     }
+    hvd::keep_private(fd);
     out->links.push_back({link.peer, static_cast<hvd_purpose>(link.purpose), fd, link.index});
   }
   return {};

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "platform/futex.h"
 
@@ -19,20 +20,32 @@ Bells::~Bells() {
   }
 }
 
-void Bells::watch(const std::vector<int>& sockets) {
+Status Bells::watch(const std::vector<int>& sockets) {
   for (const int fd : sockets) sockets_.emplace_back(fd);
-  for (int& fd : event_fd_) fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  for (int& fd : event_fd_) {
+    fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (fd < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
+  }
+  return {};
 }
 
 void Bells::unwatch(int socket) {
-  for (auto& watched : sockets_) {
-    if (watched.load() == socket) watched.store(-1);
+  for (Watched& watched : sockets_) {
+    if (watched.fd.load() == socket) watched.fd.store(-1);
+  }
+}
+
+void Bells::watch_for_room(int socket, bool wanted) {
+  for (Watched& watched : sockets_) {
+    if (watched.fd.load() == socket) watched.for_room.store(wanted);
   }
 }
 
 void Bells::ring(uint32_t local_rank) {
-  const uint32_t sleeping = segment_.rank(local_rank).sleeping.load();
-  if (sleeping != 0) ring_bell(local_rank, static_cast<Sleeper>(sleeping));
+  Doorbell<SharedWord32> door = doorbell(local_rank);
+  Ring ring;
+  while (ring.state() != Ring::State::kDone) ring.step(door);
+  if (ring.who() != Sleeper::kNobody) rang(local_rank, ring.who());
 }
 
 void Bells::ring_others() {
@@ -41,27 +54,25 @@ void Bells::ring_others() {
   }
 }
 
-void Bells::ring_own_engine() { ring_bell(local_rank_, Sleeper::kEngine); }
+void Bells::ring_own_engine() {
+  doorbell(local_rank_).bell(Sleeper::kEngine).fetch_add(1);
+  rang(local_rank_, Sleeper::kEngine);
+}
 
-void Bells::ring_bell(uint32_t local_rank, Sleeper who) {
-  std::atomic<uint32_t>& bell = segment_.rank(local_rank).bell[index(who)];
-  bell.fetch_add(1);
-  futex_wake(bell);
+// The bell's number has changed: now the system call for whoever sleeps on it.
+void Bells::rang(uint32_t local_rank, Sleeper who) {
+  futex_wake(segment_.rank(local_rank).bell[index(who)]);
   if (local_rank == local_rank_ && event_fd_[index(who)] >= 0) {
     // Full or interrupted means that it is readable already.
     [[maybe_unused]] const int ignored = eventfd_write(event_fd_[index(who)], 1);
   }
 }
 
-bool Bells::exchange(Sleeper expected, Sleeper desired) {
-  auto before = static_cast<uint32_t>(expected);
-  return own().sleeping.compare_exchange_strong(before, static_cast<uint32_t>(desired));
-}
-
-WakeReason Bells::sleep(Sleeper who, uint32_t seen, int64_t timeout_ns, bool with_sockets) {
+WakeReason Bells::block(Sleeper who, uint32_t seen, const Sleep& sleep) {
+  std::atomic<uint32_t>& bell = segment_.rank(local_rank_).bell[index(who)];
   const int event_fd = event_fd_[index(who)];
   if (event_fd < 0) {
-    switch (futex_wait(own().bell[index(who)], seen, timeout_ns)) {
+    switch (futex_wait(bell, seen, sleep.timeout_ns)) {
       case FutexResult::kTimedOut:
         return WakeReason::kTimedOut;
       case FutexResult::kInterrupted:
@@ -70,13 +81,15 @@ WakeReason Bells::sleep(Sleeper who, uint32_t seen, int64_t timeout_ns, bool wit
         return WakeReason::kRung;
     }
   }
-  if (own().bell[index(who)].load() != seen) return WakeReason::kRung;
+  if (bell.load() != seen) return WakeReason::kRung;
   std::vector<pollfd> watched{{event_fd, POLLIN, 0}};
-  if (with_sockets) {
-    for (const auto& fd : sockets_) watched.push_back({fd.load(), POLLIN, 0});  // poll ignores -1
+  for (const Watched& socket : sockets_) {
+    if (!sleep.with_sockets) break;
+    const int events = POLLIN | (socket.for_room.load() ? POLLOUT : 0);
+    watched.push_back({socket.fd.load(), static_cast<short>(events), 0});  // poll ignores -1
   }
-  const timespec limit{timeout_ns / 1000000000, timeout_ns % 1000000000};
-  const int ready = ppoll(watched.data(), watched.size(), timeout_ns < 0 ? nullptr : &limit, nullptr);
+  const timespec limit{sleep.timeout_ns / 1000000000, sleep.timeout_ns % 1000000000};
+  const int ready = ppoll(watched.data(), watched.size(), &limit, nullptr);
   if (ready < 0 && errno == EINTR) return WakeReason::kSignal;
   eventfd_t count = 0;
   [[maybe_unused]] const int ignored = eventfd_read(event_fd, &count);

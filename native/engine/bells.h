@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping and waking, the one primitive: announce that you sleep, look once more, sleep; the ringer writes, then looks
-// who sleeps. Both sides are sequentially consistent, so one of them sees the other (checked in
-// negotiation_model_test.cc).
-//
-// A process has two sleepers: the engine's thread, and a caller that waits and drives. `sleeping` names the one to be
-// rung; a caller has precedence while it sleeps. A process that has control sockets sleeps in poll(), another on a
-// futex.
+// Sleeping and waking, the one primitive. The words and the order of the steps stand in doorbell.h; here is where a
+// sleeper blocks: a process that has control sockets in poll(), another on a futex.
 #pragma once
 
 #include <atomic>
@@ -13,11 +8,11 @@
 #include <deque>
 #include <vector>
 
+#include "engine/doorbell.h"
 #include "negotiation/segment.h"
 
 namespace hvd {
 
-enum class Sleeper : uint32_t { kNobody = 0, kEngine = 1, kCaller = 2 };
 enum class WakeReason : uint8_t { kRung, kTimedOut, kSignal };
 
 class Bells {
@@ -28,28 +23,66 @@ class Bells {
   Bells& operator=(const Bells&) = delete;
 
   // From now on this process sleeps in poll() and these descriptors wake it as well. Before any thread sleeps.
-  void watch(const std::vector<int>& sockets);
+  Status watch(const std::vector<int>& sockets);
   void unwatch(int socket);  // a closed one would wake for ever
+  // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
+  void watch_for_room(int socket, bool wanted);
 
+  // After what there is to do has been written, and from any thread: wakes who sleeps there.
   void ring(uint32_t local_rank);
   void ring_others();
   void ring_own_engine();  // whoever is announced
 
-  void announce(Sleeper who) { own().sleeping.store(static_cast<uint32_t>(who)); }
-  // Only from `expected`, so that an engine's thread does not hide a caller.
-  bool exchange(Sleeper expected, Sleeper desired);
-  uint32_t seen(Sleeper who) { return own().bell[index(who)].load(); }
-  // `seen` was read before the last look for work. with_sockets: wake for the watched sockets too.
-  WakeReason sleep(Sleeper who, uint32_t seen, int64_t timeout_ns, bool with_sockets);
+  struct Sleep {
+    int64_t timeout_ns = 0;     // 0: there is work, do not sleep
+    bool with_sockets = false;  // wake for the watched sockets as well
+  };
+  // Blocks unless look() sees work, until the bell rings. A caller must hold the driver's token.
+  template <class Look>
+  WakeReason sleep(Sleeper who, Look&& look) {
+    FallAsleep<> fall(who);
+    WakeReason reason = WakeReason::kRung;
+    Doorbell<SharedWord32> door = doorbell(local_rank_);
+    Sleep sleep;
+    while (fall.state() != FallAsleep<>::State::kAwake) {
+      if (fall.state() == FallAsleep<>::State::kSleep) reason = block(who, fall.seen(), sleep);
+      fall.step(door, [&] {
+        sleep = look();
+        return sleep.timeout_ns == 0;
+      });
+    }
+    return reason;
+  }
+  // A caller drives from now on: nobody needs to be rung.
+  void hide_engine() { doorbell(local_rank_).sleeping.store(static_cast<uint32_t>(Sleeper::kNobody)); }
+  // Whoever had the token and did not sleep gives the bell back to the engine's thread, and with it what came since.
+  template <class Look>
+  void hand_over(Look&& there_is_work) {
+    HandOver<> hand_over;
+    Doorbell<SharedWord32> door = doorbell(local_rank_);
+    while (hand_over.state() != HandOver<>::State::kRing && hand_over.state() != HandOver<>::State::kDone) {
+      hand_over.step(door, there_is_work);
+    }
+    if (hand_over.state() == HandOver<>::State::kRing) ring_own_engine();
+  }
 
  private:
   static size_t index(Sleeper who) { return static_cast<size_t>(who) - 1; }
-  RankBlock& own() { return segment_.rank(local_rank_); }
-  void ring_bell(uint32_t local_rank, Sleeper who);
+  Doorbell<SharedWord32> doorbell(uint32_t local_rank) {
+    RankBlock& block = segment_.rank(local_rank);
+    return {SharedWord32(block.sleeping), {SharedWord32(block.bell[0]), SharedWord32(block.bell[1])}};
+  }
+  void rang(uint32_t local_rank, Sleeper who);
+  WakeReason block(Sleeper who, uint32_t seen, const Sleep& sleep);
 
   Segment& segment_;
   const uint32_t local_rank_;
-  std::deque<std::atomic<int>> sockets_;  // -1: unwatched
+  struct Watched {
+    explicit Watched(int socket) : fd(socket) {}
+    std::atomic<int> fd;  // -1: unwatched
+    std::atomic<bool> for_room{false};
+  };
+  std::deque<Watched> sockets_;
   int event_fd_[2] = {-1, -1};
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
 #include <algorithm>
+#include <exception>
+#include <new>
 
 #include "engine/engine.h"
 #include "platform/clock.h"
@@ -10,8 +12,22 @@ namespace hvd {
 
 // True while a completion callback runs on this thread: it may submit but must not wait.
 thread_local bool in_completion_callback = false;
+// The engine whose log this thread is just following, batches and callbacks included: it cannot read on in the middle.
+thread_local const Engine* following = nullptr;
 
+// Nothing may leave this: not into a thread's main function, and not past whoever has to drop the token.
 bool Engine::drive(bool somebody_waits) {
+  try {
+    return advance(somebody_waits);
+  } catch (const std::bad_alloc&) {
+    poison(HVD_OUT_OF_MEMORY, rank_, "rank " + std::to_string(rank_) + " is out of memory");
+  } catch (const std::exception& error) {
+    poison(HVD_INTERNAL, rank_, "rank " + std::to_string(rank_) + ": internal error: " + error.what());
+  }
+  return true;
+}
+
+bool Engine::advance(bool somebody_waits) {
   bool progressed = false;
   for (;;) {
     if (poisoned()) {
@@ -24,13 +40,12 @@ bool Engine::drive(bool somebody_waits) {
       return true;
     }
     progressed |= serve();
-    const uint64_t position = cursor_.load(std::memory_order_relaxed);
-    Record record;
-    if (segment_->peek(position, &record)) {
-      cursor_.store(position + 1);
-      segment_->rank(local_rank_).cursor.store(position + 1);
-      apply(record);
+    if (follow_log()) {
       progressed = true;
+      continue;
+    }
+    if (!later_.empty()) {
+      for (const Announcement& announcement : std::exchange(later_, {})) announce(announcement, true);
       continue;
     }
     if (left_rank_.load() >= 0) {
@@ -40,14 +55,29 @@ bool Engine::drive(bool somebody_waits) {
     }
     flush_ready(somebody_waits);
     if (may_close(somebody_waits)) {
-      if (segment_->try_append_at(position, {RecordKind::kClose, 0})) {
+      if (segment_->try_append_at(cursor_.load(), {RecordKind::kClose, 0})) {
         segment_->header().ready_bytes.store(0);
         bells_->ring_others();
       }
       continue;
     }
+    for (const SocketLink& link : control_) bells_->watch_for_room(link.fd(), link.wants_to_write());
     return progressed;
   }
+}
+
+bool Engine::follow_log() {
+  const uint64_t position = cursor_.load(std::memory_order_relaxed);
+  Record record;
+  if (!segment_->peek(position, &record)) return false;
+  cursor_.store(position + 1);
+  segment_->rank(local_rank_).cursor.store(position + 1);
+  struct Following {
+    explicit Following(const Engine* engine) { following = engine; }
+    ~Following() { following = nullptr; }
+  } const now(this);
+  apply(record);
+  return true;
 }
 
 bool Engine::may_close(bool somebody_waits) const {
@@ -101,6 +131,7 @@ void Engine::apply(Record record) {
       return;
     }
     case RecordKind::kClose:
+      hand_out_decisions();
       close_batch();
       return;
     case RecordKind::kLeave: {
@@ -141,6 +172,10 @@ void Engine::apply_error(uint32_t id) {
   const std::string name(reader.get_string());
   const int culprit = reader.get<int32_t>();
   const std::string text(reader.get_string());
+  const uint32_t length = reader.get<uint32_t>();
+  bool for_this_rank = length == 0;
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) for_this_rank |= reader.get<int32_t>() == rank_;
+  if (!for_this_rank) return;
   SubmissionPtr failed;
   {
     const std::lock_guard lock(mutex_);
@@ -223,7 +258,8 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   announce(next);
 }
 
-bool Engine::has_work() {
+// What drive() would move. What is ready on this host lingers in it where nobody waits.
+bool Engine::has_work(bool somebody_waits) {
   Record record;
   if (poisoned() || stopping_.load() || segment_->peek(cursor_.load(), &record)) return true;
   if (is_leader()) {
@@ -231,29 +267,32 @@ bool Engine::has_work() {
       if (ring.has_data()) return true;
     }
   }
-  return stall_check_due_.load();
+  return to_leader_.can_pump() || stall_check_due_.load() || (somebody_waits && ready_here_since_ns_.load() != 0);
+}
+
+void Engine::hand_over() {
+  bells_->hand_over([this] { return has_work(true) || (spans_hosts() && in_flight_.load() > 0); });
 }
 
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
+  const auto look = [this]() -> Bells::Sleep {
+    const Bells::Sleep stay_awake;
+    if (stopped_.load()) return stay_awake;
+    // Who has the token looks when it drops it; a stop drives by itself; an abort is handled once.
+    const bool mine = !token_.load() && !stopping_.load() && !(poisoned() && abort_spread_.load());
+    const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
+    if (mine && (has_work(false) || due)) return stay_awake;
+    const int64_t linger_ns = linger_left_ns();
+    return {linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000), callers_waiting_.load() == 0};
+  };
   while (!stopped_.load()) {
-    const uint32_t seen = bells_->seen(Sleeper::kEngine);
     if (take_token()) {
       drive(false);
       drop_token();
     }
-    bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
-    const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
-    if (stopped_.load() || (!token_.load() && (has_work() || due) && !(stopping_.load() || poisoned()))) {
-      bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
-      continue;
-    }
-    const int64_t linger_ns = linger_left_ns();
-    const bool drives_alone = callers_waiting_.load() == 0;
-    bells_->sleep(Sleeper::kEngine, seen, linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000),
-                  drives_alone);
+    bells_->sleep(Sleeper::kEngine, look);
     statistics_.engine_wakes.fetch_add(1, std::memory_order_relaxed);
-    bells_->exchange(Sleeper::kEngine, Sleeper::kNobody);
   }
 }
 

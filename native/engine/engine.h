@@ -58,6 +58,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Blocks for about timeout_ms at most: what is still under way then is ended on all ranks.
   Status stop(uint32_t timeout_ms);
   void abort(int failed_rank, const std::string& text);
 
@@ -82,8 +83,8 @@ class Engine {
   Status connect();
   Status connect_shared_memory();
   Status make_transport();
-  void start_threads();
-  void forget_links();
+  Status start_monitor();
+  void drop_transport();
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
@@ -95,9 +96,9 @@ class Engine {
   Entry* intern(const std::string& name);
   Entry* next_unnamed();
   Announcement begin(const SubmissionPtr& submission);
-  void announce(const Announcement& announcement);
-  void became_ready(uint64_t bytes, bool sync);
-  void wait_for_room_in_log();
+  void announce(const Announcement& announcement, bool driving = false);
+  void became_ready(uint64_t position, uint64_t bytes, bool sync);
+  bool wait_for_room_in_log(bool driving);
   Status refuse_if_ended();
 
   // drive.cc
@@ -106,8 +107,11 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
-  bool drive(bool somebody_waits);
-  bool has_work();
+  void hand_over();                 // after the token was dropped by another than the engine's thread
+  bool drive(bool somebody_waits);  // true where something moved
+  bool advance(bool somebody_waits);
+  bool follow_log();
+  bool has_work(bool somebody_waits);
   bool linger_is_over() const;
   int64_t linger_left_ns() const;
   void apply(Record record);
@@ -122,6 +126,7 @@ class Engine {
 
   // execute.cc
   void execute(std::vector<SubmissionPtr> closed);
+  Status run(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allreduce(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_broadcast(const Submission& submission);
   Status run_allgather(Submission* submission);
@@ -136,6 +141,7 @@ class Engine {
   void spread(Effects effects);
   void apply_decisions(const std::vector<Decision>& decisions);
   void flush_ready(bool somebody_waits);
+  void hand_out_decisions();
   void send_upward(FrameKind kind, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
@@ -157,8 +163,7 @@ class Engine {
   const int world_size_;
   int hosts_ = 1;
   int host_ = 0;
-  std::vector<int> link_descriptors_;  // all links' as they came, for forked children
-  std::vector<int> ranks_of_host_;     // world ranks on this host, by local rank
+  std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
   uint32_t local_rank_ = 0;
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bells> bells_;
@@ -175,9 +180,11 @@ class Engine {
   std::atomic<uint64_t> ready_here_bytes_{0};
   std::atomic<uint64_t> ready_here_since_ns_{0};
   HandleTable handles_;
+  std::atomic<bool> started_{false};
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> stopped_{false};
+  std::atomic<uint64_t> stop_deadline_ns_{UINT64_MAX};
   std::atomic<int> left_rank_{-1};        // the first rank that left
   std::atomic<uint32_t> completions_{0};  // futex word
   std::atomic<uint32_t> completion_waiters_{0};
@@ -185,19 +192,22 @@ class Engine {
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
 
-  // Token.
+  // Token; statistics() looks at it under the mutex, under which it is let go.
+  std::mutex transport_mutex_;
   std::unique_ptr<Transport> transport_;
   std::atomic<uint64_t> cursor_{0};
   std::vector<Entry*> entry_of_id_;
   std::vector<SubmissionPtr> open_;  // ready, not closed yet
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
+  std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
   std::optional<Coordinator> coordinator_;
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
+  std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
-  bool abort_spread_ = false;
+  std::atomic<bool> abort_spread_{false};
   std::unordered_map<std::string, uint64_t> stall_reported_ns_;
 
   struct Statistics {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Running a closed batch: from submissions to slices, through the transport, back to results (steps 6 to 8).
 #include <cstring>
+#include <new>
 
 #include "engine/engine.h"
 #include "fusion/batch.h"
@@ -20,19 +21,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     Submission* first = batch.tensors.empty() ? nullptr : closed[batch.tensors[0].entry].get();
     statistics_.batches.fetch_add(1, std::memory_order_relaxed);
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
-    switch (batch.descriptor->kind) {
-      case HVD_ALLREDUCE:
-        failure = run_allreduce(batch, closed);
-        break;
-      case HVD_BROADCAST:
-        failure = run_broadcast(*first);
-        break;
-      case HVD_ALLGATHER:
-        failure = run_allgather(first);
-        break;
-      case HVD_BARRIER:
-        break;  // that all have submitted it is all there is to it
-    }
+    failure = run(batch, closed);
     if (!failure.ok()) {
       transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of `" + first->entry->name + "`");
       break;
@@ -49,6 +38,24 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
       complete(closed[i], Status(segment_->cause()).while_doing("`" + closed[i]->entry->name + "` failed"));
     }
   }
+}
+
+Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  try {
+    switch (batch.descriptor->kind) {
+      case HVD_ALLREDUCE:
+        return run_allreduce(batch, closed);
+      case HVD_BROADCAST:
+        return run_broadcast(*closed[batch.tensors[0].entry]);
+      case HVD_ALLGATHER:
+        return run_allgather(closed[batch.tensors[0].entry].get());
+      case HVD_BARRIER:
+        break;  // that all have submitted it is all there is to it
+    }
+  } catch (const std::bad_alloc&) {
+    return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(rank_) + " has not enough memory for the result", rank_};
+  }
+  return {};
 }
 
 Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed) {

@@ -20,9 +20,11 @@ bool Engine::serve() {
   if (!is_leader()) return false;
   FrameKind kind;
   std::string payload;
-  for (RingReceiver& ring : from_followers_) {
+  for (uint32_t r = 0; r < from_followers_.size(); ++r) {
+    RingReceiver& ring = from_followers_[r];
     if (!ring.receive()) continue;
     any = true;
+    if (r != local_rank_) bells_->ring(r);  // it may sleep on what did not fit
     while (ring.frames().next(&kind, &payload)) handle_upward(host_, kind, payload);
     if (ring.frames().broken()) poison(HVD_INTERNAL, -1, "a request ring holds no valid frame");
   }
@@ -80,6 +82,7 @@ void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
       const int rank = reader->get<int32_t>();
       const std::string name(reader->get_string());
       const std::string body(reader->get_string());
+      const bool waits = kind == FrameKind::kRequest && reader->get<uint8_t>() != 0;
       Descriptor checked;
       if (reader->broken() || rank < 0 || rank >= world_size_ || options_.host_of_rank[rank] != host ||
           (kind == FrameKind::kRequest && !Descriptor::decode(body, &checked))) {
@@ -87,7 +90,7 @@ void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
         return;
       }
       if (kind == FrameKind::kRequest) {
-        coordinator_->request(rank, name, body, now, &effects);
+        coordinator_->request(rank, name, body, waits, now, &effects);
       } else {
         coordinator_->refuse(rank, name, body, now, &effects);
       }
@@ -157,8 +160,30 @@ void Engine::spread(Effects effects) {
       link.send(FrameKind::kRecords, frame);
       statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
     }
+    std::vector<uint64_t> until;
+    for (const SocketLink& link : control_) until.push_back(link.bytes_queued());
+    closes_.push_back(std::move(until));
   }
   apply_decisions(effects.decisions);
+}
+
+// Rank 0 may block in a batch only when the others can know of it: what tells them must not wait behind a full socket.
+// What comes after this batch's CLOSE may, for they may be in the batch by now and read nothing.
+void Engine::hand_out_decisions() {
+  if (closes_.empty()) return;
+  const std::vector<uint64_t> until = std::move(closes_.front());
+  closes_.pop_front();
+  while (!poisoned()) {
+    std::vector<pollfd> full;
+    for (size_t i = 0; i < until.size(); ++i) {
+      control_[i].pump();
+      if (control_[i].bytes_sent() < until[i] && !control_[i].closed()) {
+        full.push_back({control_[i].fd(), POLLOUT, 0});
+      }
+    }
+    if (full.empty()) return;
+    ::poll(full.data(), full.size(), 100);
+  }
 }
 
 void Engine::handle_downward(FrameKind kind, const std::string& payload) {
@@ -203,16 +228,11 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (decision.kind == RecordKind::kLeave && decision.id < may_close_.size()) may_close_[decision.id] = true;
     // Reset first: a rank that reads the record may submit the next round at once.
     if (decision.reset) segment_->tally(decision.id).reset();
-    wait_for_room_in_log();
+    if (!wait_for_room_in_log(true)) return;
     segment_->append({decision.kind, decision.id});
   }
-  SegmentHeader& header = segment_->header();
-  const bool act_now = spans_hosts() || header.waiting.load() > 0;
-  if (act_now) {
-    bells_->ring_others();
-  } else if (header.ready_bytes.fetch_add(1) == 0) {
-    bells_->ring(local_rank_);
-  }
+  // This thread drives: it reads on by itself, and lingers or closes.
+  if (spans_hosts() || segment_->header().waiting.load() > 0) bells_->ring_others();
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.
@@ -245,7 +265,7 @@ void Engine::flush_ready(bool somebody_waits) {
 void Engine::send_leave() {
   const uint32_t me = static_cast<uint32_t>(rank_);
   if (!spans_hosts()) {
-    wait_for_room_in_log();
+    if (!wait_for_room_in_log(true)) return;
     segment_->append({RecordKind::kLeave, me});
     bells_->ring_others();
     return;
@@ -273,8 +293,7 @@ void Engine::spread_abort() {
       .put_string(cause.text());
   const std::string frame = payload.take();
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
-  forget_links();
-  transport_.reset();
+  drop_transport();
   bells_->ring_others();
 }
 
@@ -283,6 +302,9 @@ void Engine::spread_abort() {
 void Engine::transport_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
+  // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
+  // rank 0 above all, through which the cause reaches everybody.
+  if (spans_hosts()) drop_transport();
   while (spans_hosts() && is_leader() && !poisoned() && now_ns() < deadline) {
     std::vector<pollfd> watched;
     for (const SocketLink& link : control_) {

@@ -6,15 +6,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "engine/engine.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
-#include "platform/fork_watch.h"
+#include "platform/private_descriptors.h"
 #include "transport/factories.h"
 
 namespace hvd {
+
+extern thread_local bool in_completion_callback;
 
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
@@ -23,10 +28,6 @@ Engine::Engine(EngineOptions options)
       has_left_(options_.host_of_rank.size(), false),
       may_close_(options_.host_of_rank.size(), false) {
   host_ = options_.host_of_rank[rank_];
-  for (const EngineOptions::Link& link : options_.links) {
-    link_descriptors_.push_back(link.fd);
-    close_on_fork(link.fd);
-  }
   for (int r = 0; r < world_size_; ++r) {
     hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
     if (options_.host_of_rank[r] != host_) continue;
@@ -41,8 +42,24 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
   if (engine->spans_hosts() && engine->hosts_ != world_size) {
     return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
   }
-  HVD_RETURN_IF_ERROR(engine->connect());
-  engine->start_threads();
+  Status status;
+  try {
+    status = engine->connect();
+    if (status.ok()) engine->thread_ = std::thread([started = engine.get()] { started->engine_thread(); });
+  } catch (const std::bad_alloc&) {
+    status = Status(HVD_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {  // no more threads, most likely
+    status = Status(HVD_UNAVAILABLE, error.what());
+  }
+  if (!status.ok()) {
+    // The peers that have attached must not wait for this rank.
+    if (engine->segment_ != nullptr) {
+      const std::string text = "rank " + std::to_string(engine->rank_) + " could not start: " + status.text();
+      engine->segment_->poison(status.code(), engine->rank_, text);
+    }
+    return status;
+  }
+  engine->started_.store(true);
   *out = std::move(engine);
   return {};
 }
@@ -60,6 +77,7 @@ Status Engine::connect() {
   if (coordinates()) coordinator_.emplace(options_.host_of_rank);
   if (spans_hosts()) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
     std::vector<int> sockets;
     for (EngineOptions::Link& link : options_.links) {
       if (link.purpose != HVD_LINK_CONTROL) continue;
@@ -71,9 +89,13 @@ Status Engine::connect() {
       return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
                                         " control links, seen " + std::to_string(control_.size())};
     }
-    bells_->watch(sockets);
+    HVD_RETURN_IF_ERROR(bells_->watch(sockets));
   }
-  return make_transport();
+  // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
+  HVD_RETURN_IF_ERROR(start_monitor());
+  Status status = make_transport();
+  // The reason why it was interrupted says more than that it was.
+  return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
 // Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
@@ -132,13 +154,7 @@ Status Engine::make_transport() {
   return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
 }
 
-// Before any of them is closed here: its number may then belong to somebody else.
-void Engine::forget_links() {
-  for (const int fd : link_descriptors_) keep_on_fork(fd);
-  link_descriptors_.clear();
-}
-
-void Engine::start_threads() {
+Status Engine::start_monitor() {
   std::vector<Monitor::Peer> peers;
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
     if (r == local_rank_) continue;
@@ -155,14 +171,20 @@ void Engine::start_threads() {
     poison(HVD_RANK_LOST, rank,
            "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ") died without leaving the job");
   };
-  const auto on_tick = [this] {
+  const auto deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
+  const auto on_tick = [this, deadline_ns] {
+    if (!started_.load()) {
+      if (now_ns() < deadline_ns) return;
+      poison(HVD_UNAVAILABLE, -1,
+             "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
+                 " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
+    }
     if (!coordinates()) return;
     stall_check_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
-  monitor_ = std::make_unique<Monitor>(*segment_, local_rank_, std::move(peers), on_death, on_tick);
-  thread_ = std::thread([this] { engine_thread(); });
+  return Monitor::start(*segment_, local_rank_, peers, on_death, on_tick, &monitor_);
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
@@ -177,8 +199,14 @@ void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
 void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
+  if (in_completion_callback) {
+    return {HVD_WOULD_DEADLOCK,
+            "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
+  }
   if (stopping_.exchange(true)) return {};
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
+  stop_deadline_ns_.store(deadline_ns);
+  bells_->ring(local_rank_);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
     return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
@@ -190,26 +218,33 @@ Status Engine::stop(uint32_t timeout_ms) {
       asked = true;
       drive(true);
       const bool done = world_size_ == 1 || ended();
+      if (done) stopped_.store(true);  // before anybody else can go on into a collective
       drop_token();
       if (done) break;
+    } else if (now_ns() > deadline_ns && !poisoned()) {
+      // Another thread sits in a collective, which only poison ends. The token follows within its next look.
+      poison(HVD_RANK_LEFT, rank_,
+             "rank " + std::to_string(rank_) + " shut down while another of its threads was inside an operation");
     }
     sleep_ms(1);
   }
-  stopped_.store(true);
   bells_->ring_own_engine();
   thread_.join();
   monitor_.reset();
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
   for (SocketLink& link : control_) link.finish_sending();
-  forget_links();
-  transport_.reset();
+  drop_transport();
   drop_token();
   return {};
 }
 
+void Engine::drop_transport() {
+  const std::lock_guard lock(transport_mutex_);
+  transport_.reset();
+}
+
 Engine::~Engine() {
-  forget_links();
   if (thread_.joinable()) {
     stopping_.store(true);
     stopped_.store(true);
@@ -219,7 +254,7 @@ Engine::~Engine() {
   monitor_.reset();
   transport_.reset();
   for (const EngineOptions::Link& link : options_.links) {
-    if (link.fd >= 0) close(link.fd);
+    if (link.fd >= 0) close_private(link.fd);
   }
   if (poison_fd_ >= 0) close(poison_fd_);
 }
@@ -229,9 +264,10 @@ std::string Engine::statistics() {
   const auto field = [&](const char* name, const std::string& value) {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
-  while (!take_token()) sleep_ms(0);
-  if (transport_ != nullptr) text += transport_->describe();
-  drop_token();
+  {
+    const std::lock_guard lock(transport_mutex_);
+    if (transport_ != nullptr) text += transport_->describe();  // names itself
+  }
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));
   field("bytes", std::to_string(statistics_.bytes.load()));

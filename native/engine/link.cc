@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "platform/private_descriptors.h"
+
 namespace hvd {
 
 void RingSender::send(FrameKind kind, std::string_view payload) {
@@ -29,6 +31,12 @@ void RingSender::pump() {
   std::memcpy(ring_->bytes, unsent_.data() + first, length - first);
   ring_->written.store(written + length, std::memory_order_seq_cst);
   unsent_.erase(0, length);
+  waits_for_room_.store(!unsent_.empty());
+}
+
+bool RingSender::can_pump() const {
+  return waits_for_room_.load() &&
+         ring_->written.load(std::memory_order_relaxed) - ring_->read.load() < uint64_t{kRingBytes};
 }
 
 bool RingReceiver::has_data() const {
@@ -43,7 +51,7 @@ bool RingReceiver::receive() {
   const size_t first = std::min<size_t>(length, kRingBytes - start);
   frames_.feed(ring_->bytes + start, first);
   frames_.feed(ring_->bytes, length - first);
-  ring_->read.store(read + length, std::memory_order_release);
+  ring_->read.store(read + length);
   return true;
 }
 
@@ -58,12 +66,13 @@ SocketLink::SocketLink(SocketLink&& other) noexcept
       peer_(other.peer_),
       closed_(other.closed_),
       unsent_(std::move(other.unsent_)),
+      bytes_sent_(other.bytes_sent_),
       frames_(std::move(other.frames_)) {
   other.fd_ = -1;
 }
 
 SocketLink::~SocketLink() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) close_private(fd_);
 }
 
 void SocketLink::send(FrameKind kind, std::string_view payload) {
@@ -76,12 +85,14 @@ void SocketLink::pump() {
     const ssize_t sent = ::send(fd_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       unsent_.erase(0, static_cast<size_t>(sent));
+      bytes_sent_ += static_cast<uint64_t>(sent);
     } else if (errno == EINTR) {
       continue;
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else {
       // The reason is read from the other direction: what the peer had to say before it went comes first.
+      bytes_sent_ += unsent_.size();
       unsent_.clear();
       return;
     }

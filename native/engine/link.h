@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How negotiation frames travel: through a ring in the segment from a rank to its host's leader, and through a control
 // socket between the leaders and rank 0. Sending never blocks: what does not fit waits in the process and goes out on
-// the next pump(). Callers serialise sends to one link.
+// the next pump(), for which the receiver of a ring rings the sender when it has made room, and Bells watches sockets.
+// Callers serialise sends to one link.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <string_view>
 
@@ -16,13 +18,16 @@ namespace hvd {
 class RingSender {
  public:
   void attach(RequestRing* ring) { ring_ = ring; }
+  // Callers serialise these two.
   void send(FrameKind kind, std::string_view payload);
   void pump();
-  bool empty() const { return unsent_.empty(); }
+  // Something waits here for room, and there is some. From any thread.
+  bool can_pump() const;
 
  private:
   RequestRing* ring_ = nullptr;
   std::string unsent_;
+  std::atomic<bool> waits_for_room_{false};
 };
 
 // The consuming end, in the leader.
@@ -51,6 +56,9 @@ class SocketLink {
   int peer() const { return peer_; }
   bool closed() const { return closed_; }
   bool wants_to_write() const { return !unsent_.empty(); }
+  // Bytes since the start: given to send(), and of those taken by the kernel.
+  uint64_t bytes_queued() const { return bytes_sent_ + unsent_.size(); }
+  uint64_t bytes_sent() const { return bytes_sent_; }
 
   void send(FrameKind kind, std::string_view payload);
   void pump();
@@ -64,6 +72,7 @@ class SocketLink {
   int peer_;
   bool closed_ = false;
   std::string unsent_;
+  uint64_t bytes_sent_ = 0;
   FrameParser frames_;
 };
 

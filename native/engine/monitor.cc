@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "platform/clock.h"
 
@@ -14,27 +16,36 @@ namespace hvd {
 
 constexpr int kTickMs = 500;
 
-Monitor::Monitor(Segment& segment, uint32_t local_rank, std::vector<Peer> peers, std::function<void(int, int)> on_death,
+Monitor::Monitor(Segment& segment, uint32_t local_rank, int stop_fd, std::function<void(int, int)> on_death,
                  std::function<void()> on_tick)
     : segment_(segment),
       local_rank_(local_rank),
       on_death_(std::move(on_death)),
       on_tick_(std::move(on_tick)),
-      stop_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      stop_fd_(stop_fd) {}
+
+Status Monitor::start(Segment& segment, uint32_t local_rank, const std::vector<Peer>& peers,
+                      std::function<void(int, int)> on_death, std::function<void()> on_tick,
+                      std::unique_ptr<Monitor>* out) {
+  const int stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (stop_fd < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
+  std::unique_ptr<Monitor> monitor(new Monitor(segment, local_rank, stop_fd, std::move(on_death), std::move(on_tick)));
   for (const Peer& peer : peers) {
     const int pidfd = peer.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1;
     if (pidfd >= 0) {
-      watches_.push_back({peer, pidfd, true});
+      monitor->watches_.push_back({peer, pidfd, true});
     } else if (peer.socket >= 0) {
-      watches_.push_back({peer, peer.socket, false});
+      monitor->watches_.push_back({peer, peer.socket, false});
     }
   }
-  thread_ = std::thread([this] { run(); });
+  monitor->thread_ = std::thread([watching = monitor.get()] { watching->run(); });
+  *out = std::move(monitor);
+  return {};
 }
 
 Monitor::~Monitor() {
   [[maybe_unused]] const int ignored = eventfd_write(stop_fd_, 1);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();  // not where the thread could not be started
   for (const Watch& watch : watches_) {
     if (watch.owned) close(watch.fd);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "negotiation/segment.h"
+#include "platform/status.h"
 
 namespace hvd {
 
@@ -23,8 +24,9 @@ class Monitor {
     int socket;  // -1: none; borrowed
   };
   // on_death(rank, pid) and on_tick() run on the monitor's thread.
-  Monitor(Segment& segment, uint32_t local_rank, std::vector<Peer> peers, std::function<void(int, int)> on_death,
-          std::function<void()> on_tick);
+  static Status start(Segment& segment, uint32_t local_rank, const std::vector<Peer>& peers,
+                      std::function<void(int, int)> on_death, std::function<void()> on_tick,
+                      std::unique_ptr<Monitor>* out);
   ~Monitor();  // ends the thread, promptly
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -35,6 +37,8 @@ class Monitor {
     int fd;
     bool owned;
   };
+  Monitor(Segment& segment, uint32_t local_rank, int stop_fd, std::function<void(int, int)> on_death,
+          std::function<void()> on_tick);
   void run();
 
   Segment& segment_;
@@ -42,7 +46,7 @@ class Monitor {
   std::vector<Watch> watches_;
   std::function<void(int, int)> on_death_;
   std::function<void()> on_tick_;
-  int stop_fd_;
+  const int stop_fd_;
   std::thread thread_;
 };
 

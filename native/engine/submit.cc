@@ -7,13 +7,27 @@
 #include "platform/clock.h"
 
 namespace hvd {
+
+extern thread_local const Engine* following;
+
 namespace {
 
 // How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few,
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
+constexpr size_t kMaxNameBytes = 4096;
+constexpr size_t kMaxReasonBytes = 1024;  // a status holds not much more
+
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
+
+std::string describe(int rank, const std::string& name) {
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+}
+
+Status name_too_long(const std::string& what) {
+  return invalid(what.substr(0, 100) + "...: a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
+}
 
 Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
   if (tensor.dtype < HVD_UINT8 || tensor.dtype > HVD_BOOL) {
@@ -36,6 +50,23 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   if (request.kind == HVD_ALLREDUCE && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));
+  }
+  return {};
+}
+
+// Null where there is something to read or to write.
+Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
+  const hvd_kind kind = prepared.descriptor.kind;
+  const auto missing = [&](size_t i, const char* end) {
+    return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
+                   " of " + std::to_string(prepared.tensors.size()) + ", seen NULL");
+  };
+  for (size_t i = 0; i < prepared.tensors.size(); ++i) {
+    if (prepared.tensors[i].count() == 0) continue;
+    if (submission.inputs[i] == nullptr) return missing(i, "input");
+    if (kind != HVD_ALLGATHER && (submission.outputs.empty() || submission.outputs[i] == nullptr)) {
+      return missing(i, "output");
+    }
   }
   return {};
 }
@@ -67,10 +98,9 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
 
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
-  const std::string what =
-      "rank " + std::to_string(rank_) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  const std::string what = describe(rank_, name);
   HVD_RETURN_IF_ERROR(check_request(request, world_size_, what));
-  if (name.size() > 4096) return invalid(what.substr(0, 100) + "...: a name has at most 4096 bytes");
+  if (name.size() > kMaxNameBytes) return name_too_long(what);
 
   auto prepared = std::make_shared<Prepared>();
   Descriptor& descriptor = prepared->descriptor;
@@ -126,16 +156,17 @@ Status Engine::refuse_if_ended() {
 
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
                       uint32_t flags, hvd_handle* handle) {
-  HVD_RETURN_IF_ERROR(refuse_if_ended());
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
   submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
+    HVD_RETURN_IF_ERROR(refuse_if_ended());  // under the lock: after that, fail_all() finds the submission
     Entry* entry = submission->prepared->entry;
     const bool named = entry != nullptr;
     if (!named) entry = next_unnamed();
@@ -158,13 +189,16 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
 }
 
 Status Engine::refuse(const char* name, const std::string& why) {
-  HVD_RETURN_IF_ERROR(refuse_if_ended());
+  if (name != nullptr && std::strlen(name) > kMaxNameBytes) {
+    return name_too_long(describe(rank_, name));
+  }
   auto submission = std::make_shared<Submission>();
   submission->is_refusal = true;
-  submission->refusal = why;
+  submission->refusal = why.substr(0, kMaxReasonBytes);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
+    HVD_RETURN_IF_ERROR(refuse_if_ended());
     Entry* entry = name != nullptr && *name != '\0' ? intern(name) : next_unnamed();
     if (entry == nullptr) return invalid("no place for another name");
     submission->entry = entry;
@@ -199,11 +233,17 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   Writer payload;
   payload.put(rank_).put_string(entry->name);
   payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
+  if (!submission->is_refusal) payload.put(static_cast<uint8_t>(submission->sync));
   to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());
   return {nullptr, 0, submission->sync, true};
 }
 
-void Engine::announce(const Announcement& announcement) {
+void Engine::announce(const Announcement& announcement, bool driving) {
+  if (following == this) {
+    if (announcement.entry != nullptr) later_.push_back(announcement);
+    if (announcement.asked_leader && !is_leader()) bells_->ring(0);
+    return;
+  }
   if (announcement.asked_leader) {
     if (is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
     bells_->ring(0);
@@ -212,9 +252,8 @@ void Engine::announce(const Announcement& announcement) {
   if (announcement.entry == nullptr) return;
   const auto id = static_cast<uint32_t>(announcement.entry->id);
   if (!spans_hosts()) {
-    wait_for_room_in_log();
-    segment_->append({RecordKind::kReady, id});
-    became_ready(announcement.bytes, announcement.sync);
+    if (!wait_for_room_in_log(driving)) return;
+    became_ready(segment_->append({RecordKind::kReady, id}), announcement.bytes, announcement.sync);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -234,26 +273,44 @@ void Engine::announce(const Announcement& announcement) {
   }
 }
 
-// Something more is in the log. Wakes those who have to act on it now: everybody once a batch is due, otherwise the own
-// engine's thread, once, which lingers for company and then closes the batch.
-void Engine::became_ready(uint64_t bytes, bool sync) {
+// READY stands in the log at `position`. Wakes those who have to act on it now: everybody once a batch is due,
+// otherwise the own engine's thread, which lingers for company and then closes the batch. Who opens a batch does that
+// for all that follows it: whether this record does, the one before it tells. (The count of bytes could not: it and the
+// log do not change at one time.)
+void Engine::became_ready(uint64_t position, uint64_t bytes, bool sync) {
   SegmentHeader& header = segment_->header();
-  const uint64_t before = header.ready_bytes.fetch_add(bytes + 1);  // + 1: an empty tensor counts as well
+  const uint64_t before = header.ready_bytes.fetch_add(bytes);
   const bool due = before + bytes >= options_.settings.close_bytes || header.waiting.load() > 0;
+  Record previous;
+  const bool opens = position == 0 || !segment_->peek(position - 1, &previous) || previous.kind != RecordKind::kReady;
   if (due) bells_->ring_others();
-  if (!sync && (due || before == 0)) bells_->ring(local_rank_);
+  if (!sync && (due || opens)) bells_->ring(local_rank_);
 }
 
-// The log is a ring: its slowest reader must not be lapped.
-void Engine::wait_for_room_in_log() {
-  for (int i = 0; !segment_->log_has_room() && !poisoned() && !stopping_.load(); ++i) {
-    if (take_token()) {
+// The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
+// holds the token (`driving`) or not. False where the generation has ended: then nobody needs the record.
+bool Engine::wait_for_room_in_log(bool driving) {
+  for (int i = 0; !segment_->log_has_room(); ++i) {
+    if (poisoned() || stopped_.load()) return false;
+    if (now_ns() > stop_deadline_ns_.load()) {
+      poison(HVD_RANK_LEFT, rank_,
+             "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
+      return false;
+    }
+    // Decisions that come in while a failed batch is looked into (transport_failed): it ends in poison in any case.
+    if (following == this) return false;
+    if (driving) {
+      while (!poisoned() && follow_log()) {
+      }
+    } else if (take_token()) {
       drive(true);
       drop_token();
+      hand_over();
     }
     bells_->ring_others();
-    sleep_ms(i < 10 ? 0 : 1);
+    if (i > 0) sleep_ms(i < 10 ? 0 : 1);
   }
+  return true;
 }
 
 }  // namespace hvd

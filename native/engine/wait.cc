@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int kPauses = 100;
 constexpr int kYields = 100;
-constexpr int64_t kLookAroundNs = 100000000;  // no sleep is longer: a lost wake-up would cost this, not the job
+constexpr uint64_t kLookAroundNs = 100000000;  // no sleep is longer: a lost wake-up would cost this, not the job
 
 void pause() {
 #if defined(__x86_64__)
@@ -60,10 +61,12 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   segment_->header().waiting.fetch_add(1);
   callers_waiting_.fetch_add(1);
   bool out_of_time = false;
-  bool rung = false;
+  bool rung = false, rung_own = false;
   for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
-    if (take_token()) {
-      bells_->announce(Sleeper::kNobody);
+    // A stop drives by itself, and needs the token for that.
+    const bool leave_it = stopping_.load() && !stopped_.load();
+    if (!leave_it && take_token()) {
+      bells_->hide_engine();
       if (drive(true)) turn = 0;
       if (submission->done.load() || turn < kPauses + kYields) {
         drop_token();
@@ -74,19 +77,20 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
         bells_->ring_others();
         rung = true;
       }
-      const uint32_t seen = bells_->seen(Sleeper::kCaller);
-      bells_->announce(Sleeper::kCaller);
-      if (!has_work()) {
-        const int64_t left_ns =
-            static_cast<int64_t>(std::min<uint64_t>(deadline_ns - std::min(deadline_ns, now_ns()), kLookAroundNs));
-        out_of_time = bells_->sleep(Sleeper::kCaller, seen, left_ns, true) == WakeReason::kSignal;
-      }
-      bells_->announce(Sleeper::kNobody);
+      const WakeReason reason = bells_->sleep(Sleeper::kCaller, [&]() -> Bells::Sleep {
+        if (has_work(true)) return {};
+        const uint64_t now = now_ns();
+        if (now >= deadline_ns) return {};
+        return {static_cast<int64_t>(std::min(deadline_ns - now, kLookAroundNs)), true};
+      });
+      out_of_time = reason == WakeReason::kSignal;
       drop_token();
     } else if (!spin(turn)) {
+      // Whoever has the token may sleep, and was not rung for what this thread submitted to drive it itself.
+      if (!std::exchange(rung_own, true)) bells_->ring(local_rank_);
       completion_waiters_.fetch_add(1);
       const uint32_t seen = completions_.load();
-      if (!submission->done.load() && token_.load()) {
+      if (!submission->done.load() && (leave_it || token_.load())) {
         out_of_time = futex_wait(completions_, seen, 2000000) == FutexResult::kInterrupted;
       }
       completion_waiters_.fetch_sub(1);
@@ -95,9 +99,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   }
   callers_waiting_.fetch_sub(1);
   segment_->header().waiting.fetch_sub(1);
-  // The bell goes back to the engine's thread, and with it what came in the meantime.
-  bells_->exchange(Sleeper::kNobody, Sleeper::kEngine);
-  if (has_work() || (spans_hosts() && in_flight_.load() > 0)) bells_->ring_own_engine();
+  hand_over();
   if (!submission->done.load()) return {HVD_PENDING, ""};
   return submission->status;
 }

@@ -54,13 +54,13 @@ Coordinator::Entry* Coordinator::find_or_create(int rank, const std::string& nam
   return &entries_.back();
 }
 
-void Coordinator::request(int rank, const std::string& name, const std::string& descriptor, double now,
+void Coordinator::request(int rank, const std::string& name, const std::string& descriptor, bool waits, double now,
                           Effects* effects) {
-  add_slow(rank, name, Slow{descriptor, ""}, now, effects);
+  add_slow(rank, name, Slow{descriptor, "", waits}, now, effects);
 }
 
 void Coordinator::refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects) {
-  add_slow(rank, name, Slow{"", why.empty() ? "its call failed" : why}, now, effects);
+  add_slow(rank, name, Slow{"", why.empty() ? "its call failed" : why, true}, now, effects);
 }
 
 void Coordinator::add_slow(int rank, const std::string& name, Slow slow, double now, Effects* effects) {
@@ -116,7 +116,7 @@ void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
   int culprit = -1;
   const std::string text = verdict(*entry, &culprit);
   if (!text.empty()) {
-    fail(entry, culprit, text, effects);
+    fail(entry, culprit, text, {}, effects);
     return;
   }
   const std::string& agreed = entry->slow.begin()->second.descriptor;
@@ -180,7 +180,8 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
   return text;
 }
 
-// All members wait, but for different operations about one subject.
+// All members wait, but for different operations about one subject. A rank that does not wait may still submit the
+// others' operation.
 void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
   const std::vector<uint32_t> ids = slow_by_subject_[subject_of(entry->name)];
   if (ids.size() < 2) return;
@@ -192,7 +193,7 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
     if (other.counted > 0 || other.answers_missing > 0) return;
     std::vector<int> ranks;
     for (const auto& [rank, slow] : other.slow) {
-      if (waits[rank]) return;  // this rank has both in flight: the others may still follow
+      if (!slow.waits || waits[rank]) return;
       waits[rank] = true;
       ++waiting;
       ranks.push_back(rank);
@@ -200,12 +201,19 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
     text += "; " + list_ranks(ranks) + ": `" + other.name + "`";
   }
   if (waiting < host_of_rank_.size()) return;
-  for (const uint32_t id : ids) fail(&entries_[id], -1, text, effects);
+  for (const uint32_t id : ids) {
+    // A rank that has read the first of these errors may submit another one's entry before it reads that one.
+    std::vector<int> ranks;
+    for (const auto& [rank, slow] : entries_[id].slow) ranks.push_back(rank);
+    fail(&entries_[id], -1, text, ranks, effects);
+  }
 }
 
-void Coordinator::fail(Entry* entry, int culprit, const std::string& text, Effects* effects) {
+void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
+                       Effects* effects) {
   Writer payload;
-  payload.put_string(entry->name).put(culprit).put_string(text);
+  payload.put_string(entry->name).put(culprit).put_string(text).put(static_cast<uint32_t>(ranks.size()));
+  for (const int rank : ranks) payload.put(rank);
   effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
   finish(entry);
 }

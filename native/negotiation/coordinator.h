@@ -28,7 +28,9 @@ struct Decision {
   RecordKind kind = RecordKind::kNone;
   uint32_t id = 0;
   bool reset = false;
-  std::string payload;  // DEFINE: string name | string descriptor. ERROR: string name | i32 rank | string text
+  // DEFINE: string name | string descriptor
+  // ERROR: string name | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
+  std::string payload;
 };
 
 struct Effects {
@@ -48,7 +50,9 @@ class Coordinator {
  public:
   explicit Coordinator(std::vector<int> host_of_rank);
 
-  void request(int rank, const std::string& name, const std::string& descriptor, double now, Effects* effects);
+  // `waits`: the rank will submit nothing else before this is done.
+  void request(int rank, const std::string& name, const std::string& descriptor, bool waits, double now,
+               Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
   void refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects);
   void host_ready(int host, uint32_t id, double now, Effects* effects);
@@ -64,6 +68,7 @@ class Coordinator {
   struct Slow {  // one rank's whole request, or its refusal
     std::string descriptor;
     std::string refusal;
+    bool waits = false;
   };
   struct Entry {
     std::string name;
@@ -85,7 +90,7 @@ class Coordinator {
   void decide_if_complete(Entry* entry, Effects* effects);
   void decide_conflict(Entry* entry, Effects* effects);
   std::string verdict(const Entry& entry, int* culprit) const;
-  void fail(Entry* entry, int culprit, const std::string& text, Effects* effects);
+  void fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
   void finish(Entry* entry);
 
   std::vector<int> host_of_rank_;

@@ -55,9 +55,12 @@ class Log {
     return mine;
   }
 
+  // Returns the position at which it stands.
   template <class SlotOf>
-  static void append(SlotOf&& slot, Word tail, Record record) {
-    while (!try_append_at(slot, tail, tail.load(), record)) {
+  static uint64_t append(SlotOf&& slot, Word tail, Record record) {
+    for (;;) {
+      const uint64_t position = tail.load();
+      if (try_append_at(slot, tail, position, record)) return position;
     }
   }
 

@@ -90,9 +90,16 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
 
 Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out) {
   struct stat facts{};
-  if (fstat(memfd, &facts) != 0) return system_error("cannot look at the shared memory");
+  if (fstat(memfd, &facts) != 0) {
+    Status status = system_error("cannot look at the shared memory");
+    close(memfd);
+    return status;
+  }
   const size_t bytes = static_cast<size_t>(facts.st_size);
-  if (bytes < Layout(local_size).transport) return {HVD_UNAVAILABLE, "the shared memory is too small"};
+  if (bytes < Layout(local_size).transport) {
+    close(memfd);
+    return {HVD_UNAVAILABLE, "the shared memory is too small"};
+  }
   HVD_RETURN_IF_ERROR(map(memfd, bytes, local_size, out));
   const SegmentHeader& header = (*out)->header();
   if (header.magic != kMagic || header.layout != Layout::fingerprint()) {

@@ -84,7 +84,7 @@ class Segment {
   bool try_append_at(uint64_t position, Record record) {
     return Log<SharedWord>::try_append_at(Slots{log_}, tail_word(), position, record);
   }
-  void append(Record record) { Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
+  uint64_t append(Record record) { return Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
   // False while the slowest rank is almost a lap behind: an append would overwrite what it has not read.
   bool log_has_room();
 

@@ -109,7 +109,7 @@ const char* name_of(hvd_kind kind);
 std::string difference(const Descriptor& expected, const Descriptor& seen);
 
 enum class FrameKind : uint8_t {
-  kRequest = 1,    // to rank 0: i32 rank | string name | string descriptor
+  kRequest = 1,    // to rank 0: i32 rank | string name | string descriptor | u8 waits for it at once
   kRefuse = 2,     // to rank 0: i32 rank | string name | string why
   kHostReady = 3,  // to rank 0: u32 n | n x u32 entry
   kRecalled = 4,   // to rank 0: u32 entry | u32 count

@@ -42,7 +42,8 @@ class Transport {
   virtual Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) = 0;
   virtual Status barrier() = 0;
 
-  // JSON members (without braces) for hvd_statistics, for example "\"hop_ns\": 41, \"stores\": \"cached\"".
+  // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for
+  // example "\"hop_ns\": 41, \"stores\": \"cached\"".
   virtual std::string describe() const = 0;
 };
 

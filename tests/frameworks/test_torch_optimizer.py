@@ -385,3 +385,33 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
         return True
 
     assert worlds(1).run(run) == [True]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPool, transport: str) -> None:
+    def run() -> list[bool]:
+        import gc
+        import weakref
+
+        import horovod.torch as hvd
+        from horovod.torch.tensors import collectives
+
+        hvd.init()
+        hvd.barrier()
+        how = (hvd.Sum, None, 1.0, 1.0, hvd.global_process_set)
+        tensor = torch.ones(1000)
+        memory = weakref.ref(tensor)
+        # Each rank's own name: it stays in flight until the other submits it as well.
+        operation = collectives.allreduce(tensor, f"dropped.{hvd.rank()}", how, True)
+        del operation, tensor  # as an exception between start and wait does
+        gc.collect()
+        alive = memory() is not None
+        hvd.allreduce(torch.ones(1000), op=hvd.Sum, name=f"dropped.{1 - hvd.rank()}")
+        hvd.allreduce(torch.ones(1), name="after")
+        hvd.allreduce(torch.ones(1), name="after")
+        gc.collect()
+        return [alive, memory() is not None]
+
+    for kept, left in worlds(2, {"HOROVOD_TRANSPORT": transport}).run(run):
+        assert kept, "in flight"
+        assert not left, "done"

@@ -3,7 +3,9 @@
 // shared memory or by socket pairs.
 #pragma once
 
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
@@ -97,6 +99,11 @@ class Call {
     request_.postscale = postscale;
     return *this;
   }
+  Call& done(hvd_done_fn function, void* user) {
+    request_.done = function;
+    request_.user = user;
+    return *this;
+  }
   template <class Number>
   Call& tensor(std::vector<Number>& values, hvd_dtype dtype, std::vector<int64_t> shape = {}) {
     if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
@@ -131,6 +138,23 @@ class Call {
   std::vector<hvd_tensor> tensors_;
   std::vector<std::unique_ptr<std::vector<int64_t>>> shapes_;
 };
+
+// Runs the body in a process of its own, so that a hang is a failure within the limit and not the end of the program.
+inline void in_child(unsigned limit_s, const std::function<void()>& body) {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    check::failures() = 0;
+    alarm(limit_s);
+    body();
+    std::fflush(stdout);
+    _exit(check::failures() == 0 ? 0 : 1);
+  }
+  int outcome = -1;
+  EXPECT(child > 0 && waitpid(child, &outcome, 0) == child);
+  if (WIFSIGNALED(outcome) && WTERMSIG(outcome) == SIGALRM) std::printf("hung: ended after %u s\n", limit_s);
+  EXPECT(WIFEXITED(outcome) && WEXITSTATUS(outcome) == 0);
+}
 
 inline bool has(const Status& status, hvd_code code, std::initializer_list<const char*> words) {
   bool good = status.code() == code;

@@ -148,10 +148,10 @@ TEST(a_segment_of_another_start_is_refused) {
 TEST(the_majority_is_the_expected) {
   Coordinator coordinator({0, 0, 0});
   Effects effects;
-  coordinator.request(0, "x", descriptor({4}).encode(), 0, &effects);
-  coordinator.request(1, "x", descriptor({3}).encode(), 0, &effects);
+  coordinator.request(0, "x", descriptor({4}).encode(), true, 0, &effects);
+  coordinator.request(1, "x", descriptor({3}).encode(), true, 0, &effects);
   EXPECT(effects.decisions.empty());
-  coordinator.request(2, "x", descriptor({3}).encode(), 0, &effects);
+  coordinator.request(2, "x", descriptor({3}).encode(), true, 0, &effects);
   const std::string text = error_text(effects);
   EXPECT(text.find("rank 0: expected shape [3], seen [4]") != std::string::npos);
   EXPECT(text.find("ranks 1, 2") != std::string::npos);

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,41 @@ def test_a_killed_rank_is_named_by_all_others_at_once(size: int, transport: str,
         assert len(texts) == 1, "all name the same cause"
         world.end()
     assert shared_memory_files() <= files
+
+
+def fork_and_reduce_for_ever(going: str, pid_file: str) -> None:
+    """Rank 1 leaves a forked child behind, as a DataLoader does, which holds all that it inherited."""
+    import sys
+
+    import horovod.core as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        child = os.fork()
+        if child == 0:
+            os.close(int(sys.argv[1]))  # the test's own pipe
+            time.sleep(30)
+            os._exit(0)
+        Path(pid_file).write_text(str(child))
+    reduce_for_ever(going)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_forked_child_does_not_hide_the_death_of_its_rank(transport: str, tmp_path: Path) -> None:
+    going, pid_file = tmp_path / "going", tmp_path / "pid"
+    going.mkdir()
+    with World(2, {"HOROVOD_TRANSPORT": transport}) as world:
+        call = world.start(fork_and_reduce_for_ever, str(going), str(pid_file), timeout_s=20)
+        wait_until_all_go(world, going)
+        world.kill(1)
+        killed = time.monotonic()
+        try:
+            error: Any = call.outcomes()[0].error
+        finally:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        assert time.monotonic() - killed < ENDED_WITHIN_S
+        assert type(error).__name__ == "RankLostError" and error.failed_rank == 1, error
+        world.end()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

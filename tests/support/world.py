@@ -41,6 +41,7 @@ from horovod.launcher.rendezvous_server import RendezvousServer
 RANK_MAIN = Path(__file__).with_name("rank_main.py")
 START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
+MAX_RANKS = 24
 
 living: list[World] = []  # for the stack dump of conftest.py
 
@@ -239,10 +240,14 @@ class World:
             process.wait()
         self._release()
 
-    def close(self, timeout_s: float = 20.0) -> None:
-        """Lets the ranks leave in order; one that does not is killed, and named."""
+    def let_go(self) -> None:
+        """The ranks begin to leave."""
         for connection in self.connections:
             connection.close()
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Lets the ranks leave in order; one that does not is killed, and named."""
+        self.let_go()
         deadline = time.monotonic() + timeout_s
         hung = []
         for rank, process in enumerate(self.processes):
@@ -284,28 +289,40 @@ class World:
 
 
 class WorldPool:
-    """Worlds by size and environment, started on demand; a broken one is replaced at the next request."""
+    """Worlds by size and environment, started on demand; a broken one is replaced at the next request.
+
+    At most MAX_RANKS processes live at a time: the world that has not been asked for longest makes room for a new one.
+    """
 
     def __init__(self) -> None:
-        self._worlds: dict[tuple[int, tuple[tuple[str, str], ...]], World] = {}
+        self._worlds: dict[tuple[int, tuple[tuple[str, str], ...]], World] = {}  # the last used one last
 
     def __call__(self, size: int, env: Mapping[str, str] | None = None) -> World:
         key = (size, tuple(sorted((env or {}).items())))
-        world = self._worlds.get(key)
-        if world is None or not world.healthy:
-            if world is not None:
-                world.end()
-            world = self._worlds[key] = World(size, env)
-        return world
+        world = self._worlds.pop(key, None)
+        if world is not None and not world.healthy:
+            world.end()
+            world = None
+        while world is None and self._worlds and sum(w.size for w in self._worlds.values()) + size > MAX_RANKS:
+            _close([self._worlds.pop(next(iter(self._worlds)))])
+        self._worlds[key] = world or World(size, env)
+        return self._worlds[key]
 
     def close(self) -> None:
-        try:
-            for world in self._worlds.values():
-                if world.healthy:
-                    world.close()
-        finally:
-            for world in self._worlds.values():
-                world.end()
+        worlds, self._worlds = list(self._worlds.values()), {}
+        _close(worlds)
+
+
+def _close(worlds: list[World]) -> None:
+    healthy = [world for world in worlds if world.healthy]
+    try:
+        for world in healthy:
+            world.let_go()  # all at once, so that they leave at the same time
+        for world in healthy:
+            world.close()
+    finally:
+        for world in worlds:
+            world.end()
 
 
 def _death(process: subprocess.Popen[bytes]) -> str:

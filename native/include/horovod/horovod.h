@@ -12,7 +12,7 @@
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
  *  - The library reads no environment variable, writes no file, and prints only stall warnings and fatal causes
  * (stderr).
- *  - After fork() every call in the child fails with HVD_FORKED.
+ *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
 #define HOROVOD_HOROVOD_H_

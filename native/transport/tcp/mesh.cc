@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "platform/private_descriptors.h"
+
 namespace hvd {
 
 namespace {
@@ -57,7 +59,7 @@ Mesh::Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> w
 
 Mesh::~Mesh() {
   for (const std::vector<int>& of_peer : sockets_) {
-    for (int fd : of_peer) close(fd);
+    for (int fd : of_peer) close_private(fd);
   }
 }
 

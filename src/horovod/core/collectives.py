@@ -74,8 +74,6 @@ class Collectives(Generic[T]):
     ) -> Operation:
         """Starts the reduction of one tensor over all ranks."""
         context = contexts.current()
-        if name is not None and type(name) is not str:
-            name = str(name)
         try:
             op, average, prescale, postscale, process_set = how
             op = resolve_op(op, average)
@@ -108,8 +106,6 @@ class Collectives(Generic[T]):
         """Starts the reduction of several tensors, done or failed as a whole. The result is a list, in place a
         tuple."""
         context = contexts.current()
-        if name is not None and type(name) is not str:
-            name = str(name)
         adapter = self._adapter
         try:
             op, average, prescale, postscale, process_set = how
@@ -146,8 +142,6 @@ class Collectives(Generic[T]):
         """Starts the concatenation of all ranks' tensors along dimension 0, in rank order. `with_rows`: the result is
         (tensor, rows that each rank gave)."""
         context = contexts.current()
-        if name is not None and type(name) is not str:
-            name = str(name)
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
@@ -180,8 +174,6 @@ class Collectives(Generic[T]):
     ) -> Operation:
         """Starts the copy of the root's tensor to all ranks."""
         context = contexts.current()
-        if name is not None and type(name) is not str:
-            name = str(name)
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
@@ -249,6 +241,10 @@ class Collectives(Generic[T]):
         """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time
         on, so that a name which never comes back leaves nothing behind in the native core."""
         kind, name, op, *_, prescale, postscale, set_number = key
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name: expected a str, seen {type(name).__name__}")
+        if name is not None and "\0" in name:
+            raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
         if kind == ALLREDUCE:
             _check_reduction(op, metas)
         for dtype, shape in metas:
@@ -282,11 +278,8 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
     return finish(operation)
 
 
-def _wire_name(label: str, name: Any) -> bytes | None:
-    """The bytes by which ranks meet: one to one for every str, NUL (which ends a C string) and surrogates included."""
-    if name is None:
-        return None
-    return f"{label}.{name}".encode("utf-8", "surrogatepass").replace(b"\0", b"\xc0\x80")
+def _wire_name(label: str, name: str | None) -> bytes | None:
+    return None if name is None else f"{label}.{name}".encode()
 
 
 def _check_reduction(op: Any, metas: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
@@ -409,6 +402,8 @@ def _refuse(context: Context, label: str, name: Any, error: Exception) -> NoRetu
         raise error
     shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
     text = f"rank {context.rank}: {shown}: {error}"
-    text += context.refuse(_wire_name(label, name), 0, str(error))
+    # A name that is no str is what the peers may well have as one: they wait under it.
+    wire_name = None if name is None else f"{label}.{name}".partition("\0")[0]
+    text += context.refuse(wire_name, 0, str(error))
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

@@ -94,12 +94,14 @@ class Context:
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
             self.library.hvd_free(self.pointer)
 
-    def refuse(self, name: bytes | None, process_set: int, why: str) -> str:
+    def refuse(self, name: str | None, process_set: int, why: str) -> str:
         """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
         too."""
         status = native.Status()
-        text = why.encode("utf-8", "replace").replace(b"\0", b"\\0")
-        code = self.library.hvd_refuse(self.pointer, name, process_set, text, ctypes.addressof(status))
+        # The very call that is refused may hold what cannot be encoded.
+        wire_name = None if name is None else name.encode(errors="backslashreplace")
+        reason = why.encode(errors="backslashreplace")
+        code = self.library.hvd_refuse(self.pointer, wire_name, process_set, reason, ctypes.addressof(status))
         return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:

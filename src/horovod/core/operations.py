@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A submitted operation until its result is taken (step 8), and the table of those that users hold a number of.
 
-An Operation keeps every tensor alive that the engine may still touch, and its generation. One that is dropped before it
-was waited for (an exception on the way) is kept until it is done all the same. Waiting frees the GIL, drives the
-engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the operation in
-the table.
+An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
+the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
+operation in the table, so that its memory outlives the engine's use of it. An operation that is dropped without being
+waited for (an exception on the way, say) leaves its tensors in a list until the engine is done with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
 _numbers = itertools.count(1)
-_dropped: list[Operation] = []
+_dropped: list[tuple[Context, int, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
 
 
 class Operation:
@@ -62,18 +61,15 @@ class Operation:
                 context.raise_failure(code, status)
             return self.value if self.collect is None else self.collect(self)
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        self.context.library.hvd_release(self.context.pointer, self.handle)
-        self.handle = 0
-        if _dropped:
-            _forget_done()
+            context.library.hvd_release(context.pointer, self.handle)
+            self.handle = 0
+            if _dropped:
+                _forget_done()
 
     def __del__(self) -> None:
-        # The engine still writes into these tensors: the object comes back to life until it has ended.
-        if self.handle and not sys.is_finalizing():
-            _dropped.append(self)
+        if self.handle:
+            _dropped.append((self.context, self.handle, (self.value, self.keep, self.collect)))
+            _forget_done()
 
     def done(self) -> bool:
         """Whether wait() would return at once; it may still raise. May run collectives on this thread."""
@@ -83,15 +79,13 @@ class Operation:
 
 
 def _forget_done() -> None:
-    """Frees the dropped operations that have ended."""
-    dropped, _dropped[:] = _dropped[:], []
-    for operation in dropped:
-        if operation.done():
-            context = operation.context
-            context.library.hvd_release(context.pointer, operation.handle)
-            operation.handle = 0
-        else:
-            _dropped.append(operation)
+    """Lets go of the dropped operations that the engine has finished. Runs at any moment (a destructor calls it), so it
+    leaves the thread's status alone."""
+    for entry in list(_dropped):
+        context, handle, _ = entry
+        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
+            _dropped.remove(entry)
+            context.library.hvd_release(context.pointer, handle)
 
 
 def register(operation: Operation) -> int:
