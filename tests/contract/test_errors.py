@@ -245,6 +245,29 @@ def test_what_cannot_be_pickled_fails_on_all_ranks(worlds: WorldPool, framework:
         assert "cannot pickle generator" in text and "rank 0" in text, text
 
 
+NAMES_APART = [("line\nbreak", "line break"), ("💡", "💡💡"), ("", " "), ("x" * 4000, "x" * 4001)]
+
+
+def test_names_may_hold_any_text(worlds: WorldPool, framework: str) -> None:
+    def run(framework_name: str, names: list[tuple[str, str]]) -> bool:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        for pair in names:
+            order = pair if hvd.rank() == 0 else pair[::-1]
+            handles = {name: hvd.allreduce_async(ones(framework, len(name)), name=name, op=hvd.Sum) for name in order}
+            for name, handle in handles.items():
+                assert framework.array(hvd.synchronize(handle)).tolist() == [2.0] * len(name)
+            with pytest.raises(ValueError, match="op=17"):
+                hvd.allreduce(ones(framework, 1), name=pair[0], op=17)
+        for name, pattern in (("x" * 5000, "4096 bytes"), ("\udce9", "surrogates")):
+            with pytest.raises(ValueError, match=pattern):
+                hvd.allreduce(ones(framework, 1), name=name)
+        works_afterwards(framework)
+        return True
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework, NAMES_APART) == [True, True]
+
+
 def test_handles_that_are_unknown(worlds: WorldPool, framework: str) -> None:
     def run(framework_name: str) -> bool:
         hvd = frameworks.load(framework_name).hvd

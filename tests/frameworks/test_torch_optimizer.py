@@ -210,6 +210,75 @@ def test_the_wrapped_optimizer_is_one_of_its_class_with_its_state(worlds: WorldP
     assert worlds(2, SHM).run(run) == [True, True]
 
 
+def test_layers_may_be_frozen_and_trained_again(worlds: WorldPool) -> None:
+    def run() -> tuple[bool, bool, bool]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), named_parameters=model.named_parameters()
+        )
+        assert not model[0].weight.requires_grad
+
+        def steps() -> Any:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(8, 4) + hvd.rank()).sum().backward()
+                optimizer.step()
+            return hvd.allgather(model[0].weight.detach().reshape(1, -1).clone())
+
+        before = model[0].weight.detach().clone()
+        frozen = steps()
+        kept = torch.equal(model[0].weight, before)  # no zeros for it, hence no weight decay
+        model[0].requires_grad_(True)
+        trained = steps()
+        model[0].requires_grad_(False)
+        steps()
+        return kept, torch.equal(trained[0], trained[1]), not torch.equal(frozen, trained)
+
+    assert worlds(2, SHM).run(run) == [(True, True, True)] * 2
+
+
+def test_a_copy_is_refused(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import copy
+        import pickle
+
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrapped([weight])
+        for how in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                how(optimizer)
+        return True
+
+    assert worlds(1).run(run) == [True]
+
+
+def test_a_gradient_that_cannot_be_sent_fails_on_all_ranks(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+        table = torch.nn.Embedding(4, 2, sparse=hvd.rank() == 1)
+        optimizer = wrapped(table.parameters(), named_parameters=table.named_parameters())
+        try:
+            table(torch.tensor([0])).sum().backward()
+        except (NotImplementedError, hvd.HorovodInternalError) as error:
+            text = str(error)
+        else:
+            text = "no error"
+        assert optimizer is not None
+        assert float(hvd.allreduce(torch.ones(1), name="after")) == 1.0
+        return text
+
+    for text in worlds(2, SHM).run(run):
+        assert "`allreduce.weight`" in text or "`weight`" in text
+        assert "rank 1" in text and "sparse_as_dense=True" in text
+
+
 def test_sparse_gradients(worlds: WorldPool) -> None:
     def run() -> list[list[float]]:
         import horovod.torch as hvd

@@ -150,6 +150,36 @@ def test_gradients_of_the_operations(worlds: WorldPool) -> None:
     assert worlds(3, SHM).run(run) == [True] * 3
 
 
+def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: WorldPool) -> None:
+    def run() -> tuple[str, float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        bad = torch.complex64 if hvd.rank() == 1 else torch.float32
+        state = {"a": torch.ones(3), "b": torch.zeros(3, dtype=bad), "c": torch.full((50, 40), float(hvd.rank())).t()}
+        try:
+            hvd.broadcast_parameters(state, root_rank=0)
+        except (ValueError, hvd.HorovodInternalError) as error:
+            text = str(error)
+        else:
+            text = "no error"
+        return text, float(state["c"].max())
+
+    for text, last in worlds(2, SHM).run(run):
+        assert "complex64" in text and "`" in text
+        assert last == 0.0
+
+
+def test_what_is_missing_says_so() -> None:
+    import horovod.torch as hvd
+
+    with pytest.raises(AttributeError, match="alltoall is part of Horovod's interface, but is not supported yet"):
+        hvd.alltoall  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        hvd.nothing  # noqa: B018
+    assert not hasattr(hvd, "reducescatter")
+
+
 def test_the_package_has_the_names_and_parameters_that_scripts_use() -> None:
     import inspect
 

@@ -16,9 +16,13 @@ Array = np.ndarray[Any, Any]
 @dataclasses.dataclass
 class Parameter:
     grad: Array | None = None
+    trained: bool = True
 
 
 class Gradients:
+    def wanted(self, parameter: Parameter) -> bool:
+        return parameter.trained
+
     def current(self, parameter: Parameter) -> object | None:
         return parameter.grad
 
@@ -124,6 +128,30 @@ def test_a_parameter_without_a_gradient_gets_what_the_others_have() -> None:
     job.backward(a=1.0)
     assert job.peers.sent == {"a": [1.0], "b": [0.0]}
     assert job.values() == (1.0, 7.0)
+
+
+def test_a_frozen_parameter_is_left_alone() -> None:
+    job = Job()
+    job.b.trained = False
+    job.backward(a=1.0)
+    assert job.peers.sent == {"a": [1.0]}
+    assert job.b.grad is None
+
+
+def test_an_error_in_one_gradient_does_not_leave_the_peers_without_the_others() -> None:
+    job = Job()
+    start = job.peers.start
+
+    def start_but_a(tensor: Array, name: str) -> Started:
+        if name == "a":
+            raise ValueError("a cannot be sent")
+        return start(tensor, name)
+
+    job.reducer._start_reduction = start_but_a
+    job.a.grad, job.b.grad = np.ones(2), np.ones(2)
+    with pytest.raises(ValueError, match="a cannot be sent"):
+        job.reducer.complete_step()
+    assert job.peers.events == [("start", "b"), ("wait", "b")]
 
 
 def test_a_gradient_from_an_earlier_pass_is_sent_when_the_step_is_due() -> None:

@@ -3,8 +3,8 @@
 
 A *pass* is one backward; a *step* ends with begin_step(). A parameter is due when its gradient has been ready
 `passes_per_step` times in a step; its reduction starts at that moment, while backward goes on. finish(), called at the
-end of backward, makes a *round* of it: as soon as one reduction has started, every registered parameter is reduced, so
-that all ranks agree without asking each other. A parameter that has got no gradient on this rank contributes
+end of backward, makes a *round* of it: as soon as one reduction has started, every parameter that is not frozen is
+reduced, so that all ranks agree without asking each other. One that has got no gradient on this rank contributes
 
   zeros, which then become its gradient, where it has none at all;
   zeros, to which the result is added, where its gradient is still the one that the last round left: that value is
@@ -40,6 +40,10 @@ class Waitable(Protocol):
 
 class Gradients(Protocol[P_contra, T]):
     """How a framework's package reads and writes the gradient of a parameter."""
+
+    def wanted(self, parameter: P_contra) -> bool:
+        """Whether the parameter is being trained: a frozen one needs no gradient."""
+        ...
 
     def current(self, parameter: P_contra) -> object | None:
         """The gradient object as it stands, for comparison by identity; None where there is none."""
@@ -143,10 +147,14 @@ class GradientReducer(Generic[P, T]):
     def reduce_all(self) -> None:
         """Starts what has not started, waits for all in the order in which they started, stores the results."""
         started = set(map(id, self._in_flight))
-        for slot in self._slots:
-            if id(slot) not in started:
-                self._fill(slot)
         first_error: Exception | None = None
+        for slot in self._slots:
+            if id(slot) not in started and self._gradients.wanted(slot.parameter):
+                try:
+                    self._fill(slot)
+                except Exception as error:
+                    # The peers wait for the rest of the round.
+                    first_error = first_error or error
         in_flight, self._in_flight = self._in_flight, []
         for index, slot in enumerate(in_flight):
             try:

@@ -11,6 +11,8 @@
 and `horovodrun -np 4 python train.py` starts it.
 """
 
+from typing import NoReturn
+
 from horovod.core.context import (
     ccl_built,
     cross_rank,
@@ -68,6 +70,33 @@ from horovod.torch.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+
+# Names of Horovod's interface that this version has not: asking for one says so.
+_MISSING = frozenset(
+    (
+        "SyncBatchNorm",
+        "alltoall",
+        "alltoall_async",
+        "elastic",
+        "grouped_allgather",
+        "grouped_allgather_async",
+        "grouped_reducescatter",
+        "grouped_reducescatter_async",
+        "join",
+        "reducescatter",
+        "reducescatter_async",
+        "sparse_allreduce_async",
+        "start_timeline",
+        "stop_timeline",
+    )
+)
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _MISSING:
+        raise AttributeError(f"horovod.torch.{name} is part of Horovod's interface, but is not supported yet")
+    raise AttributeError(f"module 'horovod.torch' has no attribute {name!r}")
+
 
 __all__ = [
     "Adasum",

@@ -37,6 +37,9 @@ class _Gradients:
     def __init__(self, sparse_as_dense: bool) -> None:
         self._sparse_as_dense = sparse_as_dense
 
+    def wanted(self, parameter: Tensor) -> bool:
+        return bool(parameter.requires_grad)
+
     def current(self, parameter: Tensor) -> object | None:
         gradient: object | None = parameter.grad
         return gradient
@@ -45,12 +48,7 @@ class _Gradients:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout is not torch.strided:
-            if not self._sparse_as_dense:
-                raise NotImplementedError(
-                    f"a gradient with layout {gradient.layout} is not supported yet\n"
-                    "hint: pass sparse_as_dense=True to DistributedOptimizer, or make the embedding with sparse=False"
-                )
-            return gradient.to_dense()
+            return gradient.to_dense() if self._sparse_as_dense else gradient
         if has_overlap(gradient):
             # sum().backward() gives an expanded gradient; the result needs memory of its own.
             gradient = parameter.grad = gradient.contiguous()
@@ -102,12 +100,16 @@ class _DistributedOptimizer:
         """Gives every parameter that is not registered yet its name and its hook."""
         for group_index, group in enumerate(self.param_groups):
             for index, parameter in enumerate(group["params"]):
-                if parameter in self._hvd_numbers or not parameter.requires_grad:
+                if parameter in self._hvd_numbers or not _is_trainable(parameter):
                     continue
                 name = self._hvd_names.get(parameter, f"{group_index}.{index}")
                 self._hvd_numbers[parameter] = self._hvd_reducer.add(name, parameter)
                 if self._hvd_active:
+                    # A frozen parameter may be trained later; torch takes hooks for trained ones only, and keeps them.
+                    trained = parameter.requires_grad
+                    parameter.requires_grad_(True)
                     parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
+                    parameter.requires_grad_(trained)
 
     def _hvd_ready(self, parameter: Tensor) -> None:
         running = self._hvd_backward()
@@ -163,6 +165,13 @@ class _DistributedOptimizer:
         if "_hvd_reducer" in self.__dict__:
             self._hvd_register()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses copy and pickle: the copy would have neither hooks nor reducer, and ranks would drift apart."""
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled\n"
+            "hint: save its state_dict(), or copy the optimizer before it is wrapped"
+        )
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own; counting of passes starts again."""
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
@@ -209,6 +218,12 @@ def DistributedOptimizer(
     how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
 
     def start(gradient: Tensor, name: str) -> Operation:
+        if gradient.layout is not torch.strided:
+            text = (
+                f"a gradient with layout {gradient.layout} is not supported yet\n"
+                "hint: pass sparse_as_dense=True to DistributedOptimizer, or make the embedding with sparse=False"
+            )
+            collectives.refuse("allreduce", name, NotImplementedError(text))
         return collectives.allreduce(gradient, name, how, True)
 
     kind = type(optimizer)
@@ -234,6 +249,11 @@ def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Te
             optimizer._hvd_ready(parameter)
 
     return hook
+
+
+def _is_trainable(parameter: Tensor) -> bool:
+    # A complex gradient has no reduction yet: it fails with an error that says so, where skipping it would say nothing.
+    return bool(parameter.is_floating_point() or parameter.is_complex())
 
 
 def _check_passes(passes: Any) -> None:

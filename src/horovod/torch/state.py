@@ -36,7 +36,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             raise InvalidRequestError(
                 f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
             )
-    _wait_all([_started(tensor, root_rank, name) for name, tensor in tensors])
+    _broadcast_all(tensors, root_rank)
     if objects:
         for name, value in broadcast_object(objects, root_rank, "broadcast_parameters.objects").items():
             params[name] = value
@@ -58,7 +58,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         for key in [key for key in group if key != "params" and key not in options]:
             del group[key]
         group.update(options)
-    started = []
+    tensors = []
     for index, (parameter, described) in enumerate(zip(parameters, structure["state"], strict=True)):
         if described is None:
             optimizer.state.pop(parameter, None)
@@ -71,8 +71,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                 state[key] = value
                 continue
             state[key] = _fitting(state.get(key), value, parameter)
-            started.append(_started(state[key], root_rank, f"optimizer_state.{index}.{key}"))
-    _wait_all(started)
+            tensors.append((f"optimizer_state.{index}.{key}", state[key]))
+    _broadcast_all(tensors, root_rank)
 
 
 def _named(params: Any) -> list[tuple[str, Any]]:
@@ -89,17 +89,20 @@ def _named(params: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in pairs if value is not None]
 
 
-def _started(tensor: Tensor, root_rank: int, name: str) -> Operation:
-    return collectives.broadcast(tensor.detach(), root_rank, name, global_process_set, True)
-
-
-def _wait_all(operations: list[Operation]) -> None:
+def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int) -> None:
+    """Starts all broadcasts in place, then waits for all: an error in one must not leave the peers without the
+    others."""
+    started: list[Operation] = []
     first_error: Exception | None = None
-    for operation in operations:
+    for name, tensor in tensors:
+        try:
+            started.append(collectives.broadcast(tensor.detach(), root_rank, name, global_process_set, True))
+        except Exception as error:
+            first_error = first_error or error
+    for operation in started:
         try:
             operation.wait()
         except Exception as error:
-            # The others are still being written to; their memory must stay until they are done as well.
             first_error = first_error or error
     if first_error is not None:
         raise first_error
