@@ -251,14 +251,16 @@ TEST(a_stream_without_end_does_not_fill_the_memory) {
     return usage.ru_maxrss;
   };
   Victim world(0);
-  const auto before_kib = peak_kib();
+  [[maybe_unused]] const auto before_kib = peak_kib();
   std::thread flood([&] {
     const std::string piece(1u << 20, 'f');
     world.send(numbers(kMaxFrameBytes));
     for (int i = 0; i < 256; ++i) world.send(piece);
   });
   EXPECT(has(world.outcome(), HVD_RANK_LOST, {"rank 1 sent rank 0"}));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own memory would be counted
   EXPECT(peak_kib() - before_kib < 64 * 1024);
+#endif
   world.hang_up();
   flood.join();
 }
