@@ -41,7 +41,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
     for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
     out->tensors.push_back(std::move(tensor));
   }
-  return !reader.broken() && reader.at_end() && kind <= HVD_BARRIER && op <= HVD_PRODUCT;
+  return !reader.broken() && reader.at_end() && kind <= HVD_REDUCESCATTER && op <= HVD_PRODUCT;
 }
 
 std::string describe_shape(const std::vector<int64_t>& shape) {
@@ -62,8 +62,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
-  return kind <= HVD_BARRIER ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",
+                                           "barrier",   "alltoall",  "reducescatter"};
+  return kind <= HVD_REDUCESCATTER ? kNames[kind] : "unknown";
 }
 
 namespace {
@@ -74,7 +75,7 @@ std::string differ(const std::string& what, const std::string& expected, const s
 
 std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {
   std::string text = describe_shape(tensor.shape);
-  if (descriptor.kind == HVD_ALLGATHER && !tensor.shape.empty()) text.replace(1, 1, "any");
+  if (is_ragged(descriptor.kind) && !tensor.shape.empty()) text.replace(1, 1, "any");
   return text;
 }
 
