@@ -165,9 +165,16 @@ Status Engine::run_allgather(Submission* submission) {
     int64_t total_bytes = 0;
     result.shape[0] = 0;
     for (size_t member = 0; member < world; ++member) {
-      bytes_of_member[member] = result.rows[member] * row_bytes;
-      total_bytes += bytes_of_member[member];
-      result.shape[0] += result.rows[member];
+      // The other ranks' word: what no memory could hold would overrun this rank's.
+      const int64_t rows_there = result.rows[member];
+      if (rows_there < 0 || __builtin_mul_overflow(rows_there, row_bytes, &bytes_of_member[member]) ||
+          __builtin_add_overflow(total_bytes, bytes_of_member[member], &total_bytes) ||
+          __builtin_add_overflow(result.shape[0], rows_there, &result.shape[0])) {
+        return {HVD_RANK_LOST,
+                "rank " + std::to_string(member) + " says that it gives " + std::to_string(rows_there) + " rows of " +
+                    std::to_string(row_bytes) + " bytes",
+                static_cast<int>(member)};
+      }
     }
     result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
     if (total_bytes > 0) {
