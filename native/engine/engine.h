@@ -129,7 +129,9 @@ class Engine {
   Status run(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allreduce(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_broadcast(const Submission& submission);
+  Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
+  Status run_alltoall(Submission* submission);
   void transport_failed(const Status& status, const std::string& doing);
 
   // leader.cc

@@ -34,7 +34,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
-  if (kind > HVD_BARRIER || op > HVD_PRODUCT) return false;
+  if (kind > HVD_REDUCESCATTER || op > HVD_PRODUCT) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -74,8 +74,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
-  return kind <= HVD_BARRIER ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",
+                                           "barrier",   "alltoall",  "reducescatter"};
+  return kind <= HVD_REDUCESCATTER ? kNames[kind] : "unknown";
 }
 
 namespace {
@@ -86,7 +87,7 @@ std::string differ(const std::string& what, const std::string& expected, const s
 
 std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {
   std::string text = describe_shape(tensor.shape);
-  if (descriptor.kind == HVD_ALLGATHER && !tensor.shape.empty()) text.replace(1, 1, "any");
+  if (is_ragged(descriptor.kind) && !tensor.shape.empty()) text.replace(1, 1, "any");
   return text;
 }
 

@@ -87,12 +87,20 @@ class Reader {
 
 struct TensorSpec {
   DataType dtype = HVD_FLOAT32;
-  std::vector<int64_t> shape;  // allgather: dimension 0 is written as 0, ragged rows travel with the data
+  std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 is written as 0, ragged rows travel with the data
 
   int64_t count() const;
   bool possible() const;  // no extent is negative, and the size in bytes fits
   bool operator==(const TensorSpec&) const = default;
 };
+
+constexpr bool reduces(hvd_kind kind) { return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER; }
+// Whether ranks may give different numbers of rows.
+constexpr bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
+// Reducescatter deals rows in member order; the first members get one more where they do not come out even.
+constexpr int64_t rows_of_member(int64_t rows, int members, int member) {
+  return rows / members + (member < rows % members ? 1 : 0);
+}
 
 // What all ranks must agree on about one name.
 struct Descriptor {
