@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -49,7 +50,10 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
     if (status.ok()) engine->thread_ = std::thread([started = engine.get()] { started->engine_thread(); });
   } catch (const std::bad_alloc&) {
     status = Status(HVD_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {  // no more threads, most likely
+  } catch (const std::system_error& error) {
+    status = Status(HVD_UNAVAILABLE, std::string("cannot start a thread: ") + error.what() +
+                                         "\nhint: raise the limits of processes (ulimit -u) and memory (ulimit -v)");
+  } catch (const std::exception& error) {
     status = Status(HVD_UNAVAILABLE, error.what());
   }
   if (!status.ok()) {
