@@ -57,8 +57,7 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
     status = Status(HVD_UNAVAILABLE, error.what());
   }
   if (!status.ok()) {
-    engine->give_up(status);
-    return status;
+    return engine->give_up(status);
   }
   engine->started_.store(true);
   *out = std::move(engine);
@@ -66,8 +65,10 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
 }
 
 // The peers that have started, or are about to, must not wait for this rank, and learn why.
-void Engine::give_up(const Status& why) {
-  const Status cause(why.code(), "rank " + std::to_string(rank_) + " could not start: " + why.text(), rank_);
+Status Engine::give_up(const Status& why) {
+  const bool names_somebody = why.text().starts_with("rank ") || why.text().starts_with("the ranks ");
+  const std::string prefix = names_somebody ? "" : "rank " + std::to_string(rank_) + " could not start: ";
+  const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : rank_);
   if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
@@ -76,6 +77,7 @@ void Engine::give_up(const Status& why) {
     link.send(FrameKind::kAbort, abort_payload(cause));
     link.finish_sending();
   }
+  return cause;
 }
 
 Status Engine::connect() {

@@ -165,12 +165,18 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _current is not None:
             return
         _check_process_sets(process_sets)
+        native.library()  # what is missing here is known before anybody waits for this rank
         settings = Settings.from_environment()
         _check_comm(comm, settings.size or 1)
         if _starts == 0:
             atexit.register(shutdown)
         _starts += 1
-        _current = Context(bootstrap.connect(settings, _starts - 1), settings)
+        world = bootstrap.connect(settings, _starts - 1)
+        try:
+            _current = Context(world, settings)
+        except BaseException:
+            world.close()
+            raise
 
 
 def shutdown() -> None:
