@@ -82,6 +82,8 @@ class Engine {
   // lifecycle.cc
   Status connect();
   Status connect_shared_memory();
+  Status share_memory(const std::vector<const EngineOptions::Link*>& local);
+  void give_up(const Status& why);
   Status make_transport();
   Status start_monitor();
   void drop_transport();

@@ -288,12 +288,7 @@ void Engine::send_leave() {
 void Engine::spread_abort() {
   if (abort_spread_) return;
   abort_spread_ = true;
-  const Status cause = segment_->cause();
-  Writer payload;
-  payload.put(static_cast<int32_t>(cause.code()))
-      .put(static_cast<int32_t>(cause.failed_rank()))
-      .put_string(cause.text());
-  const std::string frame = payload.take();
+  const std::string frame = abort_payload(segment_->cause());
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
   drop_transport();
   bells_->ring_others();

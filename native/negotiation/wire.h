@@ -63,7 +63,7 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted and tools/check-planted: would it be found?
+#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted, tools/check-all: would it be found?
     const bool outside = length > kMaxFrameBytes;
 #else
     const bool outside = rest_.size() < length;
