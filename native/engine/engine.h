@@ -109,8 +109,22 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
-  void hand_over();                 // after the token was dropped by another than the engine's thread
-  bool drive(bool somebody_waits);  // true where something moved
+  void hand_over();  // after the token was dropped by another than the engine's thread
+  // A caller that drives while this lives, where nobody else does.
+  class Driving {
+   public:
+    explicit Driving(Engine& engine);
+    ~Driving();
+    Driving(const Driving&) = delete;
+    Driving& operator=(const Driving&) = delete;
+    bool drives() const { return drives_; }
+
+   private:
+    Engine& engine_;
+    bool drives_;
+  };
+  void drive_for_a_moment(const Submission& submission);  // until it is done or it is time to sleep; needs the token
+  bool drive(bool somebody_waits);                        // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
   bool has_work(bool somebody_waits);
