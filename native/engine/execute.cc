@@ -26,6 +26,25 @@ int64_t row_bytes_of(const TensorSpec& tensor) {
   return bytes;
 }
 
+// Adds up rows as the other ranks say that they give them: the only sizes that come with the data. What no memory could
+// hold would overrun this rank's.
+struct GivenRows {
+  int64_t rows = 0;
+  int64_t bytes = 0;
+
+  Status add(size_t from, int64_t given, int64_t row_bytes, int64_t* given_bytes) {
+    if (given >= 0 && !__builtin_add_overflow(rows, given, &rows) &&
+        !__builtin_mul_overflow(given, row_bytes, given_bytes) &&
+        !__builtin_add_overflow(bytes, *given_bytes, &bytes)) {
+      return {};
+    }
+    return {HVD_RANK_LOST,
+            "rank " + std::to_string(from) + " says that it gives " + std::to_string(given) + " rows of " +
+                std::to_string(row_bytes) + " bytes",
+            static_cast<int>(from)};
+  }
+};
+
 }  // namespace
 
 void Engine::execute(std::vector<SubmissionPtr> closed) {
@@ -162,24 +181,15 @@ Status Engine::run_allgather(Submission* submission) {
     result.shape = tensors[i].shape;
     const int64_t row_bytes = row_bytes_of(tensors[i]);
     std::vector<int64_t> bytes_of_member(world);
-    int64_t total_bytes = 0;
-    result.shape[0] = 0;
+    GivenRows given;
     for (size_t member = 0; member < world; ++member) {
-      // The other ranks' word: what no memory could hold would overrun this rank's.
-      const int64_t rows_there = result.rows[member];
-      if (rows_there < 0 || __builtin_mul_overflow(rows_there, row_bytes, &bytes_of_member[member]) ||
-          __builtin_add_overflow(total_bytes, bytes_of_member[member], &total_bytes) ||
-          __builtin_add_overflow(result.shape[0], rows_there, &result.shape[0])) {
-        return {HVD_RANK_LOST,
-                "rank " + std::to_string(member) + " says that it gives " + std::to_string(rows_there) + " rows of " +
-                    std::to_string(row_bytes) + " bytes",
-                static_cast<int>(member)};
-      }
+      HVD_RETURN_IF_ERROR(given.add(member, result.rows[member], row_bytes, &bytes_of_member[member]));
     }
-    result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
-    if (total_bytes > 0) {
+    result.shape[0] = given.rows;
+    result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(given.bytes));
+    if (given.bytes > 0) {
       HVD_RETURN_IF_ERROR(transport_->allgather(submission->inputs[i], bytes_of_member, result.data.get()));
-      statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
+      statistics_.bytes.fetch_add(static_cast<uint64_t>(given.bytes), std::memory_order_relaxed);
     }
     submission->results.push_back(std::move(result));
   }
@@ -195,12 +205,16 @@ Status Engine::run_alltoall(Submission* submission) {
   Gathered result;
   result.shape = tensor.shape;
   result.shape[0] = 0;
-  for (size_t member = 0; member < world; ++member) {
-    result.rows.push_back(bytes[member * world + static_cast<size_t>(rank_)]);
+  const int64_t row_bytes = row_bytes_of(tensor);
+  GivenRows given;  // from all to all
+  for (size_t from = 0; from < world; ++from) {
+    result.rows.push_back(bytes[from * world + static_cast<size_t>(rank_)]);
+    for (size_t to = 0; to < world; ++to) {
+      int64_t& part = bytes[from * world + to];
+      HVD_RETURN_IF_ERROR(given.add(from, part, row_bytes, &part));
+    }
     result.shape[0] += result.rows.back();
   }
-  const int64_t row_bytes = row_bytes_of(tensor);
-  for (int64_t& part : bytes) part *= row_bytes;
   const auto received_bytes = static_cast<size_t>(result.shape[0] * row_bytes);
   result.data = std::make_unique_for_overwrite<std::byte[]>(received_bytes);
   HVD_RETURN_IF_ERROR(transport_->alltoall(submission->inputs[0], bytes, result.data.get()));

@@ -282,6 +282,22 @@ TEST(rows_that_no_memory_holds_are_named) {
   }
 }
 
+TEST(splits_that_no_memory_holds_are_named) {
+  for (const int64_t rows : {int64_t{-1}, INT64_MIN, INT64_MAX, INT64_MAX / 8, int64_t{1} << 61}) {
+    for (const bool to_the_victim : {true, false}) {
+      Victim world(0);
+      Descriptor descriptor;
+      descriptor.kind = HVD_ALLTOALL;
+      descriptor.tensors = {{HVD_FLOAT32, {0, 3}}};
+      world.send(FrameKind::kRequest, request(1, "splits", descriptor.encode()));
+      world.send_data(0, to_the_victim ? numbers(rows, int64_t{0}) : numbers(int64_t{0}, rows));
+      std::vector<float> values(6, 1);
+      const Status status = Call(HVD_ALLTOALL, "splits").tensor(values, HVD_FLOAT32, {2, 3}).run(world.engine());
+      EXPECT(has(status, HVD_RANK_LOST, {"rank 1 says that it gives", std::to_string(rows).c_str(), "rows"}));
+    }
+  }
+}
+
 TEST(shared_memory_that_could_shrink_or_has_another_size_is_refused) {
   std::unique_ptr<Segment> made, attached;
   EXPECT(Segment::create(1, 2, 8192, &made).ok());
