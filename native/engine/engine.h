@@ -191,6 +191,7 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
+  std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex transport_mutex_;
@@ -208,7 +209,7 @@ class Engine {
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
-  std::unordered_map<std::string, uint64_t> stall_reported_ns_;
+  uint64_t stall_reported_ns_ = 0;
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};

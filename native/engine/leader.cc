@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 
 namespace hvd {
@@ -35,10 +36,8 @@ bool Engine::serve() {
     while (link.frames().next(&kind, &payload)) {
       statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
       if (kind == FrameKind::kAbort) {
-        Reader reader(payload);
-        const auto code = static_cast<hvd_code>(reader.get<int32_t>());
-        const int rank = reader.get<int32_t>();
-        poison(code, rank, std::string(reader.get_string()));
+        const Status cause = decode_abort(payload);
+        poison(cause.code(), cause.failed_rank(), cause.text());
       } else if (coordinates()) {
         handle_upward(options_.host_of_rank[link.peer()], kind, payload);
       } else {
@@ -215,7 +214,7 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (decision.id >= kMaxEntries) {
       Reader reader(decision.payload);
       const std::string name(reader.get_string());
-      poison(HVD_ABORTED, reader.get<int32_t>(), "`" + name + "`: " + std::string(reader.get_string()));
+      poison(HVD_ABORTED, reader.get<int32_t>(), quote_name(name) + ": " + std::string(reader.get_string()));
       return;
     }
     bool stored = true;
@@ -286,12 +285,7 @@ void Engine::send_leave() {
 void Engine::spread_abort() {
   if (abort_spread_) return;
   abort_spread_ = true;
-  const Status cause = segment_->cause();
-  Writer payload;
-  payload.put(static_cast<int32_t>(cause.code()))
-      .put(static_cast<int32_t>(cause.failed_rank()))
-      .put_string(cause.text());
-  const std::string frame = payload.take();
+  const std::string frame = encode_abort(segment_->cause());
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
   drop_transport();
   bells_->ring_others();

@@ -126,6 +126,22 @@ std::string difference(const Descriptor& expected, const Descriptor& seen) {
   return "";
 }
 
+std::string encode_abort(const Status& cause) {
+  Writer payload;
+  payload.put(static_cast<int32_t>(cause.code())).put(static_cast<int32_t>(cause.failed_rank()));
+  return payload.put_string(cause.text()).take();
+}
+
+Status decode_abort(std::string_view payload) {
+  Reader reader(payload);
+  const int32_t code = reader.get<int32_t>();
+  const int32_t rank = reader.get<int32_t>();
+  std::string text(reader.get_string());
+  // A sender's nonsense ends the generation as well, but not as success.
+  const bool known = code > HVD_OK && code <= HVD_INTERNAL;
+  return {known ? static_cast<hvd_code>(code) : HVD_INTERNAL, std::move(text), rank};
+}
+
 std::string make_frame(FrameKind kind, std::string_view payload) {
   Writer writer;
   writer.put(static_cast<uint32_t>(payload.size() + 1)).put(static_cast<uint8_t>(kind));
