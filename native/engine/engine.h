@@ -163,6 +163,7 @@ class Engine {
   void flush_ready(bool somebody_waits);
   void hand_out_decisions();
   void send_upward(FrameKind kind, const std::string& payload);
+  void take_abort(int from, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
   void send_leave();
@@ -211,6 +212,7 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
+  std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex transport_mutex_;
@@ -228,7 +230,7 @@ class Engine {
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
-  std::unordered_map<std::string, uint64_t> stall_reported_ns_;
+  uint64_t stall_reported_ns_ = 0;
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};

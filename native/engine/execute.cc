@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "fusion/batch.h"
+#include "negotiation/names.h"
 
 namespace hvd {
 
@@ -62,7 +63,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of `" + first->entry->name + "`");
+      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(first->entry->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -74,7 +75,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (failure.ok()) {
       complete(closed[i], {});  // a barrier has no tensors
     } else {
-      complete(closed[i], Status(segment_->cause()).while_doing("`" + closed[i]->entry->name + "` failed"));
+      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(closed[i]->entry->name) + " failed"));
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -16,6 +17,7 @@
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
+#include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "transport/factories.h"
 
@@ -133,6 +135,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
   const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
+  const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
     return {HVD_INVALID_ARGUMENT,
@@ -140,18 +143,21 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    segment->rank(local_rank_).pid.store(pid);
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    fault_point("attach");
     for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    fault_point("attach");
     HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
+    segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
   }
   segment_ = std::move(segment);
-  segment_->rank(local_rank_).pid.store(static_cast<uint32_t>(getpid()));
   return {};
 }
 
@@ -192,10 +198,10 @@ Status Engine::start_monitor() {
     }
     peers.push_back({ranks_of_host_[r], r, pid, socket});
   }
-  const auto on_death = [this](int rank, int pid) {
-    poison(HVD_RANK_LOST, rank,
-           "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ") died without leaving the job");
-  };
+  std::vector<Monitor::FarPeer> far_peers;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_BEAT) far_peers.push_back({link.peer, std::exchange(link.fd, -1)});
+  }
   const auto deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto on_tick = [this, deadline_ns] {
     if (!started_.load()) {
@@ -209,7 +215,19 @@ Status Engine::start_monitor() {
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
-  return Monitor::start(*segment_, local_rank_, peers, on_death, on_tick, &monitor_);
+  Monitor::Events events;
+  events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
+  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
+  const bool warns = options_.settings.warnings;
+  events.on_debugger = [warns](const std::string& text) {
+    if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());
+  };
+  events.on_tick = on_tick;
+  events.on_pause = [this] { resumed_ns_.store(now_ns()); };
+  return Monitor::start(*segment_, local_rank_,
+                        {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
+                         options_.settings.lost_timeout_ms, poison_fd_},
+                        std::move(events), &monitor_);
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
@@ -239,6 +257,7 @@ Status Engine::stop(uint32_t timeout_ms) {
   };
   for (;;) {
     if (take_token()) {
+      if (!asked) fault_point("shutdown");
       if (!asked && world_size_ > 1 && !poisoned()) send_leave();
       asked = true;
       drive(true);

@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "engine/engine.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
+#include "platform/fault_point.h"
 
 namespace hvd {
 
@@ -22,11 +24,11 @@ constexpr size_t kMaxNames = kMaxEntries - 512;
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
-  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : quote_name(name));
 }
 
 Status name_too_long(const std::string& what) {
-  return invalid(what.substr(0, 100) + "...: a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
+  return invalid(what + ": a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
 }
 
 Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
@@ -177,7 +179,9 @@ Entry* Engine::intern(const std::string& name) {
   return entries_.emplace(name, std::move(entry)).first->second.get();
 }
 
-Entry* Engine::next_unnamed() { return intern("noname." + std::to_string(unnamed_++ % kUnnamedEntries)); }
+Entry* Engine::next_unnamed() {
+  return intern(std::string(kUnnamedPrefix) + std::to_string(unnamed_++ % kUnnamedEntries));
+}
 
 Status Engine::refuse_if_ended() {
   if (stopping_.load()) return end_of_job();
@@ -201,7 +205,8 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_ended());  // under the lock: after that, fail_all() finds the submission
+    // Under the lock: after that, fail_all() finds the submission.
+    HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
     Entry* entry = submission->prepared->entry;
     const bool named = entry != nullptr;
     if (!named) entry = next_unnamed();
@@ -210,8 +215,8 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
     if (entry->in_flight == nullptr) {
       announcement = begin(submission);
     } else if (named && !entry->in_flight->is_refusal) {
-      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted `" + entry->name +
-                                      "` while an operation of that name is in flight on it\nhint: wait for the first, "
+      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
+                                      " while an operation of that name is in flight on it\nhint: wait for the first, "
                                       "or give the second another name"};
     } else {
       entry->deferred.push_back(submission);
@@ -287,10 +292,13 @@ void Engine::announce(const Announcement& announcement, bool driving) {
     return;
   }
   if (announcement.entry == nullptr) return;
+  fault_point("count");  // all have arrived, and nobody has been told
   const auto id = static_cast<uint32_t>(announcement.entry->id);
   if (!spans_hosts()) {
     if (!wait_for_room_in_log(driving)) return;
-    became_ready(segment_->append({RecordKind::kReady, id}), announcement.bytes, announcement.sync);
+    const uint64_t position = segment_->append({RecordKind::kReady, id});
+    fault_point("append");  // it can be read, and nobody has been woken for it
+    became_ready(position, announcement.bytes, announcement.sync);
     return;
   }
   const std::lock_guard lock(mutex_);

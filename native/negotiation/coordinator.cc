@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "negotiation/names.h"
+
 namespace hvd {
 namespace {
 
@@ -143,7 +145,7 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
   for (const auto& [rank, slow] : entry.slow) {
     if (!slow.refusal.empty()) {
       *culprit = rank;
-      return "rank " + std::to_string(rank) + " could not submit `" + entry.name + "`: " + slow.refusal;
+      return "rank " + std::to_string(rank) + " could not submit " + quote_name(entry.name) + ": " + slow.refusal;
     }
     ranks_by_descriptor[slow.descriptor].push_back(rank);
   }
@@ -168,7 +170,7 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     expected_bytes = entry.definition;
     expected_by = "the other ranks";
   }
-  std::string text = "the ranks disagree about `" + entry.name + "`";
+  std::string text = "the ranks disagree about " + quote_name(entry.name);
   Descriptor want, got;
   Descriptor::decode(expected_bytes, &want);
   for (const auto& [bytes, ranks] : ranks_by_descriptor) {
@@ -181,7 +183,9 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     Descriptor::decode(entry.definition, &got);
     text += "; the ranks that repeated the last call: " + difference(want, got);
   }
-  return text;
+  return text +
+         "\nhint: all ranks must give a tensor of one name the same shape, dtype and arguments; look for uneven "
+         "batches, or a branch on the rank";
 }
 
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
@@ -202,9 +206,10 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
       ++waiting;
       ranks.push_back(rank);
     }
-    text += "; " + list_ranks(ranks) + ": `" + other.name + "`";
+    text += "; " + list_ranks(ranks) + ": " + quote_name(other.name);
   }
   if (waiting < host_of_rank_.size()) return;
+  text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
   for (const uint32_t id : ids) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
     std::vector<int> ranks;
@@ -240,7 +245,8 @@ std::vector<Undecided> Coordinator::undecided() const {
   std::vector<Undecided> all;
   for (const Entry& entry : entries_) {
     if (entry.slow.empty() && entry.hosts_ready == 0) continue;
-    Undecided item{entry.name, entry.since, {}, {}};
+    const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
+    Undecided item{entry.name, descriptor, entry.since, {}, {}};
     for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
       const bool here = entry.slow.contains(static_cast<int>(rank)) || entry.host_ready[host_of_rank_[rank]];
       (here ? item.arrived : item.missing).push_back(static_cast<int>(rank));

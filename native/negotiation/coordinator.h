@@ -41,6 +41,7 @@ struct Effects {
 // What a stall report says about one entry that some ranks wait for.
 struct Undecided {
   std::string name;
+  std::string descriptor;  // encoded, of one of them
   double since = 0;
   std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
   std::vector<int> missing;

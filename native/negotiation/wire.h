@@ -134,6 +134,7 @@ enum class FrameKind : uint8_t {
   kRecall = 6,     // from rank 0: u32 entry
   kRecords = 7,    // from rank 0: u32 n | n x (u8 record kind | u8 reset | u32 id | string payload)
   kAbort = 8,      // both ways: i32 code | i32 rank | string text
+  kBeat = 9,       // both ways, on beat links, which else carry kAbort alone
 };
 
 std::string make_frame(FrameKind kind, std::string_view payload);
