@@ -39,8 +39,8 @@ class SliceList {
       const int64_t stop = std::min(end, ends_[index]);
       if (stop > at) {
         const size_t skipped = static_cast<size_t>(at - slice_begin) * element_bytes_;
-        visit(slice.input + skipped, slice.output + skipped, static_cast<size_t>(at - begin) * element_bytes_,
-              stop - at);
+        visit(slice.input + skipped, slice.output == nullptr ? nullptr : slice.output + skipped,
+              static_cast<size_t>(at - begin) * element_bytes_, stop - at);
         at = stop;
       }
     }

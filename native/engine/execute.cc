@@ -9,6 +9,26 @@
 
 namespace hvd {
 
+namespace {
+
+Reduction reduction_of(const Batch& batch, int members) {
+  const Descriptor& descriptor = *batch.descriptor;
+  Reduction reduction{batch.dtype, descriptor.op, descriptor.prescale, descriptor.postscale, 1};
+  if (descriptor.op == HVD_AVERAGE) {
+    reduction.op = HVD_SUM;
+    reduction.divisor = members;
+  }
+  return reduction;
+}
+
+int64_t row_bytes_of(const TensorSpec& tensor) {
+  int64_t bytes = static_cast<int64_t>(element_size(tensor.dtype));
+  for (size_t d = 1; d < tensor.shape.size(); ++d) bytes *= tensor.shape[d];
+  return bytes;
+}
+
+}  // namespace
+
 void Engine::execute(std::vector<SubmissionPtr> closed) {
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
@@ -46,10 +66,14 @@ Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
     switch (batch.descriptor->kind) {
       case HVD_ALLREDUCE:
         return run_allreduce(batch, closed);
+      case HVD_REDUCESCATTER:
+        return run_reducescatter(batch, closed);
       case HVD_BROADCAST:
         return run_broadcast(*closed[batch.tensors[0].entry]);
       case HVD_ALLGATHER:
         return run_allgather(closed[batch.tensors[0].entry].get());
+      case HVD_ALLTOALL:
+        return run_alltoall(closed[batch.tensors[0].entry].get());
       case HVD_BARRIER:
         break;  // that all have submitted it is all there is to it
     }
@@ -72,14 +96,32 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
     elements += count;
   }
   if (elements == 0) return {};
-  const Descriptor& descriptor = *batch.descriptor;
-  Reduction reduction{batch.dtype, descriptor.op, descriptor.prescale, descriptor.postscale, 1};
-  if (descriptor.op == HVD_AVERAGE) {
-    reduction.op = HVD_SUM;
-    reduction.divisor = world_size_;
-  }
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_->allreduce(slices, reduction);
+  return transport_->allreduce(slices, reduction_of(batch, world_size_));
+}
+
+// The rows of each tensor are dealt to the members in order.
+Status Engine::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  std::vector<std::vector<Slice>> parts(static_cast<size_t>(world_size_));
+  int64_t elements = 0;
+  for (const BatchTensor& tensor : batch.tensors) {
+    const Submission& submission = *closed[tensor.entry];
+    const TensorSpec& spec = submission.prepared->tensors[tensor.tensor];
+    const int64_t count = spec.count();
+    if (count == 0) continue;
+    const int64_t row_elements = count / spec.shape[0];
+    const std::byte* input = static_cast<const std::byte*>(submission.inputs[tensor.tensor]);
+    for (int m = 0; m < world_size_; ++m) {
+      const int64_t part = rows_of_member(spec.shape[0], world_size_, m) * row_elements;
+      std::byte* const output = m == rank_ ? static_cast<std::byte*>(submission.outputs[tensor.tensor]) : nullptr;
+      if (part > 0) parts[static_cast<size_t>(m)].push_back({input, output, part});
+      input += part * static_cast<int64_t>(element_size(spec.dtype));
+    }
+    elements += count;
+  }
+  if (elements == 0) return {};
+  statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
+  return transport_->reducescatter(parts, reduction_of(batch, world_size_));
 }
 
 Status Engine::run_broadcast(const Submission& submission) {
@@ -119,15 +161,21 @@ Status Engine::run_allgather(Submission* submission) {
     result.rows.assign(rows.begin() + static_cast<ptrdiff_t>(i * world),
                        rows.begin() + static_cast<ptrdiff_t>((i + 1) * world));
     result.shape = tensors[i].shape;
-    int64_t row_bytes = static_cast<int64_t>(element_size(tensors[i].dtype));
-    for (size_t d = 1; d < result.shape.size(); ++d) row_bytes *= result.shape[d];
+    const int64_t row_bytes = row_bytes_of(tensors[i]);
     std::vector<int64_t> bytes_of_member(world);
     int64_t total_bytes = 0;
     result.shape[0] = 0;
     for (size_t member = 0; member < world; ++member) {
-      bytes_of_member[member] = result.rows[member] * row_bytes;
-      total_bytes += bytes_of_member[member];
-      result.shape[0] += result.rows[member];
+      // The other ranks' word: what no memory could hold would overrun this rank's.
+      const int64_t rows_there = result.rows[member];
+      if (rows_there < 0 || __builtin_mul_overflow(rows_there, row_bytes, &bytes_of_member[member]) ||
+          __builtin_add_overflow(total_bytes, bytes_of_member[member], &total_bytes) ||
+          __builtin_add_overflow(result.shape[0], rows_there, &result.shape[0])) {
+        return {HVD_RANK_LOST,
+                "rank " + std::to_string(member) + " says that it gives " + std::to_string(rows_there) + " rows of " +
+                    std::to_string(row_bytes) + " bytes",
+                static_cast<int>(member)};
+      }
     }
     result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
     if (total_bytes > 0) {
@@ -136,6 +184,29 @@ Status Engine::run_allgather(Submission* submission) {
     }
     submission->results.push_back(std::move(result));
   }
+  return {};
+}
+
+// Everybody's splits first; then all know how much goes between any two members.
+Status Engine::run_alltoall(Submission* submission) {
+  const TensorSpec& tensor = submission->prepared->tensors[0];
+  const size_t world = static_cast<size_t>(world_size_);
+  std::vector<int64_t> bytes(world * world);
+  HVD_RETURN_IF_ERROR(transport_->exchange(submission->prepared->splits.data(), world * sizeof(int64_t), bytes.data()));
+  Gathered result;
+  result.shape = tensor.shape;
+  result.shape[0] = 0;
+  for (size_t member = 0; member < world; ++member) {
+    result.rows.push_back(bytes[member * world + static_cast<size_t>(rank_)]);
+    result.shape[0] += result.rows.back();
+  }
+  const int64_t row_bytes = row_bytes_of(tensor);
+  for (int64_t& part : bytes) part *= row_bytes;
+  const auto received_bytes = static_cast<size_t>(result.shape[0] * row_bytes);
+  result.data = std::make_unique_for_overwrite<std::byte[]>(received_bytes);
+  HVD_RETURN_IF_ERROR(transport_->alltoall(submission->inputs[0], bytes, result.data.get()));
+  statistics_.bytes.fetch_add(received_bytes, std::memory_order_relaxed);
+  submission->results.push_back(std::move(result));
   return {};
 }
 

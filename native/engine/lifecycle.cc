@@ -13,6 +13,7 @@
 #include <new>
 
 #include "engine/engine.h"
+#include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
 #include "platform/fault_point.h"
@@ -127,7 +128,7 @@ Status Engine::connect_shared_memory() {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
     fault_point("attach");
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, &segment));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
@@ -192,7 +193,14 @@ Status Engine::start_monitor() {
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
-  events.on_abort = [this](const Status& cause) { poison(cause.code(), cause.failed_rank(), cause.text()); };
+  events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
+    AbortFrame abort;
+    if (kind == FrameKind::kAbort && parse_abort(payload, world_size_, &abort)) {
+      poison(abort.code, abort.rank, abort.text);
+    } else {
+      poison_unreadable(peer, "a sign of life", payload.size());
+    }
+  };
   const bool warns = options_.settings.warnings;
   events.on_debugger = [warns](const std::string& text) {
     if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());
@@ -206,7 +214,7 @@ Status Engine::start_monitor() {
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
-  segment_->poison(code, failed_rank, text);
+  segment_->poison(code, failed_rank >= 0 && failed_rank < world_size_ ? failed_rank : -1, text);
   if (poison_fd_ >= 0) {
     [[maybe_unused]] const int ignored = eventfd_write(poison_fd_, 1);
   }

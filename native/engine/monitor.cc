@@ -189,14 +189,15 @@ void Monitor::receive(FarWatch* watch) {
   std::string payload;
   while (watch->link.frames().next(&kind, &payload)) {
     ++watch->heard;
-    if (kind == FrameKind::kAbort) events_.on_abort(decode_abort(payload));
+    if (kind != FrameKind::kBeat || !payload.empty()) events_.on_frame(watch->link.peer(), kind, payload);
   }
+  if (watch->link.frames().broken() && !watch->over) events_.on_frame(watch->link.peer(), FrameKind::kBeat, payload);
   watch->over = watch->over || watch->link.closed() || watch->link.frames().broken();
 }
 
 void Monitor::tell_cause() {
   cause_told_ = true;
-  for (FarWatch& watch : far_) watch.link.send(FrameKind::kAbort, encode_abort(segment_.cause()));
+  for (FarWatch& watch : far_) watch.link.send(FrameKind::kAbort, abort_payload(segment_.cause()));
 }
 
 }  // namespace hvd

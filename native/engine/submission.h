@@ -24,7 +24,8 @@ struct Prepared {
   std::string name;  // empty: unnamed
   Descriptor descriptor;
   std::string bytes;                // the descriptor as it is compared and sent
-  std::vector<TensorSpec> tensors;  // with the true dimension 0 of an allgather's input
+  std::vector<TensorSpec> tensors;  // with the true dimension 0 of a ragged operation's input
+  std::vector<int64_t> splits;      // alltoall: rows for each member
   uint64_t total_bytes = 0;
   Entry* entry = nullptr;  // for named requests
   hvd_done_fn done = nullptr;

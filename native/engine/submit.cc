@@ -18,9 +18,6 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
-constexpr size_t kMaxNameBytes = 4096;
-constexpr size_t kMaxReasonBytes = 1024;  // a status holds not much more
-
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
@@ -39,25 +36,52 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
     return invalid(what + ": expected at most " + std::to_string(kMaxDimensions) + " dimensions, seen " +
                    std::to_string(tensor.ndim));
   }
-  int64_t count = 1;
-  for (int32_t d = 0; d < tensor.ndim; ++d) {
-    if (tensor.shape[d] < 0 || __builtin_mul_overflow(count, tensor.shape[d], &count) || count > (INT64_MAX >> 4)) {
-      return invalid(what + ": impossible shape");
-    }
-  }
-  if (request.kind == HVD_ALLGATHER && tensor.ndim == 0) {
-    return invalid(what + ": allgather expects at least one dimension, seen a scalar");
-  }
   const auto dtype = static_cast<DataType>(tensor.dtype);
-  if (request.kind == HVD_ALLREDUCE && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
+  if (!TensorSpec{dtype, {tensor.shape, tensor.shape + tensor.ndim}}.possible()) {
+    return invalid(what + ": impossible shape");
+  }
+  const auto kind = static_cast<hvd_kind>(request.kind);
+  if ((is_ragged(kind) || kind == HVD_REDUCESCATTER) && tensor.ndim == 0) {
+    return invalid(what + ": " + name_of(kind) + " expects at least one dimension, seen a scalar");
+  }
+  if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));
   }
   return {};
 }
 
+// The rows that an alltoall sends to each member.
+Status check_splits(const hvd_request& request, int members, const std::string& what, std::vector<int64_t>* splits) {
+  const int64_t rows = request.tensors[0].shape[0];
+  const bool given = request.size >= offsetof(hvd_request, reserved) && request.splits != nullptr;
+  if (!given) {
+    if (rows % members != 0) {
+      return invalid(what + ": expected a number of rows that " + std::to_string(members) +
+                     " members can share evenly, seen " + std::to_string(rows) + "\nhint: give splits");
+    }
+    splits->assign(static_cast<size_t>(members), rows / members);
+    return {};
+  }
+  if (request.nsplits != static_cast<uint32_t>(members)) {
+    return invalid(what + ": expected one split for each of " + std::to_string(members) + " members, seen " +
+                   std::to_string(request.nsplits));
+  }
+  int64_t sum = 0;
+  for (uint32_t m = 0; m < request.nsplits; ++m) {
+    const int64_t split = request.splits[m];
+    if (split < 0) return invalid(what + ": expected splits of zero or more rows, seen " + std::to_string(split));
+    if (split > rows - sum) {
+      return invalid(what + ": expected splits that add up to at most the " + std::to_string(rows) + " rows there are");
+    }
+    sum += split;
+  }
+  splits->assign(request.splits, request.splits + request.nsplits);
+  return {};
+}
+
 // Null where there is something to read or to write.
-Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
+Status check_addresses(const Prepared& prepared, const Submission& submission, int rank, int size) {
   const hvd_kind kind = prepared.descriptor.kind;
   const auto missing = [&](size_t i, const char* end) {
     return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
@@ -66,23 +90,24 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
     if (submission.inputs[i] == nullptr) return missing(i, "input");
-    if (kind != HVD_ALLGATHER && (submission.outputs.empty() || submission.outputs[i] == nullptr)) {
-      return missing(i, "output");
-    }
+    if (is_ragged(kind)) continue;
+    const bool is_empty = kind == HVD_REDUCESCATTER && rows_of_member(prepared.tensors[i].shape[0], size, rank) == 0;
+    if (!is_empty && (submission.outputs.empty() || submission.outputs[i] == nullptr)) return missing(i, "output");
   }
   return {};
 }
 
 Status check_request(const hvd_request& request, int world_size, const std::string& what) {
-  if (request.kind < HVD_ALLREDUCE || request.kind > HVD_BARRIER) return invalid(what + ": unknown operation");
+  if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
   if (request.process_set != 0) return invalid(what + ": unknown process set " + std::to_string(request.process_set));
   if (request.tensor_size != 0 && request.tensor_size != sizeof(hvd_tensor)) {
     return invalid(what + ": hvd_tensor has another size in the caller");
   }
-  if ((request.kind == HVD_BARRIER) != (request.ntensors == 0)) {
+  if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
+      (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
   }
-  if (request.kind == HVD_ALLREDUCE &&
+  if (reduces(static_cast<hvd_kind>(request.kind)) &&
       (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
   }
@@ -111,18 +136,21 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   prepared->user = request.user;
   descriptor.kind = static_cast<hvd_kind>(request.kind);
   // Fields without a meaning for the operation are fixed, so that ranks cannot differ in them.
-  const bool reduces = request.kind == HVD_ALLREDUCE;
-  descriptor.op = reduces ? static_cast<ReduceOp>(request.op) : HVD_SUM;
-  descriptor.prescale = reduces ? request.prescale : 1.0;
-  descriptor.postscale = reduces ? request.postscale : 1.0;
+  const bool reduction = reduces(descriptor.kind);
+  descriptor.op = reduction ? static_cast<ReduceOp>(request.op) : HVD_SUM;
+  descriptor.prescale = reduction ? request.prescale : 1.0;
+  descriptor.postscale = reduction ? request.postscale : 1.0;
   descriptor.root_rank = request.kind == HVD_BROADCAST ? request.root_rank : -1;
   for (uint32_t i = 0; i < request.ntensors; ++i) {
     const hvd_tensor& tensor = request.tensors[i];
     TensorSpec spec{static_cast<DataType>(tensor.dtype), {tensor.shape, tensor.shape + tensor.ndim}};
     prepared->total_bytes += static_cast<uint64_t>(spec.count()) * element_size(spec.dtype);
     prepared->tensors.push_back(spec);
-    if (request.kind == HVD_ALLGATHER) spec.shape[0] = 0;
+    if (is_ragged(descriptor.kind)) spec.shape[0] = 0;
     descriptor.tensors.push_back(std::move(spec));
+  }
+  if (descriptor.kind == HVD_ALLTOALL) {
+    HVD_RETURN_IF_ERROR(check_splits(request, world_size_, what, &prepared->splits));
   }
   prepared->bytes = descriptor.encode();
   if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
@@ -164,7 +192,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   const size_t tensors = prepared->tensors.size();
   submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
-  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_, world_size_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
   Announcement announcement;

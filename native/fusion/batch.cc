@@ -10,7 +10,7 @@ struct Open {  // a batch that may still grow
 };
 
 bool fuse(const Batch& batch, const Descriptor& descriptor, DataType dtype) {
-  return batch.dtype == dtype && batch.descriptor->kind == HVD_ALLREDUCE && batch.descriptor->op == descriptor.op &&
+  return batch.dtype == dtype && batch.descriptor->kind == descriptor.kind && batch.descriptor->op == descriptor.op &&
          batch.descriptor->process_set == descriptor.process_set && batch.descriptor->prescale == descriptor.prescale &&
          batch.descriptor->postscale == descriptor.postscale;
 }
@@ -22,7 +22,7 @@ std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint
   std::vector<Open> open;
   for (uint32_t e = 0; e < entries.size(); ++e) {
     const Descriptor& descriptor = *entries[e];
-    if (descriptor.kind != HVD_ALLREDUCE) {
+    if (!reduces(descriptor.kind)) {
       Batch alone{&descriptor, HVD_UINT8, {}};
       for (uint32_t t = 0; t < descriptor.tensors.size(); ++t) alone.tensors.push_back({e, t});
       batches.push_back(std::move(alone));

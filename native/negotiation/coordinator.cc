@@ -42,6 +42,7 @@ Coordinator::Entry* Coordinator::find_or_create(int rank, const std::string& nam
     payload.put_string(name).put(rank).put_string(
         "more than " + std::to_string(kMaxEntries) +
         " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
+    payload.put(uint32_t{0});
     decision.payload = payload.take();
     effects->decisions.push_back(std::move(decision));
     return nullptr;
@@ -86,20 +87,22 @@ void Coordinator::add_slow(int rank, const std::string& name, Slow slow, double 
   if (!entry->slow.empty()) decide_conflict(entry, effects);
 }
 
-void Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
-  if (id >= entries_.size()) return;
+bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
+  if (id >= entries_.size() || !entries_[id].defined || count > members_of_host_[host]) return false;
   Entry* entry = &entries_[id];
-  if (entry->slow.empty() || entry->host_answered[host]) return;
+  if (entry->slow.empty() || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
   --entry->answers_missing;
   // A host that was complete has begun a fresh count: what it gives now is of that one, and zero.
   if (!entry->host_ready[host]) entry->counted += count;
   decide_if_complete(entry, effects);
   if (!entry->slow.empty()) decide_conflict(entry, effects);
+  return true;
 }
 
-void Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
-  if (id >= entries_.size() || entries_[id].host_ready[host]) return;
+bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
+  if (id >= entries_.size() || !entries_[id].defined) return false;
+  if (entries_[id].host_ready[host]) return true;
   Entry* entry = &entries_[id];
   if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
   entry->host_ready[host] = true;
@@ -111,6 +114,7 @@ void Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
     finish(entry);
     effects->decisions.push_back({RecordKind::kReady, id, false, {}});
   }
+  return true;
 }
 
 void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
@@ -217,7 +221,8 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
 void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
                        Effects* effects) {
   Writer payload;
-  payload.put_string(entry->name).put(culprit).put_string(text).put(static_cast<uint32_t>(ranks.size()));
+  payload.put_string(entry->name).put(culprit).put_string(std::string_view(text).substr(0, kMaxTextBytes));
+  payload.put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
   effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
   finish(entry);

@@ -56,9 +56,10 @@ class Coordinator {
                Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
   void refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects);
-  void host_ready(int host, uint32_t id, double now, Effects* effects);
+  // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
+  bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: how many of its ranks had arrived the fast way.
-  void recalled(int host, uint32_t id, uint32_t count, Effects* effects);
+  bool recalled(int host, uint32_t id, uint32_t count, Effects* effects);
 
   int hosts() const { return static_cast<int>(members_of_host_.size()); }
   std::vector<Undecided> undecided() const;

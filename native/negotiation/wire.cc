@@ -9,6 +9,16 @@ int64_t TensorSpec::count() const {
   return product;
 }
 
+bool TensorSpec::possible() const {
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    // A zero does not excuse the others: parts of a shape are multiplied too.
+    const int64_t factor = extent == 0 ? 1 : extent;
+    if (extent < 0 || __builtin_mul_overflow(product, factor, &product) || product > (INT64_MAX >> 4)) return false;
+  }
+  return true;
+}
+
 std::string Descriptor::encode() const {
   Writer writer;
   writer.put(static_cast<uint8_t>(kind)).put(static_cast<uint8_t>(op)).put(process_set).put(root_rank);
@@ -24,6 +34,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
+  if (kind > HVD_REDUCESCATTER || op > HVD_PRODUCT) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -32,16 +43,17 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   out->postscale = reader.get<double>();
   const auto tensors = reader.get<uint32_t>();
   out->tensors.clear();
-  for (uint32_t i = 0; i < tensors && !reader.broken(); ++i) {
+  for (uint32_t i = 0; i < tensors; ++i) {
     TensorSpec tensor;
     const auto dtype = reader.get<uint8_t>();
     const auto ndim = reader.get<uint8_t>();
-    if (dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
+    if (reader.broken() || dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
     tensor.dtype = static_cast<DataType>(dtype);
     for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
+    if (!tensor.possible()) return false;
     out->tensors.push_back(std::move(tensor));
   }
-  return !reader.broken() && reader.at_end() && kind <= HVD_BARRIER && op <= HVD_PRODUCT;
+  return !reader.broken() && reader.at_end();
 }
 
 std::string describe_shape(const std::vector<int64_t>& shape) {
@@ -62,8 +74,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
-  return kind <= HVD_BARRIER ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",
+                                           "barrier",   "alltoall",  "reducescatter"};
+  return kind <= HVD_REDUCESCATTER ? kNames[kind] : "unknown";
 }
 
 namespace {
@@ -74,7 +87,7 @@ std::string differ(const std::string& what, const std::string& expected, const s
 
 std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {
   std::string text = describe_shape(tensor.shape);
-  if (descriptor.kind == HVD_ALLGATHER && !tensor.shape.empty()) text.replace(1, 1, "any");
+  if (is_ragged(descriptor.kind) && !tensor.shape.empty()) text.replace(1, 1, "any");
   return text;
 }
 
@@ -126,20 +139,10 @@ std::string difference(const Descriptor& expected, const Descriptor& seen) {
   return "";
 }
 
-std::string encode_abort(const Status& cause) {
+std::string abort_payload(const Status& cause) {
   Writer payload;
   payload.put(static_cast<int32_t>(cause.code())).put(static_cast<int32_t>(cause.failed_rank()));
   return payload.put_string(cause.text()).take();
-}
-
-Status decode_abort(std::string_view payload) {
-  Reader reader(payload);
-  const int32_t code = reader.get<int32_t>();
-  const int32_t rank = reader.get<int32_t>();
-  std::string text(reader.get_string());
-  // A sender's nonsense ends the generation as well, but not as success.
-  const bool known = code > HVD_OK && code <= HVD_INTERNAL;
-  return {known ? static_cast<hvd_code>(code) : HVD_INTERNAL, std::move(text), rank};
 }
 
 std::string make_frame(FrameKind kind, std::string_view payload) {

@@ -23,6 +23,9 @@ namespace hvd {
 
 constexpr uint32_t kMaxFrameBytes = 8u << 20;
 constexpr int kMaxDimensions = 16;
+constexpr size_t kMaxNameBytes = 4096;
+constexpr size_t kMaxReasonBytes = 1024;     // why a rank's call failed; a status holds not much more
+constexpr size_t kMaxTextBytes = 16u << 10;  // of an error; what is longer is cut where it is made
 
 class Writer {
  public:
@@ -60,12 +63,17 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-    if (broken_ || rest_.size() < length) {
+#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted and tools/check-planted: would it be found?
+    const bool outside = length > kMaxFrameBytes;
+#else
+    const bool outside = rest_.size() < length;
+#endif
+    if (broken_ || outside) {
       broken_ = true;
       rest_ = {};
       return {};
     }
-    const std::string_view text = rest_.substr(0, length);
+    const std::string_view text{rest_.data(), length};
     rest_.remove_prefix(length);
     return text;
   }
@@ -79,11 +87,20 @@ class Reader {
 
 struct TensorSpec {
   DataType dtype = HVD_FLOAT32;
-  std::vector<int64_t> shape;  // allgather: dimension 0 is written as 0, ragged rows travel with the data
+  std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 is written as 0, ragged rows travel with the data
 
   int64_t count() const;
+  bool possible() const;  // no extent is negative, and the size in bytes fits
   bool operator==(const TensorSpec&) const = default;
 };
+
+constexpr bool reduces(hvd_kind kind) { return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER; }
+// Whether ranks may give different numbers of rows.
+constexpr bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
+// Reducescatter deals rows in member order; the first members get one more where they do not come out even.
+constexpr int64_t rows_of_member(int64_t rows, int members, int member) {
+  return rows / members + (member < rows % members ? 1 : 0);
+}
 
 // What all ranks must agree on about one name.
 struct Descriptor {
@@ -120,15 +137,17 @@ enum class FrameKind : uint8_t {
   kBeat = 9,       // both ways, on beat links, which else carry kAbort alone
 };
 
-std::string encode_abort(const Status& cause);
-Status decode_abort(std::string_view payload);
-
+std::string abort_payload(const Status& cause);
 std::string make_frame(FrameKind kind, std::string_view payload);
 
 // Cuts a byte stream into frames.
 class FrameParser {
  public:
-  void feed(const char* bytes, size_t length) { buffer_.append(bytes, length); }
+  // Holds at most one frame and what is fed at once: call next() until it is false in between.
+  void feed(const char* bytes, size_t length) {
+    if (!broken_) buffer_.append(bytes, length);
+  }
+  void reject() { broken_ = true; }  // the stream it comes from makes no sense
   // False when no whole frame is there yet. A length beyond kMaxFrameBytes or of zero sets broken().
   bool next(FrameKind* kind, std::string* payload);
   bool broken() const { return broken_; }

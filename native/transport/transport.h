@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "platform/status.h"
 #include "reduction/types.h"
@@ -18,6 +19,7 @@
 namespace hvd {
 
 // A tensor of a fused batch: `count` elements, input and output may be the same memory but do not overlap otherwise.
+// The output is null where this member only gives.
 struct Slice {
   const std::byte* input;
   std::byte* output;
@@ -40,6 +42,12 @@ class Transport {
   virtual Status exchange(const void* mine, size_t bytes, void* all) = 0;
   // Member m gives bytes_of_member[m]; `all` receives the concatenation in member order.
   virtual Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) = 0;
+  // parts[m]: what member m will have the reduction of, equally long on all members; only this member's own part has
+  // outputs, which overlap no input. Every element has the bits that allreduce gives it.
+  virtual Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) = 0;
+  // bytes[s * size() + d]: how much member s has for member d, the same matrix on all members. `mine`: the parts by
+  // destination, one after another; `all` receives the parts by source.
+  virtual Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) = 0;
   virtual Status barrier() = 0;
 
   // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for

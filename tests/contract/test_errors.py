@@ -74,6 +74,41 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group member"),
         ["shape", "[5]", "[3]"],
     ),
+    "alltoall columns": (
+        lambda hvd, f: hvd.alltoall(ones(f, hvd.size(), 4), name="alltoall columns"),
+        lambda hvd, f: hvd.alltoall(ones(f, 2 * hvd.size(), 3), name="alltoall columns"),
+        ["shape", "[any, 4]", "[any, 3]"],
+    ),
+    "alltoall dtype": (
+        lambda hvd, f: hvd.alltoall(ones(f, hvd.size(), dtype=np.float64), name="alltoall dtype"),
+        lambda hvd, f: hvd.alltoall(ones(f, hvd.size()), name="alltoall dtype"),
+        ["dtype", "float64", "float32"],
+    ),
+    "scattered shape": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 5, 2), name="scattered shape"),
+        lambda hvd, f: hvd.reducescatter(ones(f, 4, 2), name="scattered shape"),
+        ["shape", "[5, 2]", "[4, 2]"],
+    ),
+    "scattered op": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered op", op=hvd.Sum),
+        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered op", op=hvd.Average),
+        ["Sum", "Average"],
+    ),
+    "scattered scale": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered scale", postscale_factor=0.5),
+        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered scale", postscale_factor=0.25),
+        ["postscale", "0.5", "0.25"],
+    ),
+    "gathered member": (
+        lambda hvd, f: hvd.grouped_allgather([ones(f, 3), ones(f, 1, 5)], name="gathered member"),
+        lambda hvd, f: hvd.grouped_allgather([ones(f, 2), ones(f, 2, 3)], name="gathered member"),
+        ["shape of tensor 2", "[any, 5]", "[any, 3]"],
+    ),
+    "scattered member": (
+        lambda hvd, f: hvd.grouped_reducescatter([ones(f, 3), ones(f, 5)], name="scattered member"),
+        lambda hvd, f: hvd.grouped_reducescatter([ones(f, 3), ones(f, 3)], name="scattered member"),
+        ["shape of tensor 2", "[5]", "[3]"],
+    ),
     "unnamed": (
         lambda hvd, f: hvd.allreduce(ones(f, 4)),
         lambda hvd, f: hvd.allreduce(ones(f, 3)),
@@ -148,6 +183,51 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "scalar": (lambda hvd, f: hvd.allgather(ones(f), name="scalar"), ValueError, "0-d"),
     "empty group": (lambda hvd, f: hvd.grouped_allreduce([], name="empty group"), ValueError, "empty list"),
     "no list": (lambda hvd, f: hvd.grouped_allreduce_async(3, name="no list"), TypeError, "takes a list"),
+    "too many splits": (
+        lambda hvd, f: hvd.alltoall(ones(f, 9), [1] * 9, name="too many splits"),
+        ValueError,
+        "expected one split for each of . members, seen 9",
+    ),
+    "splits beyond": (
+        lambda hvd, f: hvd.alltoall(ones(f, 1), [2] * hvd.size(), name="splits beyond"),
+        ValueError,
+        "at most the 1 rows there are",
+    ),
+    "negative split": (
+        lambda hvd, f: hvd.alltoall(ones(f, 1), [-1] * hvd.size(), name="negative split"),
+        ValueError,
+        "zero or more rows, seen -1",
+    ),
+    "splits 2-d": (
+        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros((1, 1), np.int32)), name="splits 2-d"),
+        ValueError,
+        r"one-dimensional int32 tensor, seen int32 of shape \[1, 1\]",
+    ),
+    "splits dtype": (
+        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int64)), name="splits dtype"),
+        ValueError,
+        "int32 tensor, seen int64",
+    ),
+    "splits of floats": (
+        lambda hvd, f: hvd.alltoall(ones(f, 1), [0.5] * hvd.size(), name="splits of floats"),
+        TypeError,
+        "float",
+    ),
+    "alltoall scalar": (lambda hvd, f: hvd.alltoall(ones(f), name="alltoall scalar"), ValueError, "0-d"),
+    "scattered scalar": (lambda hvd, f: hvd.reducescatter(ones(f), name="scattered scalar"), ValueError, "0-d"),
+    "scattered adasum": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 2), op=hvd.Adasum, name="scattered adasum"),
+        NotImplementedError,
+        "Adasum",
+    ),
+    "scattered bool": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="scattered bool"),
+        ValueError,
+        "bool.*seen op=Sum",
+    ),
+    "gathered list": (lambda hvd, f: hvd.grouped_allgather([], name="gathered list"), ValueError, "empty list"),
+    "scattered list": (lambda hvd, f: hvd.grouped_reducescatter(3, name="scattered list"), TypeError, "takes a list"),
+    "reduced list": (lambda hvd, f: hvd.grouped_allreduce(3, name="reduced list"), TypeError, "takes a list"),
     "scale": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), prescale_factor="big", name="scale"),
         ValueError,
@@ -176,7 +256,14 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
     wrong, kind, pattern = LOCAL_ERRORS[case]
     last = size - 1
     label = {"no tensor": "broadcast", "root": "broadcast", "negative root": "broadcast", "scalar": "allgather"}
-    label |= {"empty group": "grouped_allreduce", "no list": "grouped_allreduce"}
+    label |= {"empty group": "grouped_allreduce", "no list": "grouped_allreduce", "reduced list": "grouped_allreduce"}
+    label |= dict.fromkeys(
+        ("too many splits", "splits beyond", "negative split", "splits 2-d", "splits dtype", "splits of floats"),
+        "alltoall",
+    )
+    label |= {"alltoall scalar": "alltoall", "gathered list": "grouped_allgather"}
+    label |= dict.fromkeys(("scattered scalar", "scattered adasum", "scattered bool"), "reducescatter")
+    label |= {"scattered list": "grouped_reducescatter"}
 
     def run(framework_name: str) -> str:
         framework = frameworks.load(framework_name)
@@ -187,7 +274,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
                 wrong(hvd, framework)
             else:
                 operation = label.get(case, "allreduce")
-                tensor = ones(framework, 2)
+                tensor = ones(framework, 2 * hvd.size())
                 arguments = (0,) if operation == "broadcast" else ()
                 getattr(hvd, operation)([tensor] if "grouped" in operation else tensor, *arguments, name=case)
         except wanted as error:

@@ -108,6 +108,95 @@ def allgather_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator
             return seen, [np.concatenate(inputs)]
 
         yield f"allgather {form} of {shape_of(0)} on rank 0", run
+    for form in FORMS[:2]:
+
+        def group(form: str = form) -> tuple[list[Array], list[Array]]:
+            by_tensor = [[reference.values(r, of(r), dtype, i) for r in range(size)] for i, of in enumerate(uneven)]
+            tensors = [framework.tensor(inputs[rank]) for inputs in by_tensor]
+            seen = called(framework, "grouped_allgather", form, tensors, name=None if form == "sync" else "group")
+            return seen, [np.concatenate(inputs) for inputs in by_tensor]
+
+        yield f"grouped_allgather {form}", group
+
+
+def alltoall_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[Row]:
+    # name: (rows that rank s sends to rank d, rows that go to nobody, shape of a row)
+    patterns: dict[str, tuple[Callable[[int, int], int], int, tuple[int, ...]]] = {
+        "uneven": (lambda s, d: (s + 2 * d) % 4, 1, (3,)),
+        "one pair": (lambda s, d: 40000 if s == 0 and d == size - 1 else 0, 0, ()),
+        "nothing": (lambda s, d: 0, 2, (2,)),
+        "empty rows": (lambda s, d: d, 0, (0, 2)),
+        "even": (lambda s, d: 2 + s, 0, (2, 2)),
+    }
+    for (label, (rows_of, tail, row)), form in itertools.product(patterns.items(), FORMS[:2]):
+        for kind in ("none", "list", "tensor") if label == "even" else ("list", "tensor"):
+
+            def run(
+                rows_of: Any = rows_of, tail: int = tail, row: Any = row, form: str = form, kind: str = kind
+            ) -> tuple[list[Array], list[Array]]:
+                hvd = framework.hvd
+                inputs, counts = [], []
+                for r in range(size):
+                    counts.append([rows_of(r, d) for d in range(size)])
+                    inputs.append(reference.values(r, (sum(counts[r]) + tail, *row), dtype))
+                splits: Any = {"none": None, "list": counts[rank]}.get(kind, framework.tensor(np.int32(counts[rank])))
+                tensor = framework.tensor(inputs[rank])
+                name = None if kind == "list" else f"{counts[0]} {kind}"
+                if form == "async":
+                    result = hvd.synchronize(hvd.alltoall_async(tensor, splits, name=name))
+                else:
+                    result = hvd.alltoall(tensor, splits, name=name)
+                expected = [np.split(inputs[s], np.cumsum(counts[s]))[rank] for s in range(size)]
+                received = np.array([counts[s][rank] for s in range(size)], np.int32)
+                assert reference.same_bits(framework.array(tensor), inputs[rank]), "the tensor given is unchanged"
+                if kind == "none" and form == "sync":
+                    return [framework.array(result)], [np.concatenate(expected)]
+                output, seen_splits = result
+                return [framework.array(output), framework.array(seen_splits)], [np.concatenate(expected), received]
+
+            yield f"alltoall {form} {label}, splits {kind}", run
+
+
+def reducescatter_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[Row]:
+    ops = ["Min", "Max"] if dtype == np.bool_ else REDUCTIONS
+    shapes_and_layouts = [(shape, "dense") for shape in SHAPES[1:]] + [((3, 4), layout) for layout in LAYOUTS[1:]]
+    for op, (shape, layout), form in itertools.product(ops, shapes_and_layouts, FORMS[:2]):
+        yield _scattered(framework, dtype, rank, size, False, op, shape, layout, form, (1.0, 1.0))
+    scales = [] if dtype == np.bool_ else SCALES[1:]
+    for scale, grouped, form in itertools.product(scales, (False, True), FORMS[:2]):
+        yield _scattered(framework, dtype, rank, size, grouped, "Sum", (5,), "dense", form, scale)
+    for op, form in itertools.product(ops, FORMS[:2]):
+        yield _scattered(framework, dtype, rank, size, True, op, (5,), "dense", form, (1.0, 1.0))
+
+
+def _scattered(
+    framework: Any,
+    dtype: Any,
+    rank: int,
+    size: int,
+    grouped: bool,
+    op: str,
+    shape: tuple[int, ...],
+    layout: str,
+    form: str,
+    scale: tuple[float, float],
+) -> Row:
+    """This rank's rows of what an allreduce gives."""
+    shapes = [shape, (3, 4), (0,), (size, 2)] if grouped else [shape]
+    operation = "grouped_reducescatter" if grouped else "reducescatter"
+    label = f"{operation} {form} {op} {shape} {layout} scales {scale}"
+
+    def run() -> tuple[list[Array], list[Array]]:
+        inputs = [[reference.values(r, s, dtype, seed) for r in range(size)] for seed, s in enumerate(shapes)]
+        tensors = [framework.tensor(by_rank[rank], layout) for by_rank in inputs]
+        number = OP_NAMES.index(op)
+        options = {"op": number, "prescale_factor": scale[0], "postscale_factor": scale[1]}
+        given = tensors if grouped else tensors[0]
+        seen = called(framework, operation, form, given, name=None if op == "Max" else label, **options)
+        whole = [reference.allreduce(by_rank, number, *scale) for by_rank in inputs]
+        return seen, [reference.rows_of(array, size, rank) for array in whole]
+
+    return label, run
 
 
 def broadcast_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[Row]:
@@ -130,7 +219,7 @@ def wrong_rows(framework_name: str, dtype_name: str) -> list[str]:
     dtype = frameworks.dtype_of(dtype_name)
     rank, size = framework.hvd.rank(), framework.hvd.size()
     wrong, count = [], 0
-    for rows in (allreduce_rows, allgather_rows, broadcast_rows):
+    for rows in (allreduce_rows, allgather_rows, broadcast_rows, alltoall_rows, reducescatter_rows):
         for label, run in rows(framework, dtype, rank, size):
             seen, expected = run()
             count += 1
@@ -153,6 +242,32 @@ def test_results_are_those_of_the_reference(
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
     for wrong in worlds(size, {"HOROVOD_TRANSPORT": transport}).run(wrong_rows, framework, dtype):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_reducescatter_has_the_bits_of_the_allreduce(worlds: WorldPool, framework: str, transport: str) -> None:
+    if why := frameworks.missing(framework):
+        pytest.skip(why)
+
+    def run(framework_name: str) -> list[str]:
+        framework = frameworks.load(framework_name)
+        hvd, array = framework.hvd, framework.array
+        rank, size = hvd.rank(), hvd.size()
+        wrong = []
+        for dtype, rows, op in itertools.product(
+            ("float16", "float32", "float64"), (1, 7, 1000, 300007), ("Average", "Sum", "Product")
+        ):
+            tensor = framework.tensor((np.random.default_rng(rank).standard_normal((rows, 2)) + 0.1).astype(dtype))
+            number = OP_NAMES.index(op)
+            whole = array(hvd.allreduce(tensor, op=number, prescale_factor=0.3, name="whole"))
+            part = array(hvd.reducescatter(tensor, op=number, prescale_factor=0.3, name="part"))
+            if not reference.same_bits(part, reference.rows_of(whole, size, rank)):
+                wrong.append(f"{dtype} {rows} {op}")
+        return wrong
+
+    for wrong in worlds(3, {"HOROVOD_TRANSPORT": transport}).run(run, framework):
         assert wrong == []
 
 

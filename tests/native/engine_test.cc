@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine end to end with ranks as threads: agreement, order, errors, leaving, poison; shared memory and sockets.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -72,6 +74,87 @@ TEST(average_of_integers_is_exact_and_truncates) {
     std::vector<int32_t> odd{rank == 0 ? -5 : 0};
     EXPECT(Call(HVD_ALLREDUCE, "i32").op(HVD_AVERAGE).tensor(odd, HVD_INT32).run(engine).ok());
     EXPECT(odd[0] == -1);
+  });
+}
+
+TEST(reducescatter_gives_each_rank_its_rows_with_the_bits_of_allreduce) {
+  for (const Wiring wiring : kBoth) {
+    for (int size = 1; size <= 4; ++size) {
+      if (size == 1 && wiring == Wiring::kSockets) continue;
+      run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
+        std::mt19937 random(static_cast<unsigned>(rank));
+        std::normal_distribution<float> normal;
+        for (const int64_t rows : {0, 1, 3, 7, 50000}) {
+          std::vector<float> values(static_cast<size_t>(rows * 3));
+          for (float& value : values) value = normal(random);
+          std::vector<float> whole = values;
+          EXPECT(Call(HVD_ALLREDUCE, "whole")
+                     .op(HVD_AVERAGE)
+                     .scale(0.3, 1.7)
+                     .tensor(whole, HVD_FLOAT32, {rows, 3})
+                     .run(engine)
+                     .ok());
+          int64_t first = 0;
+          for (int r = 0; r < rank; ++r) first += rows_of_member(rows, size, r);
+          std::vector<float> part(static_cast<size_t>(rows_of_member(rows, size, rank) * 3));
+          EXPECT(Call(HVD_REDUCESCATTER, "part")
+                     .op(HVD_AVERAGE)
+                     .scale(0.3, 1.7)
+                     .tensor(values, HVD_FLOAT32, {rows, 3})
+                     .into(part.data())
+                     .run(engine)
+                     .ok());
+          EXPECT(std::equal(part.begin(), part.end(), whole.begin() + first * 3));
+        }
+      });
+    }
+  }
+}
+
+TEST(alltoall_takes_any_splits_and_says_how_many_rows_came) {
+  for (const Wiring wiring : kBoth) {
+    run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
+      for (int round = 0; round < 5; ++round) {
+        // Rank s sends (s + d + round) % 3 rows to rank d, and keeps a last row that goes to nobody.
+        std::vector<int64_t> splits;
+        std::vector<int32_t> mine, expected;
+        std::vector<int64_t> received;
+        for (int peer = 0; peer < 3; ++peer) {
+          splits.push_back((rank + peer + round) % 3);
+          received.push_back((peer + rank + round) % 3);
+          mine.insert(mine.end(), static_cast<size_t>(2 * splits.back()), 10 * rank + peer);
+          expected.insert(expected.end(), static_cast<size_t>(2 * received.back()), 10 * peer + rank);
+        }
+        mine.insert(mine.end(), 2, -1);
+        hvd_handle handle = 0;
+        const auto rows = static_cast<int64_t>(mine.size() / 2);
+        EXPECT(Call(HVD_ALLTOALL, "a").splits(splits).tensor(mine, HVD_INT32, {rows, 2}).submit(engine, &handle).ok());
+        EXPECT(engine.wait(handle, 20000).ok());
+        const SubmissionPtr done = engine.find(handle);
+        const Gathered& result = done->results[0];
+        EXPECT(result.rows == received);
+        EXPECT(result.shape == (std::vector<int64_t>{static_cast<int64_t>(expected.size() / 2), 2}));
+        EXPECT(std::memcmp(result.data.get(), expected.data(), expected.size() * 4) == 0);
+        engine.release(handle);
+      }
+      // Ragged sizes and splits are not negotiated: after the first, no request is slow.
+      EXPECT(engine.statistics().find("\"slow_requests\": 1,") != std::string::npos);
+    });
+  }
+}
+
+TEST(splits_that_cannot_be_are_refused) {
+  run_world(make_world(2, Wiring::kSharedMemory), [](Engine& engine, int) {
+    std::vector<int32_t> values(5);
+    const auto call = [&](std::vector<int64_t> splits) {
+      return Call(HVD_ALLTOALL, "a").splits(std::move(splits)).tensor(values, HVD_INT32).run(engine);
+    };
+    EXPECT(has(call({1, 2, 2}), HVD_INVALID_ARGUMENT, {"one split for each of 2 members", "seen 3"}));
+    EXPECT(has(call({-1, 2}), HVD_INVALID_ARGUMENT, {"zero or more rows", "-1"}));
+    EXPECT(has(call({3, 3}), HVD_INVALID_ARGUMENT, {"at most the 5 rows"}));
+    EXPECT(has(call({INT64_MAX, INT64_MAX}), HVD_INVALID_ARGUMENT, {"at most the 5 rows"}));
+    EXPECT(has(Call(HVD_ALLTOALL, "b").tensor(values, HVD_INT32).run(engine), HVD_INVALID_ARGUMENT, {"evenly", "5"}));
+    EXPECT(call({2, 3}).ok());
   });
 }
 

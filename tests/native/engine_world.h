@@ -104,12 +104,23 @@ class Call {
     request_.user = user;
     return *this;
   }
+  Call& splits(std::vector<int64_t> rows) {
+    splits_ = std::move(rows);
+    request_.splits = splits_.data();
+    request_.nsplits = static_cast<uint32_t>(splits_.size());
+    return *this;
+  }
   template <class Number>
   Call& tensor(std::vector<Number>& values, hvd_dtype dtype, std::vector<int64_t> shape = {}) {
     if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
     shapes_.push_back(std::make_unique<std::vector<int64_t>>(std::move(shape)));
     tensors_.push_back(
         {values.data(), values.data(), shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
+    return *this;
+  }
+  // Of the last tensor, where it is not the input itself.
+  Call& into(void* output) {
+    tensors_.back().output = output;
     return *this;
   }
   Status submit(Engine& engine, hvd_handle* handle, uint32_t flags = 0) {
@@ -136,6 +147,7 @@ class Call {
  private:
   hvd_request request_{};
   std::vector<hvd_tensor> tensors_;
+  std::vector<int64_t> splits_;
   std::vector<std::unique_ptr<std::vector<int64_t>>> shapes_;
 };
 

@@ -140,9 +140,9 @@ TEST(only_the_first_cause_poisons) {
 TEST(a_segment_of_another_start_is_refused) {
   std::unique_ptr<Segment> segment, other;
   EXPECT(Segment::create(1, 2, 0, &segment).ok());
-  EXPECT(!Segment::attach(dup(segment->memfd()), 2, 2, &other).ok());
-  EXPECT(!Segment::attach(dup(segment->memfd()), 1, 3, &other).ok());
-  EXPECT(Segment::attach(dup(segment->memfd()), 1, 2, &other).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 2, 2, 0, &other).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 1, 3, 0, &other).ok());
+  EXPECT(Segment::attach(dup(segment->memfd()), 1, 2, 0, &other).ok());
 }
 
 TEST(the_majority_is_the_expected) {
@@ -184,6 +184,11 @@ TEST(equal_things_fuse_up_to_the_threshold_and_nothing_else) {
   }
   EXPECT(cut == (std::vector<std::vector<uint32_t>>{{0, 2}, {1}, {3}, {4}, {5}, {6}, {7}}));
   EXPECT(plan_batches(entries, 0).size() == 8);
+  Descriptor scatter = f32, gather = f32;
+  scatter.kind = HVD_REDUCESCATTER;
+  gather.kind = HVD_ALLTOALL;
+  const Descriptor* mixed[] = {&scatter, &f32, &scatter, &gather, &gather, &f32};
+  EXPECT(plan_batches(mixed, 8000).size() == 4);  // the reducescatters, the allreduces, and each alltoall alone
 }
 
 TEST_MAIN

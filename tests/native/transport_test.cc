@@ -114,8 +114,7 @@ int64_t random_count(std::mt19937_64& random) {
   }
 }
 
-void random_allreduce(Transport& transport, uint64_t seed) {
-  std::mt19937_64 random(seed);
+hvd::Reduction random_reduction(const Transport& transport, std::mt19937_64& random) {
   const auto dtype = static_cast<hvd_dtype>(random() % 10);
   hvd_op op = std::array{HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX}[random() % 4];
   if (!reference::legal(dtype, op)) op = HVD_MIN;
@@ -123,6 +122,13 @@ void random_allreduce(Transport& transport, uint64_t seed) {
   if (dtype != HVD_BOOL && random() % 3 == 0) reduction.prescale = 0.5;
   if (dtype != HVD_BOOL && random() % 3 == 0) reduction.postscale = 1.25;
   if (op == HVD_SUM && random() % 2 == 0) reduction.divisor = transport.size();
+  return reduction;
+}
+
+void random_allreduce(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const hvd::Reduction reduction = random_reduction(transport, random);
+  const hvd_dtype dtype = reduction.dtype;
   const int64_t count = random_count(random);
   std::vector<Bytes> inputs;
   std::vector<const std::byte*> pointers;
@@ -177,12 +183,95 @@ void random_allgather(Transport& transport, uint64_t seed) {
   expect_equal(expected, all, transport, "allgather", seed);
 }
 
+// Of the very fold that allreduce gives, each member gets its part; the parts' lengths are any.
+void random_reducescatter(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const hvd::Reduction reduction = random_reduction(transport, random);
+  const size_t element = hvd::element_size(reduction.dtype);
+  const auto members = static_cast<size_t>(transport.size());
+  const auto me = static_cast<size_t>(transport.member());
+  const int tensors = 1 + static_cast<int>(random() % 4);
+  std::vector<std::vector<Slice>> parts(members);
+  std::vector<Bytes> inputs, outputs;  // by tensor: this member's
+  Bytes expected;
+  inputs.reserve(static_cast<size_t>(tensors));
+  for (int t = 0; t < tensors; ++t) {
+    const uint64_t tensor_seed = seed * 7 + static_cast<uint64_t>(t);
+    std::vector<int64_t> lengths;
+    int64_t count = 0;
+    for (size_t m = 0; m < members; ++m) {
+      lengths.push_back(random() % 4 == 0 ? 0 : random_count(random) / (1 + static_cast<int64_t>(random() % 4)));
+      count += lengths.back();
+    }
+    std::vector<Bytes> all;
+    std::vector<const std::byte*> pointers;
+    for (size_t m = 0; m < members; ++m)
+      all.push_back(data_of(reduction.dtype, count, tensor_seed, static_cast<int>(m)));
+    for (const Bytes& data : all) pointers.push_back(data.data());
+    const Bytes whole = reference::fold(reduction, pointers, count);
+    inputs.push_back(all[me]);
+    outputs.emplace_back(static_cast<size_t>(lengths[me]) * element + 2 * kGuardBytes, kGuard);
+    size_t at = 0;
+    for (size_t m = 0; m < members; ++m) {
+      const size_t bytes = static_cast<size_t>(lengths[m]) * element;
+      parts[m].push_back(
+          {inputs.back().data() + at, m == me ? outputs.back().data() + kGuardBytes : nullptr, lengths[m]});
+      if (m == me)
+        expected.insert(expected.end(), whole.begin() + static_cast<ptrdiff_t>(at),
+                        whole.begin() + static_cast<ptrdiff_t>(at + bytes));
+      at += bytes;
+    }
+  }
+  const std::vector<Bytes> before = inputs;
+  expect_ok(transport.reducescatter(parts, reduction));
+  Bytes seen;
+  for (const Bytes& output : outputs) {
+    seen.insert(seen.end(), output.begin() + kGuardBytes, output.end() - kGuardBytes);
+    EXPECT(output[kGuardBytes - 1] == kGuard && output[output.size() - kGuardBytes] == kGuard);
+  }
+  expect_equal(expected, seen, transport, "reducescatter", seed);
+  EXPECT(inputs == before);
+}
+
+void random_alltoall(Transport& transport, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int n = transport.size(), me = transport.member();
+  const uint64_t shape = random() % 4;  // anything; one heavy pair; one heavy source; nothing
+  std::vector<int64_t> lengths;
+  for (int s = 0; s < n; ++s) {
+    for (int d = 0; d < n; ++d) {
+      const bool heavy = shape == 0 || (shape == 1 && s == 0 && d == n - 1) || (shape == 2 && s == n / 2);
+      lengths.push_back(!heavy || random() % 4 == 0 ? 0 : 2 * random_count(random));
+    }
+  }
+  const auto part = [&](int s, int d) {
+    return data_of(HVD_UINT8, lengths[static_cast<size_t>(s * n + d)], seed + 17 * static_cast<uint64_t>(s), d);
+  };
+  Bytes mine, expected;
+  for (int m = 0; m < n; ++m) {
+    const Bytes out = part(me, m), in = part(m, me);
+    mine.insert(mine.end(), out.begin(), out.end());
+    expected.insert(expected.end(), in.begin(), in.end());
+  }
+  Bytes seen(expected.size());
+  expect_ok(transport.alltoall(mine.data(), lengths, seen.data()));
+  expect_equal(expected, seen, transport, "alltoall", seed);
+}
+
 // The same sequence on all members; what differs is when each of them comes.
 void random_operations(Transport& transport, uint64_t seed, int operations) {
   std::mt19937_64 sequence(seed), delays(seed * 31 + static_cast<uint64_t>(transport.member()));
   for (int i = 0; i < operations; ++i) {
     const uint64_t operation_seed = sequence() % 1'000'000'000;
-    switch (sequence() % 10) {
+    switch (sequence() % 14) {
+      case 10:
+      case 11:
+        random_reducescatter(transport, operation_seed);
+        break;
+      case 12:
+      case 13:
+        random_alltoall(transport, operation_seed);
+        break;
       case 0:
       case 1:
         random_broadcast(transport, operation_seed);
@@ -212,13 +301,30 @@ void burst(Transport& transport, uint64_t seed) {
   std::mt19937_64 sequence(seed);
   const int n = transport.size();
   for (int i = 0; i < 30 * kOperations; ++i) {
-    const uint64_t kind = sequence() % 5;
+    const uint64_t kind = sequence() % 7;
     const int root = static_cast<int>(sequence() % static_cast<uint64_t>(n));
     const int length = kind == 4 ? 9000 : 30;
     std::vector<int32_t> values(static_cast<size_t>(length), transport.member() * 1000 + i),
         gathered(values.size() * static_cast<size_t>(n));
     const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()), length};
-    if (kind == 1) {
+    if (kind >= 5) {
+      // Member m's part of the tensor is element m; in an alltoall it is 4 bytes long.
+      std::vector<std::vector<Slice>> parts(static_cast<size_t>(n));
+      int32_t result = -1;
+      for (int m = 0; m < n; ++m) {
+        auto* const output = m == transport.member() ? reinterpret_cast<std::byte*>(&result) : nullptr;
+        parts[static_cast<size_t>(m)].push_back(
+            {reinterpret_cast<const std::byte*>(&values[static_cast<size_t>(m)]), output, 1});
+      }
+      const std::vector<int64_t> lengths(static_cast<size_t>(n * n), 4);
+      if (kind == 5) {
+        expect_ok(transport.reducescatter(parts, {HVD_INT32, HVD_SUM}));
+        EXPECT(result == 1000 * n * (n - 1) / 2 + n * i);
+      } else {
+        expect_ok(transport.alltoall(values.data(), lengths, gathered.data()));
+        for (int m = 0; m < n; ++m) EXPECT(gathered[static_cast<size_t>(m)] == m * 1000 + i);
+      }
+    } else if (kind == 1) {
       expect_ok(transport.broadcast({&slice, 1}, 4, root));
       EXPECT(values[0] == root * 1000 + i && values.back() == root * 1000 + i);
     } else if (kind == 2) {
@@ -295,6 +401,26 @@ void known_results(Transport& transport) {
     expect_ok(transport.allgather(mine.data(), lengths, all.data()));
     for (int m = 0; m < n; ++m)
       EXPECT(all[static_cast<size_t>(100 * m)] == m && all[static_cast<size_t>(100 * m + 99)] == m);
+    // Member m gets `length` elements of what everybody gives, and m + 1 elements of each in an alltoall.
+    std::vector<int32_t> input(static_cast<size_t>(n * length)), output(static_cast<size_t>(length), -1);
+    std::vector<std::vector<Slice>> parts(static_cast<size_t>(n));
+    std::vector<int64_t> bytes;
+    for (int m = 0; m < n; ++m) {
+      int32_t* const part = input.data() + static_cast<ptrdiff_t>(m) * length;
+      std::fill(part, part + length, m);
+      auto* const own = m == transport.member() ? reinterpret_cast<std::byte*>(output.data()) : nullptr;
+      parts[static_cast<size_t>(m)].push_back({reinterpret_cast<const std::byte*>(part), own, length});
+    }
+    expect_ok(transport.reducescatter(parts, {HVD_INT32, HVD_SUM}));
+    EXPECT(std::count(output.begin(), output.end(), n * transport.member()) == length);
+    for (int s = 0; s < n; ++s) {
+      for (int d = 0; d < n; ++d) bytes.push_back(4 * (d + 1));
+    }
+    std::vector<int32_t> sent(static_cast<size_t>(n * (n + 1) / 2), transport.member());
+    std::vector<int32_t> received(static_cast<size_t>(n * (transport.member() + 1)), -1);
+    expect_ok(transport.alltoall(sent.data(), bytes, received.data()));
+    for (size_t i = 0; i < received.size(); ++i)
+      EXPECT(received[i] == static_cast<int32_t>(i) / (transport.member() + 1));
   }
 }
 

@@ -67,6 +67,11 @@ def _integers(inputs: list[Array], combine: Any, op: int, prescale: float, posts
     return np.asarray(total).astype(dtype)
 
 
+def rows_of(array: Array, size: int, rank: int) -> Array:
+    """A rank's rows: dealt in rank order, one more to the first ranks where they do not come out even."""
+    return np.array_split(array, size)[rank]
+
+
 def same_bits(a: Array, b: Array) -> bool:
     """Equal dtype, shape and bytes; two NaN are equal whatever their payload."""
     if a.dtype != b.dtype or a.shape != b.shape:

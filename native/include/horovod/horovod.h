@@ -60,7 +60,14 @@ typedef enum {
 /* Numbers as in Horovod's public constants. */
 typedef enum { HVD_AVERAGE = 0, HVD_SUM = 1, HVD_ADASUM = 2, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 } hvd_op;
 
-typedef enum { HVD_ALLREDUCE = 0, HVD_ALLGATHER = 1, HVD_BROADCAST = 2, HVD_BARRIER = 3 } hvd_kind;
+typedef enum {
+  HVD_ALLREDUCE = 0,
+  HVD_ALLGATHER = 1,
+  HVD_BROADCAST = 2,
+  HVD_BARRIER = 3,
+  HVD_ALLTOALL = 4,
+  HVD_REDUCESCATTER = 5
+} hvd_kind;
 
 /* hvd_request.flags */
 enum {
@@ -114,7 +121,8 @@ typedef struct {
 /* One tensor of a request: dense, row-major, aligned to its element size. */
 typedef struct {
   const void* input;
-  void* output; /* allreduce, broadcast: as large as input, may equal it. allgather: NULL, read hvd_result */
+  void* output; /* allreduce, broadcast: as large as input, may equal it. reducescatter: this member's rows of it, apart
+                   from input. allgather, alltoall: NULL, read hvd_result */
   const int64_t* shape;
   int32_t ndim;  /* at most 16 */
   int32_t dtype; /* hvd_dtype */
@@ -129,13 +137,16 @@ typedef struct {
   int32_t process_set; /* 0 = all ranks */
   int32_t root_rank;   /* world rank; broadcast only */
   uint32_t flags;
-  uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0 */
+  uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0, alltoall: 1 */
   uint32_t tensor_size; /* sizeof(hvd_tensor) */
   const char* name;     /* NULL: unnamed, matched across ranks by the order of submission */
   const hvd_tensor* tensors;
   double prescale, postscale;
   hvd_done_fn done; /* may be NULL */
   void* user;
+  const int64_t* splits; /* alltoall: rows for each member, in member order; NULL: the same number for all */
+  uint32_t nsplits;
+  uint32_t reserved;
 } hvd_request;
 
 /* Where an operation whose output size was unknown at submission left tensor `index`; valid until hvd_release. */
@@ -143,8 +154,8 @@ typedef struct {
   uint32_t size;
   int32_t ndim;
   const void* data;
-  const int64_t* shape; /* allgather: dimension 0 is the sum over the ranks */
-  const int64_t* rows;  /* allgather: dimension 0 by rank, world_size entries */
+  const int64_t* shape; /* dimension 0 is the sum of `rows` */
+  const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order */
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);

@@ -36,6 +36,12 @@ class LoopbackTransport final : public Transport {
   Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
     return exchange(mine, static_cast<size_t>(bytes_of_member[0]), all);
   }
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
+    return allreduce(parts[0], reduction);
+  }
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
+    return exchange(mine, static_cast<size_t>(bytes[0]), all);
+  }
   Status barrier() override { return Status(); }
 
   std::string describe() const override {

@@ -7,6 +7,7 @@
 
 #include "collectives/slot_allreduce.h"
 #include "collectives/slot_copy.h"
+#include "collectives/slot_scatter.h"
 #include "platform/float_state.h"
 #include "transport/factories.h"
 #include "transport/shm/line_hop.h"
@@ -70,6 +71,22 @@ class ShmTransport final : public Transport {
     for (int64_t part : bytes_of_member) bytes += part;
     return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
                           streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
+  }
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
+    size_t bytes = 0;
+    for (const std::vector<Slice>& part : parts) {
+      for (const Slice& slice : part) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
+    }
+    if (bytes == 0) return Status();
+    const FloatState state;
+    if (bytes <= kTinyBytes) return tiny_reducescatter(ring_, kernels_, parts, reduction);
+    if (!measure_now_and_then(bytes)) return ring_.interrupted("reducescatter");
+    return slot_reducescatter(ring_, kernels_, parts, reduction, streamed() && bytes >= kStreamOneShotBytes);
+  }
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
+    int64_t total = 0;
+    for (int64_t part : bytes) total += part;
+    return slot_alltoall(ring_, kernels_, mine, bytes, all, streamed() && static_cast<size_t>(total) >= kLargeBytes);
   }
   Status barrier() override { return slot_barrier(ring_); }
 

@@ -6,6 +6,7 @@
 
 #include "collectives/mesh_allreduce.h"
 #include "collectives/mesh_copy.h"
+#include "collectives/mesh_scatter.h"
 #include "platform/float_state.h"
 #include "transport/factories.h"
 #include "transport/tcp/mesh.h"
@@ -50,6 +51,13 @@ class TcpTransport final : public Transport {
   }
   Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
     return mesh_allgather(mesh_, kernels_, "allgather", mine, bytes_of_member, all);
+  }
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
+    const FloatState state;
+    return mesh_reducescatter(mesh_, kernels_, parts, reduction, &scratch_);
+  }
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
+    return mesh_alltoall(mesh_, kernels_, mine, bytes, all);
   }
   Status barrier() override { return mesh_barrier(mesh_); }
 

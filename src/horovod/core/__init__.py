@@ -22,7 +22,9 @@ _CONTEXT = (
 _ARRAYS = (
     "allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async "
     "grouped_allreduce_ grouped_allreduce_async_ "
-    "allgather allgather_async broadcast broadcast_async broadcast_ broadcast_async_ barrier"
+    "allgather allgather_async grouped_allgather grouped_allgather_async alltoall alltoall_async "
+    "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async "
+    "broadcast broadcast_async broadcast_ broadcast_async_ barrier"
 )
 _HOME = {
     "horovod.core.context": _CONTEXT,

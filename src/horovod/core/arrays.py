@@ -4,7 +4,7 @@
 Names, parameters and meaning are those of every framework's package. Arrays may be of any dtype in native.DTYPE_NAMES
 (bfloat16 through ml_dtypes) and any strides. Forms ending in _async return a handle for poll and synchronize; forms
 ending in _ write the result into the array given. All ranks call the same operations; an allreduce has equal shapes and
-dtypes on all ranks, an allgather may differ in dimension 0. Errors: core/exceptions.py.
+dtypes on all ranks, an allgather or alltoall may differ in dimension 0. Errors: core/exceptions.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.collectives import Collectives
-from horovod.core.native import SYNC
+from horovod.core.native import SYNC, Average
 from horovod.core.operations import register
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.tensors import NumpyAdapter
@@ -25,15 +25,23 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
 ]
 
 collectives: Collectives[Any] = Collectives(NumpyAdapter())
@@ -160,6 +168,89 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts allgather; returns a handle."""
     return register(collectives.allgather(tensor, name, process_set))
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[Any, ...]:
+    """allgather of several tensors as a whole: all of them or none."""
+    return collectives.grouped_allgather(tensors, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts grouped_allgather; returns a handle."""
+    return register(collectives.grouped_allgather(tensors, name, process_set))
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends splits[r] rows of `tensor` to each rank r, the first rows to the first rank; rows beyond their sum go to
+    nobody. Returns the rows that came, in rank order, and as an int32 array how many came from each rank; without
+    `splits` every rank gets equally many, and the rows alone are returned."""
+    return collectives.alltoall(tensor, splits, name, process_set, SYNC, splits is not None).wait()
+
+
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts alltoall; returns a handle, whose result is the pair even without `splits`."""
+    return register(collectives.alltoall(tensor, splits, name, process_set))
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the allreduce of `tensor`: they are dealt in rank order, one more to the first ranks where
+    they do not come out even."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return collectives.reducescatter(tensor, name, how, SYNC).wait()
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts reducescatter; returns a handle."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return register(collectives.reducescatter(tensor, name, how))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """reducescatter of several tensors as a whole: all of them or none."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return collectives.grouped_reducescatter(tensors, name, how, SYNC).wait()  # type: ignore[no-any-return]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts grouped_reducescatter; returns a handle."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return register(collectives.grouped_reducescatter(tensors, name, how))
 
 
 def broadcast(

@@ -24,24 +24,30 @@ from typing import Any, Generic, NoReturn, TypeVar
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
-from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
-from horovod.core.native import ALLGATHER, ALLREDUCE, BARRIER, BOOL, BROADCAST, SYNC, Adasum, Average, Max, Min, Sum
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BROADCAST,
+    INT32,
+    INT64,
+    REDUCESCATTER,
+    SYNC,
+    Average,
+    Sum,
+)
 from horovod.core.operations import Operation, gathered
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
+from horovod.core.requests import LOCAL_ERRORS, Key, Metas, prepare, refuse, submit_group, submit_one
 from horovod.core.tensors import Adapter
 
 __all__ = ["Collectives", "Reduction", "resolve_op"]
 
 T = TypeVar("T")
-Key = tuple[Any, ...]
 # (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
 Reduction = tuple[int | None, bool | None, float, float, ProcessSet | None]
-
-# Entries live as long as their generation: names that never come back must not fill it.
-MAX_ENTRIES = 16384
-
-# What a rank may get wrong in its own call.
-_LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
@@ -85,12 +91,12 @@ class Collectives(Generic[T]):
             key = (ALLREDUCE, name, op, dtype, shape, prescale, postscale, set_number)
             entry: int | native.Request | None = context.entries.get(key)
             if entry is None:
-                entry = self._prepare(context, key, "allreduce", ((dtype, shape),), -1)
+                entry = prepare(context, key, "allreduce", ((dtype, shape),))
             private = staged is not tensor
             output = staged if in_place or private else adapter.empty_like(staged)
-            handle = _submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
-        except _LOCAL_ERRORS as error:
-            _refuse(context, "allreduce", name, error)
+            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "allreduce", name, error)
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -113,18 +119,16 @@ class Collectives(Generic[T]):
             set_number = number_of(process_set)
             staged, metas = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
-            entry: int | native.Request | None = context.entries.get(key)
-            if entry is None:
-                entry = self._prepare(context, key, "grouped_allreduce", metas, -1)
+            entry = _entry(context, key, "grouped_allreduce", metas)
             outputs = [
                 mine if in_place or mine is not tensor else adapter.empty_like(mine)
                 for mine, tensor in zip(staged, tensors, strict=True)
             ]
-            handle = _submit_group(
+            handle = submit_group(
                 context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
             )
-        except _LOCAL_ERRORS as error:
-            _refuse(context, "grouped_allreduce", name, error)
+        except LOCAL_ERRORS as error:
+            refuse(context, "grouped_allreduce", name, error)
         finish = self._write_back if in_place else self._deliver
         pairs = list(zip(tensors, outputs, strict=True))
 
@@ -147,17 +151,147 @@ class Collectives(Generic[T]):
             set_number = number_of(process_set)
             staged, dtype, shape = adapter.stage(tensor)
             key = (ALLGATHER, name, None, dtype, shape, 1.0, 1.0, set_number)
-            entry: int | native.Request | None = context.entries.get(key)
-            if entry is None:
-                entry = self._prepare(context, key, "allgather", ((dtype, shape),), -1)
-            handle = _submit_one(context, entry, adapter.address(staged), None, flags)
-        except _LOCAL_ERRORS as error:
-            _refuse(context, "allgather", name, error)
+            entry = _entry(context, key, "allgather", ((dtype, shape),))
+            members, _ = context.place(set_number)
+            handle = submit_one(context, entry, adapter.address(staged), None, flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "allgather", name, error)
 
         def collect(operation: Operation) -> Any:
-            result, rows = gathered(operation, 0, adapter, dtype)
+            result, rows = gathered(operation, 0, adapter, dtype, members)
             delivered = adapter.deliver(result, tensor)
             return (delivered, rows) if with_rows else delivered
+
+        return Operation(context, handle, None, staged, collect)
+
+    def grouped_allgather(
+        self,
+        tensors: Sequence[T],
+        name: str | None,
+        process_set: ProcessSet | None,
+        flags: int = 0,
+        with_rows: bool = False,
+    ) -> Operation:
+        """Starts the allgather of several tensors, done or failed as a whole. The result is a tuple; `with_rows`: of
+        (tensor, rows that each rank gave)."""
+        context = contexts.current()
+        adapter = self._adapter
+        try:
+            set_number = number_of(process_set)
+            staged, metas = self._stage_group(tensors, False)
+            key = (ALLGATHER, name, None, metas, None, 1.0, 1.0, set_number)
+            entry = _entry(context, key, "grouped_allgather", metas)
+            members, _ = context.place(set_number)
+            handle = submit_group(context, entry, [adapter.address(s) for s in staged], [None] * len(staged), flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "grouped_allgather", name, error)
+
+        def collect(operation: Operation) -> Any:
+            results: list[Any] = []
+            for index, (tensor, (dtype, _)) in enumerate(zip(tensors, metas, strict=True)):
+                result, rows = gathered(operation, index, adapter, dtype, members)
+                delivered = adapter.deliver(result, tensor)
+                results.append((delivered, rows) if with_rows else delivered)
+            return tuple(results)
+
+        return Operation(context, handle, None, staged, collect)
+
+    # Alltoall
+
+    def alltoall(
+        self,
+        tensor: T,
+        splits: Any,
+        name: str | None,
+        process_set: ProcessSet | None,
+        flags: int = 0,
+        with_splits: bool = True,
+    ) -> Operation:
+        """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first; evenly where
+        `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came from each
+        rank, as int32."""
+        context = contexts.current()
+        adapter = self._adapter
+        try:
+            set_number = number_of(process_set)
+            rows_to_send = None if splits is None else self._integers(splits)
+            staged, dtype, shape = adapter.stage(tensor)
+            key = (ALLTOALL, name, rows_to_send, dtype, shape, 1.0, 1.0, set_number)
+            entry = _entry(context, key, "alltoall", ((dtype, shape),), splits=rows_to_send)
+            members, _ = context.place(set_number)
+            handle = submit_one(context, entry, adapter.address(staged), None, flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "alltoall", name, error)
+
+        def collect(operation: Operation) -> Any:
+            result, rows = gathered(operation, 0, adapter, dtype, members)
+            delivered = adapter.deliver(result, tensor)
+            if not with_splits:
+                return delivered
+            # As wide as `splits`, but where even parts are larger than that can say.
+            wide = max(rows) > 2**31 - 1
+            received = adapter.empty((members,), INT64 if wide else INT32)
+            kind = ctypes.c_int64 if wide else ctypes.c_int32
+            (kind * members).from_address(adapter.address(received))[:] = rows
+            return delivered, received
+
+        return Operation(context, handle, None, staged, collect)
+
+    def _integers(self, splits: Any) -> tuple[int, ...]:
+        """`splits` as the user may give it: a list or tuple of ints, or a tensor."""
+        if isinstance(splits, (list, tuple)):
+            return tuple(operator.index(rows) for rows in splits)
+        staged, dtype, shape = self._adapter.stage(splits)
+        if dtype != INT32 or len(shape) != 1:
+            raise InvalidRequestError(
+                f"splits: expected a list of ints or a one-dimensional int32 tensor, seen {native.DTYPE_NAMES[dtype]} "
+                f"of shape {list(shape)}"
+            )
+        return tuple((ctypes.c_int32 * shape[0]).from_address(self._adapter.address(staged))) if shape[0] else ()
+
+    # Reducescatter
+
+    def reducescatter(self, tensor: T, name: str | None, how: Reduction, flags: int = 0) -> Operation:
+        """Starts the reduction of one tensor over all ranks, of which each gets its rows: dealt in rank order, one
+        more to the first ranks where they do not come out even. Bit for bit those rows of the allreduce."""
+        context = contexts.current()
+        adapter = self._adapter
+        try:
+            op, average, prescale, postscale, process_set = how
+            op = resolve_op(op, average)
+            set_number = number_of(process_set)
+            staged, dtype, shape = adapter.stage(tensor)
+            key = (REDUCESCATTER, name, op, dtype, shape, prescale, postscale, set_number)
+            entry = _entry(context, key, "reducescatter", ((dtype, shape),))
+            output = adapter.empty(_own_rows(context.place(set_number), shape), dtype)
+            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "reducescatter", name, error)
+        return Operation(context, handle, (tensor, output), staged, self._deliver)
+
+    def grouped_reducescatter(
+        self, tensors: Sequence[T], name: str | None, how: Reduction, flags: int = 0
+    ) -> Operation:
+        """Starts the reducescatter of several tensors, done or failed as a whole. The result is a list."""
+        context = contexts.current()
+        adapter = self._adapter
+        try:
+            op, average, prescale, postscale, process_set = how
+            op = resolve_op(op, average)
+            set_number = number_of(process_set)
+            staged, metas = self._stage_group(tensors, False)
+            key = (REDUCESCATTER, name, op, metas, None, prescale, postscale, set_number)
+            entry = _entry(context, key, "grouped_reducescatter", metas)
+            place = context.place(set_number)
+            outputs = [adapter.empty(_own_rows(place, shape), dtype) for dtype, shape in metas]
+            handle = submit_group(
+                context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
+            )
+        except LOCAL_ERRORS as error:
+            refuse(context, "grouped_reducescatter", name, error)
+
+        def collect(operation: Operation) -> Any:
+            return [adapter.deliver(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
 
         return Operation(context, handle, None, staged, collect)
 
@@ -181,14 +315,14 @@ class Collectives(Generic[T]):
                 adapter.check_in_place(tensor)
             staged, dtype, shape = adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
-            entry: int | native.Request | None = context.entries.get(key)
-            if entry is None:
-                entry = self._prepare(context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank))
+            entry = context.entries.get(key) or prepare(
+                context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank)
+            )
             private = staged is not tensor
             output = staged if in_place or private else adapter.empty_like(staged)
-            handle = _submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
-        except _LOCAL_ERRORS as error:
-            _refuse(context, "broadcast", name, error)
+            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
+        except LOCAL_ERRORS as error:
+            refuse(context, "broadcast", name, error)
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -200,16 +334,14 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             key = (BARRIER, None, None, None, None, 1.0, 1.0, number_of(process_set))
-            entry: int | native.Request | None = context.entries.get(key)
-            if entry is None:
-                entry = self._prepare(context, key, "barrier", (), -1)
-        except _LOCAL_ERRORS as error:
-            _refuse(context, "barrier", None, error)
-        Operation(context, _submit_group(context, entry, [], [], SYNC), None, None, None).wait()
+            entry = _entry(context, key, "barrier", ())
+        except LOCAL_ERRORS as error:
+            refuse(context, "barrier", None, error)
+        Operation(context, submit_group(context, entry, [], [], SYNC), None, None, None).wait()
 
     def refuse(self, label: str, name: str | None, error: Exception) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""
-        _refuse(contexts.current(), label, name, error)
+        refuse(contexts.current(), label, name, error)
 
     # What a finished operation gives back
 
@@ -222,9 +354,7 @@ class Collectives(Generic[T]):
         tensor, staged = operation.value
         return self._adapter.deliver(staged, tensor)
 
-    def _stage_group(
-        self, tensors: Sequence[T], in_place: bool
-    ) -> tuple[list[T], tuple[tuple[int, tuple[int, ...]], ...]]:
+    def _stage_group(self, tensors: Sequence[T], in_place: bool) -> tuple[list[T], Metas]:
         if not isinstance(tensors, (list, tuple)):
             raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
         if not tensors:
@@ -235,39 +365,17 @@ class Collectives(Generic[T]):
         staged = [self._adapter.stage(tensor) for tensor in tensors]
         return [mine for mine, _, _ in staged], tuple((dtype, shape) for _, dtype, shape in staged)
 
-    def _prepare(
-        self, context: Context, key: Key, label: str, metas: tuple[tuple[int, tuple[int, ...]], ...], root_rank: int
-    ) -> int | native.Request:
-        """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time
-        on, so that a name which never comes back leaves nothing behind in the native core."""
-        kind, name, op, *_, prescale, postscale, set_number = key
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name: expected a str, seen {type(name).__name__}")
-        if name is not None and "\0" in name:
-            raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
-        if kind == ALLREDUCE:
-            _check_reduction(op, metas)
-        for dtype, shape in metas:
-            if len(shape) > native.MAX_DIMENSIONS:
-                raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
-            if kind == ALLGATHER and not shape:
-                raise InvalidRequestError("allgather joins along dimension 0: expected at least one, seen a 0-d tensor")
-            assert 0 <= dtype <= BOOL
-        request = _request(kind, _wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
-        request.process_set = set_number
-        if key not in context.sighted or len(context.entries) >= MAX_ENTRIES:
-            if len(context.sighted) >= MAX_ENTRIES:
-                context.sighted.clear()
-            context.sighted.add(key)
-            return request
-        entry = ctypes.c_void_p()
-        code = context.library.hvd_prepare(
-            context.pointer, ctypes.addressof(request), ctypes.addressof(entry), native.scratch.status_address
-        )
-        if code != native.OK or entry.value is None:
-            context.raise_failure(code, native.scratch.status)
-        context.entries[key] = entry.value
-        return entry.value
+
+def _entry(
+    context: Context, key: Key, label: str, metas: Metas, splits: Sequence[int] | None = None
+) -> int | native.Request:
+    return context.entries.get(key) or prepare(context, key, label, metas, splits=splits)
+
+
+def _own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
+    members, index = place
+    return shape[0] // members + (index < shape[0] % members), *shape[1:]
 
 
 def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tuple[Any, Any]) -> Any:
@@ -278,132 +386,8 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
     return finish(operation)
 
 
-def _wire_name(label: str, name: str | None) -> bytes | None:
-    return None if name is None else f"{label}.{name}".encode()
-
-
-def _check_reduction(op: Any, metas: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
-    if op == Adasum:
-        raise NotImplementedError("op=Adasum is not supported yet\nhint: Average and Sum are")
-    try:
-        known = 0 <= operator.index(op) < len(native.OP_NAMES)
-    except TypeError:
-        known = False
-    if not known:
-        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
-    for dtype, _ in metas:
-        if dtype == BOOL and op not in (Min, Max):
-            raise InvalidRequestError(
-                f"a bool tensor has Min (and) and Max (or), seen op={native.OP_NAMES[op]}\nhint: cast it to an integer"
-            )
-
-
 def _checked_root(context: Context, root_rank: Any) -> int:
     root = operator.index(root_rank)
     if not 0 <= root < context.size:
         raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")
     return root
-
-
-def _request(
-    kind: int,
-    wire_name: bytes | None,
-    op: int | None,
-    metas: tuple[tuple[int, tuple[int, ...]], ...],
-    prescale: float,
-    postscale: float,
-    root_rank: int,
-) -> native.Request:
-    tensors = (native.Tensor * len(metas))()
-    for tensor, (dtype, shape) in zip(tensors, metas, strict=True):
-        tensor.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-        tensor.ndim = len(shape)
-        tensor.dtype = dtype
-    return native.Request(
-        size=ctypes.sizeof(native.Request),
-        kind=kind,
-        op=Sum if kind != ALLREDUCE or op is None else op,
-        root_rank=root_rank,
-        ntensors=len(metas),
-        tensor_size=ctypes.sizeof(native.Tensor),
-        name=wire_name,
-        tensors=tensors,
-        prescale=prescale,
-        postscale=postscale,
-    )
-
-
-def _submit_one(context: Context, entry: int | native.Request, source: int, target: int | None, flags: int) -> int:
-    """The hot path: two addresses and one call. Returns the native handle."""
-    scratch = native.scratch
-    if not isinstance(entry, int):
-        return _submit_request(context, entry, [source], [target], flags)
-    scratch.input[0] = source
-    scratch.output[0] = target
-    code = context.library.hvd_submit_entry(
-        context.pointer,
-        entry,
-        scratch.input_address,
-        scratch.output_address,
-        flags,
-        scratch.handle_address,
-        scratch.status_address,
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def _submit_group(
-    context: Context, entry: int | native.Request, sources: list[int], targets: list[int], flags: int
-) -> int:
-    if not isinstance(entry, int):
-        return _submit_request(context, entry, sources, targets, flags)
-    scratch = native.scratch
-    inputs = (ctypes.c_void_p * len(sources))(*sources)
-    outputs = (ctypes.c_void_p * len(targets))(*targets)
-    code = context.library.hvd_submit_entry(
-        context.pointer,
-        entry,
-        ctypes.addressof(inputs),
-        ctypes.addressof(outputs),
-        flags,
-        scratch.handle_address,
-        scratch.status_address,
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def _submit_request(
-    context: Context,
-    request: native.Request,
-    sources: Sequence[int],
-    targets: Sequence[int | None],
-    flags: int,
-) -> int:
-    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        request.tensors[index].input = source
-        request.tensors[index].output = target
-    request.flags = flags
-    scratch = native.scratch
-    code = context.library.hvd_submit(
-        context.pointer, ctypes.addressof(request), scratch.handle_address, scratch.status_address
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def _refuse(context: Context, label: str, name: Any, error: Exception) -> NoReturn:
-    """Tells the peers why this rank's call failed, then raises the same error with rank and operation in front."""
-    if isinstance(error, DuplicateNameError):
-        raise error
-    shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
-    text = f"rank {context.rank}: {shown}: {error}"
-    # A name that is no str is what the peers may well have as one: they wait under it.
-    wire_name = None if name is None else f"{label}.{name}".partition("\0")[0]
-    text += context.refuse(wire_name, 0, str(error))
-    # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
-    raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

@@ -84,6 +84,10 @@ class Context:
             raise StartError(text if gone is None else f"rank {world.rank} cannot go on in init: {gone}\n({text})")
         return pointer.value
 
+    def place(self, process_set: int) -> tuple[int, int]:
+        """(number of members, this rank's index among them) of a set by the native core's number of it."""
+        return self.size, self.rank
+
     def stop(self) -> None:
         """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
         it."""

@@ -61,8 +61,8 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 # hvd_kind
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
-KIND_NAMES = ("allreduce", "allgather", "broadcast", "barrier")
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER = range(6)
+KIND_NAMES = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter")
 
 # hvd_request.flags
 SYNC = 1
@@ -136,6 +136,9 @@ class Request(ctypes.Structure):
         ("postscale", c_double),
         ("done", c_void_p),
         ("user", c_void_p),
+        ("splits", POINTER(c_int64)),
+        ("nsplits", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -110,8 +110,11 @@ def synchronize(handle: int) -> Any:
     return None if operation is None else operation.wait(handle)
 
 
-def gathered(operation: Operation, index: int, adapter: Adapter[Any], dtype: int) -> tuple[Any, list[int]]:
-    """Copies result `index` of an allgather out of the engine. Returns (tensor, rows that each rank gave)."""
+def gathered(
+    operation: Operation, index: int, adapter: Adapter[Any], dtype: int, members: int
+) -> tuple[Any, list[int]]:
+    """Copies result `index` of an allgather or alltoall out of the engine. Returns (tensor, rows that came from each
+    member)."""
     context = operation.context
     result = native.Result(size=ctypes.sizeof(native.Result))
     code = context.library.hvd_get_result(
@@ -124,4 +127,4 @@ def gathered(operation: Operation, index: int, adapter: Adapter[Any], dtype: int
     count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
     if count_bytes:
         ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
-    return tensor, list(result.rows[: context.size])
+    return tensor, list(result.rows[:members])

@@ -14,14 +14,15 @@ import threading
 import time
 from typing import Any
 
-from horovod.core.channel import Channel, Listener
+from horovod.core.channel import Channel, Listener, MessageError
 from horovod.core.rendezvous import PURPOSE
 
 __all__ = ["RendezvousServer"]
 
-MAX_WAIT_S = 3600.0
+MAX_WAIT_S = 3600
 MAX_KEYS = 1 << 18
 _LOOK_S = 1.0  # how often a wait looks whether its client is still there
+_GENERATION_DIGITS = 18
 
 
 class RendezvousServer:
@@ -73,7 +74,8 @@ class RendezvousServer:
     def _newest_generation(self) -> int:
         with self._changed:
             parts = [key.split("/") for key in self._values if key.startswith(("world/", "failure/"))]
-        return max((int(part[1]) for part in parts if part[1].isdecimal()), default=0)
+            numbers = [part[1] for part in parts if part[1].isdecimal() and len(part[1]) <= _GENERATION_DIGITS]
+        return max((int(number) for number in numbers), default=0)
 
     def gone(self, rank: int, text: str) -> None:
         """A rank has ended or stopped: who waits for what is not there yet, as every start does that needs all ranks,
@@ -92,7 +94,11 @@ class RendezvousServer:
     def _serve(self, channel: Channel) -> None:
         while True:
             request = channel.receive()
-            channel.send(self._answer(request, channel), time.monotonic() + 60)
+            answer = self._answer(request, channel)
+            try:
+                channel.send(answer, time.monotonic() + 60)
+            except MessageError as error:
+                channel.send({"error": str(error)}, time.monotonic() + 60)
 
     def _answer(self, request: Any, channel: Channel) -> dict[str, Any]:
         """Never raises for what an authenticated peer may send: the answer says what is wrong with it."""
@@ -107,7 +113,8 @@ class RendezvousServer:
                     return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
                 return {"value": self.compare_and_set(key, value)}
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
-                return self._wait_for(keys, timeout_ms / 1000, channel)
+                # An integer of JSON has no limit, unlike the float that the clock takes.
+                return self._wait_for(keys, min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000, channel)
         return {"error": "the rendezvous does not know this request"}
 
     def _full(self) -> bool:
@@ -116,7 +123,7 @@ class RendezvousServer:
 
     def _wait_for(self, keys: list[Any], timeout_s: float, channel: Channel) -> dict[str, Any]:
         wanted = {key for key in keys if isinstance(key, str)}
-        deadline = time.monotonic() + min(max(timeout_s, 0.0), MAX_WAIT_S)
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             while not (self._closing or self._gone is not None or wanted <= self._values.keys()):
                 left_s = deadline - time.monotonic()

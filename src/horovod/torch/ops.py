@@ -2,9 +2,8 @@
 """The operations for PyTorch: views the tensor, calls the core, and makes the blocking forms differentiable.
 
 What an operation means, its names, checks and errors: core/collectives.py. Forms ending in _async return a handle for
-poll and synchronize; forms ending in _ write the result into the tensor given. allreduce, allgather and broadcast
-without _ or _async can be differentiated: the gradient of an allreduce is the same allreduce of the gradient; of an
-allgather and a broadcast it is the average over the ranks, of which each takes its rows or the root takes all.
+poll and synchronize; forms ending in _ write the result into the tensor given. Forms without either can be
+differentiated (torch/gradients.py).
 """
 
 from __future__ import annotations
@@ -16,12 +15,22 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor
 from horovod.core.native import SYNC, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.operations import poll, register, synchronize
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
+from horovod.torch.gradients import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Broadcast,
+    GroupedAllgather,
+    GroupedAllreduce,
+    GroupedReducescatter,
+    Reducescatter,
+)
+from horovod.torch.sparse import sparse_allreduce_async
 from horovod.torch.tensors import collectives
 
 __all__ = [
@@ -37,85 +46,42 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "sparse_allreduce_async",
     "synchronize",
 ]
-
-
-def _derived(name: str | None) -> str | None:
-    """The name of the operation that a gradient of `name` needs."""
-    return None if name is None else f"{name}.backward"
 
 
 def _differentiated(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
+def _is_group(tensors: Any) -> bool:
+    # Anything else is the core's to refuse, so that the peers are told.
+    return isinstance(tensors, (list, tuple)) and all(isinstance(tensor, Tensor) for tensor in tensors)
+
+
 def _changed(tensor: Any) -> None:
     # The core writes behind autograd's back: a graph that has saved this tensor must notice.
     if isinstance(tensor, Tensor) and not tensor.is_inference():
         increment_version(tensor)
-
-
-class _Allreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
-        ctx.name, ctx.how = name, how
-        return collectives.allreduce(tensor, name, how, False, SYNC).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        result = collectives.allreduce(gradient, _derived(ctx.name), ctx.how, False, SYNC).wait()
-        return result, None, None
-
-
-class _GroupedAllreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: Tensor) -> Any:
-        ctx.name, ctx.how = name, how
-        return tuple(collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        results = collectives.grouped_allreduce(gradients, _derived(ctx.name), ctx.how, False, SYNC).wait()
-        return (None, None, *results)
-
-
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
-        result, rows = collectives.allgather(tensor, name, process_set, SYNC, with_rows=True).wait()
-        ctx.name, ctx.process_set = name, process_set
-        ctx.first, ctx.count = sum(rows[: process_set.rank()]), tensor.shape[0]
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = (Average, None, 1.0, 1.0, ctx.process_set)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
-        return averaged.narrow(0, ctx.first, ctx.count), None, None
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
-        ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
-        return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = (Average, None, 1.0, 1.0, ctx.process_set)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
-        return averaged if ctx.process_set.rank() == ctx.root_rank else torch.zeros_like(averaged), None, None, None
 
 
 def allreduce(
@@ -134,7 +100,7 @@ def allreduce(
     sent, ctx = compression.compress(tensor)
     how = (op, average, prescale_factor, postscale_factor, process_set)
     if _differentiated(sent):
-        return compression.decompress(_Allreduce.apply(sent, name, how), ctx)
+        return compression.decompress(Allreduce.apply(sent, name, how), ctx)
     return compression.decompress(collectives.allreduce(sent, name, how, False, SYNC).wait(), ctx)
 
 
@@ -195,11 +161,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """allreduce of several tensors as a whole: all of them or none."""
+    how = (op, average, prescale_factor, postscale_factor, process_set)
+    if not _is_group(tensors):
+        return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
     pairs = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in pairs]
-    how = (op, average, prescale_factor, postscale_factor, process_set)
     if _differentiated(*sent):
-        results = _GroupedAllreduce.apply(name, how, *sent)
+        results = GroupedAllreduce.apply(name, how, *sent)
     else:
         results = collectives.grouped_allreduce(sent, name, how, False, SYNC).wait()
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
@@ -256,7 +224,7 @@ def grouped_allreduce_async_(
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """All ranks' tensors joined along dimension 0 in rank order; that dimension may differ by rank."""
     if _differentiated(tensor):
-        return _Allgather.apply(tensor, name, process_set)
+        return Allgather.apply(tensor, name, process_set)
     return collectives.allgather(tensor, name, process_set, SYNC).wait()
 
 
@@ -265,12 +233,120 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
     return register(collectives.allgather(tensor, name, process_set))
 
 
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[Tensor, ...]:
+    """allgather of several tensors as a whole: all of them or none."""
+    if _is_group(tensors) and _differentiated(*tensors):
+        return GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-any-return]
+    return collectives.grouped_allgather(tensors, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts grouped_allgather; returns a handle."""
+    return register(collectives.grouped_allgather(tensors, name, process_set))
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends splits[r] rows of `tensor` to each rank r, the first rows to the first rank; rows beyond their sum go to
+    nobody. `splits` is a list of ints or an int32 tensor. Returns the rows that came, in rank order, and as an int32
+    tensor how many came from each rank; without `splits` every rank gets equally many, and the rows alone are
+    returned."""
+    if _differentiated(tensor):
+        result, received = Alltoall.apply(tensor, splits, name, process_set)
+        return result if splits is None else (result, received)
+    return collectives.alltoall(tensor, splits, name, process_set, SYNC, splits is not None).wait()
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts alltoall; returns a handle, whose result is the pair even without `splits`."""
+    return register(collectives.alltoall(tensor, splits, name, process_set))
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """This rank's rows of the allreduce of `tensor`: they are dealt in rank order, one more to the first ranks where
+    they do not come out even."""
+    sent, ctx = compression.compress(tensor)
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    if _differentiated(sent):
+        return compression.decompress(Reducescatter.apply(sent, name, how), ctx)
+    return compression.decompress(collectives.reducescatter(sent, name, how, SYNC).wait(), ctx)
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts reducescatter; returns a handle."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return register(collectives.reducescatter(tensor, name, how))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """reducescatter of several tensors as a whole: all of them or none."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    if not _is_group(tensors):
+        return collectives.grouped_reducescatter(tensors, name, how, SYNC).wait()  # type: ignore[no-any-return]
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    sent = [tensor for tensor, _ in pairs]
+    if _differentiated(*sent):
+        results = GroupedReducescatter.apply(name, how, *sent)
+    else:
+        results = collectives.grouped_reducescatter(sent, name, how, SYNC).wait()
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts grouped_reducescatter; returns a handle."""
+    how = (op, None, prescale_factor, postscale_factor, process_set)
+    return register(collectives.grouped_reducescatter(tensors, name, how))
+
+
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """The tensor of world rank `root_rank`, as new memory."""
     if _differentiated(tensor):
-        return _Broadcast.apply(tensor, root_rank, name, process_set)
+        return Broadcast.apply(tensor, root_rank, name, process_set)
     return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
 
 
