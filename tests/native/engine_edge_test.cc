@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "engine_world.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 
 using namespace hvd;
@@ -425,7 +426,7 @@ TEST(requests_that_cannot_be_right_are_refused) {
       if (rank == 1) {
         EXPECT(engine.refuse(odd.c_str(), std::string(20 << 20, 'y')).ok());
       } else {
-        EXPECT(has(sum(engine, odd, values), HVD_MISMATCH, {"rank 1", odd.c_str(), "yyy"}));
+        EXPECT(has(sum(engine, odd, values), HVD_MISMATCH, {"rank 1", quote_name(odd).c_str(), "yyy"}));
       }
       std::vector<float> after(4, 1);
       EXPECT(sum(engine, odd, after).ok());
