@@ -102,6 +102,9 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
+  const bool of_entry =
+      record.kind == RecordKind::kDefine || record.kind == RecordKind::kError || record.kind == RecordKind::kReady;
+  if (of_entry && !takes_part_in(record.id)) return;
   switch (record.kind) {
     case RecordKind::kDefine:
       apply_definition(record.id);
@@ -159,7 +162,7 @@ void Engine::apply_definition(uint32_t id) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  Entry* entry = intern(name);
+  Entry* entry = intern(find_set(segment_->set_of(id)), name);
   if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
   if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
   entry_of_id_[id] = entry;
@@ -169,18 +172,19 @@ void Engine::apply_definition(uint32_t id) {
 
 void Engine::apply_error(uint32_t id) {
   Reader reader(segment_->error(id));
+  ProcessSet* const set = find_set(reader.get<int32_t>());
   const std::string name(reader.get_string());
   const int culprit = reader.get<int32_t>();
   const std::string text(reader.get_string());
   const uint32_t length = reader.get<uint32_t>();
   bool for_this_rank = length == 0;
   for (uint32_t i = 0; i < length && !reader.broken(); ++i) for_this_rank |= reader.get<int32_t>() == rank_;
-  if (!for_this_rank) return;
+  if (!for_this_rank || set == nullptr) return;
   SubmissionPtr failed;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(name);
-    if (found != entries_.end()) failed = found->second->in_flight;
+    const auto found = set->entries.find(name);
+    if (found != set->entries.end()) failed = found->second->in_flight;
   }
   if (failed != nullptr) complete(failed, {HVD_MISMATCH, text, culprit});
 }
@@ -205,11 +209,13 @@ void Engine::fail_all(const Status& cause) {
   std::vector<SubmissionPtr> failed;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [name, entry] : entries_) {
-      if (entry->in_flight == nullptr) continue;
-      failed.push_back(entry->in_flight);
-      failed.insert(failed.end(), entry->deferred.begin(), entry->deferred.end());
-      entry->deferred.clear();
+    for (auto& [number, set] : sets_) {
+      for (auto& [name, entry] : set->entries) {
+        if (entry->in_flight == nullptr) continue;
+        failed.push_back(entry->in_flight);
+        failed.insert(failed.end(), entry->deferred.begin(), entry->deferred.end());
+        entry->deferred.clear();
+      }
     }
     ready_here_.clear();
     ready_here_bytes_.store(0);

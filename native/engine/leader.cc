@@ -80,19 +80,24 @@ void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
     case FrameKind::kRequest:
     case FrameKind::kRefuse: {
       const int rank = reader->get<int32_t>();
+      int32_t set = kind == FrameKind::kRefuse ? reader->get<int32_t>() : 0;
       const std::string name(reader->get_string());
       const std::string body(reader->get_string());
       const bool waits = kind == FrameKind::kRequest && reader->get<uint8_t>() != 0;
       Descriptor checked;
-      if (reader->broken() || rank < 0 || rank >= world_size_ || options_.host_of_rank[rank] != host ||
-          (kind == FrameKind::kRequest && !Descriptor::decode(body, &checked))) {
+      bool valid = !reader->broken() && rank >= 0 && rank < world_size_ && options_.host_of_rank[rank] == host;
+      if (kind == FrameKind::kRequest) {
+        valid = valid && Descriptor::decode(body, &checked);
+        set = checked.process_set;
+      }
+      if (!valid || !coordinator_->is_member(rank, set)) {
         poison(HVD_INTERNAL, rank, "a request from host " + std::to_string(host) + " cannot be read");
         return;
       }
       if (kind == FrameKind::kRequest) {
-        coordinator_->request(rank, name, body, waits, now, &effects);
+        coordinator_->request(rank, set, name, body, waits, now, &effects);
       } else {
-        coordinator_->refuse(rank, name, body, now, &effects);
+        coordinator_->refuse(rank, set, name, body, now, &effects);
       }
       break;
     }
@@ -214,10 +219,12 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
   for (const Decision& decision : decisions) {
     if (decision.id >= kMaxEntries) {
       Reader reader(decision.payload);
+      reader.get<int32_t>();
       const std::string name(reader.get_string());
       poison(HVD_ABORTED, reader.get<int32_t>(), "`" + name + "`: " + std::string(reader.get_string()));
       return;
     }
+    assign_entry(decision);
     bool stored = true;
     if (decision.kind == RecordKind::kDefine) stored = segment_->write_definition(decision.id, decision.payload);
     if (decision.kind == RecordKind::kError) stored = segment_->write_error(decision.id, decision.payload);
@@ -231,8 +238,31 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (!wait_for_room_in_log(true)) return;
     segment_->append({decision.kind, decision.id});
   }
-  // This thread drives: it reads on by itself, and lingers or closes.
-  if (spans_hosts() || segment_->header().waiting.load() > 0) bells_->ring_others();
+  // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
+  const auto foreign = [this](const Decision& decision) {
+    return decision.kind != RecordKind::kClose && decision.kind != RecordKind::kLeave && !takes_part_in(decision.id);
+  };
+  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, foreign)) {
+    bells_->ring_others();
+  }
+}
+
+// Before the first record of an entry, and whenever its set may have come back with other members.
+void Engine::assign_entry(const Decision& decision) {
+  Reader reader(decision.payload);
+  int32_t number = 0;
+  if (decision.kind == RecordKind::kDefine) {
+    reader.get_string();
+    Descriptor descriptor;
+    if (!Descriptor::decode(reader.get_string(), &descriptor)) return;  // followers will say so
+    number = descriptor.process_set;
+  } else if (decision.kind == RecordKind::kError) {
+    number = reader.get<int32_t>();
+  } else {
+    return;
+  }
+  const ProcessSet* set = find_set(number);
+  segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.

@@ -17,21 +17,24 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// The in-flight rows tell who waits for an entry that all know; new names are known to the coordinator only.
+// The in-flight rows tell who waits for an entry that is defined; who waits for a new name, the coordinator alone
+// knows.
 std::vector<Undecided> Engine::undecided_on_this_host() {
   std::vector<Undecided> found;
-  const std::lock_guard lock(mutex_);
-  for (uint32_t id = 0; id < entry_of_id_.size(); ++id) {
-    if (entry_of_id_[id] == nullptr) continue;
-    Undecided item{entry_of_id_[id]->name, 0, {}, {}};
+  std::vector<int> members;
+  Undecided item;
+  for (uint32_t id = 0; coordinator_->describe(id, &item.name, &members); ++id) {
+    item.arrived.clear();
+    item.missing.clear();
     uint64_t oldest_ms = 0;
     for (uint32_t r = 0; r < segment_->local_size(); ++r) {
+      if (!std::binary_search(members.begin(), members.end(), ranks_of_host_[r])) continue;
       const uint64_t since_ms = segment_->in_flight(r, id).load();
       (since_ms != 0 ? item.arrived : item.missing).push_back(ranks_of_host_[r]);
       if (since_ms != 0 && (oldest_ms == 0 || since_ms < oldest_ms)) oldest_ms = since_ms;
     }
     item.since = static_cast<double>(oldest_ms) * 1e-3;
-    if (!item.arrived.empty() && !item.missing.empty()) found.push_back(std::move(item));
+    if (!item.arrived.empty() && !item.missing.empty()) found.push_back(item);
   }
   return found;
 }
@@ -54,7 +57,7 @@ void Engine::report_stalls() {
     }
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f s", waited_ms * 1e-3);
-    const std::string text = list(item.arrived) + " waited " + seconds + " for `" + item.name + "`: missing " +
+    const std::string text = list(item.arrived) + " waited " + seconds + " for " + item.name + ": missing " +
                              list(item.missing) + ", which did not submit it";
     if (settings.stall_shutdown_ms > 0 && waited_ms >= static_cast<double>(settings.stall_shutdown_ms)) {
       poison(HVD_ABORTED, item.missing.front(), text + " (the stall limit is reached)");

@@ -17,6 +17,8 @@ std::string Descriptor::encode() const {
     writer.put(static_cast<uint8_t>(tensor.dtype)).put(static_cast<uint8_t>(tensor.shape.size()));
     for (const int64_t extent : tensor.shape) writer.put(extent);
   }
+  writer.put(static_cast<uint32_t>(ranks.size()));
+  for (const int32_t rank : ranks) writer.put(rank);
   return writer.take();
 }
 
@@ -41,7 +43,10 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
     for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
     out->tensors.push_back(std::move(tensor));
   }
-  return !reader.broken() && reader.at_end() && kind <= HVD_REDUCESCATTER && op <= HVD_PRODUCT;
+  const auto ranks = reader.get<uint32_t>();
+  out->ranks.clear();
+  for (uint32_t i = 0; i < ranks && !reader.broken(); ++i) out->ranks.push_back(reader.get<int32_t>());
+  return !reader.broken() && reader.at_end() && kind <= HVD_REMOVE_PROCESS_SET && op <= HVD_PRODUCT;
 }
 
 std::string describe_shape(const std::vector<int64_t>& shape) {
@@ -62,9 +67,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",
-                                           "barrier",   "alltoall",  "reducescatter"};
-  return kind <= HVD_REDUCESCATTER ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast",       "barrier",
+                                           "alltoall",  "reducescatter", "add_process_set", "remove_process_set"};
+  return kind <= HVD_REMOVE_PROCESS_SET ? kNames[kind] : "unknown";
 }
 
 namespace {
@@ -118,6 +123,13 @@ std::string difference(const Descriptor& expected, const Descriptor& seen) {
     return differ("postscale factor", scale_text(expected.postscale), scale_text(seen.postscale));
   }
   if (expected.op != seen.op) return differ("reduce operation", name_of(expected.op), name_of(seen.op));
+  if (expected.ranks != seen.ranks) {
+    return differ("ranks of the set", describe_shape({expected.ranks.begin(), expected.ranks.end()}),
+                  describe_shape({seen.ranks.begin(), seen.ranks.end()}));
+  }
+  if (expected.kind == HVD_REMOVE_PROCESS_SET && expected.root_rank != seen.root_rank) {
+    return differ("process set", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
+  }
   if (expected.root_rank != seen.root_rank) {
     return differ("root rank", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
   }
