@@ -5,6 +5,7 @@
 #include <new>
 
 #include "engine/engine.h"
+#include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/futex.h"
 
@@ -149,44 +150,45 @@ void Engine::apply(Record record) {
       return;
     }
     case RecordKind::kNone:
-      return;
+      break;
   }
+  poison(HVD_INTERNAL, -1, "a record in shared memory cannot be read");
 }
 
 void Engine::apply_definition(uint32_t id) {
-  Reader reader(segment_->definition(id));
-  const std::string name(reader.get_string());
-  const std::string descriptor(reader.get_string());
-  if (reader.broken() || id >= kMaxEntries) {
+  Definition definition;
+  if (id >= kMaxEntries || !parse_definition(segment_->definition(id), &definition)) {
     poison(HVD_INTERNAL, -1, "a definition in shared memory cannot be read");
     return;
   }
   const std::lock_guard lock(mutex_);
-  Entry* entry = intern(find_set(segment_->set_of(id)), name);
+  ProcessSet* const set = find_set(definition.set);
+  Entry* entry = set == nullptr ? nullptr : intern(set, definition.name);
   if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
   if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
   entry_of_id_[id] = entry;
   entry->id = id;
-  entry->definition = descriptor;
+  entry->definition = std::move(definition.descriptor);
 }
 
 void Engine::apply_error(uint32_t id) {
-  Reader reader(segment_->error(id));
-  ProcessSet* const set = find_set(reader.get<int32_t>());
-  const std::string name(reader.get_string());
-  const int culprit = reader.get<int32_t>();
-  const std::string text(reader.get_string());
-  const uint32_t length = reader.get<uint32_t>();
-  bool for_this_rank = length == 0;
-  for (uint32_t i = 0; i < length && !reader.broken(); ++i) for_this_rank |= reader.get<int32_t>() == rank_;
-  if (!for_this_rank || set == nullptr) return;
+  Failure failure;
+  if (id >= kMaxEntries || !parse_failure(segment_->error(id), world_size_, &failure)) {
+    poison(HVD_INTERNAL, -1, "an error in shared memory cannot be read");
+    return;
+  }
+  if (!failure.ranks.empty() && std::find(failure.ranks.begin(), failure.ranks.end(), rank_) == failure.ranks.end()) {
+    return;
+  }
   SubmissionPtr failed;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = set->entries.find(name);
+    const ProcessSet* set = find_set(failure.set);
+    if (set == nullptr) return;
+    const auto found = set->entries.find(failure.name);
     if (found != set->entries.end()) failed = found->second->in_flight;
   }
-  if (failed != nullptr) complete(failed, {HVD_MISMATCH, text, culprit});
+  if (failed != nullptr) complete(failed, {HVD_MISMATCH, failure.text, failure.culprit});
 }
 
 void Engine::close_batch() {

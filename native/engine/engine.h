@@ -159,8 +159,10 @@ class Engine {
 
   // leader.cc
   bool serve();
-  void handle_upward(int host, FrameKind kind, const std::string& payload);
-  void coordinate(int host, FrameKind kind, Reader* reader);
+  void serve_control(SocketLink* link);
+  void handle_upward(int from, FrameKind kind, const std::string& payload);
+  bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
+  void poison_unreadable(int from, const std::string& what, size_t bytes);
   void handle_downward(FrameKind kind, const std::string& payload);
   void answer_recall(uint32_t id, Effects* effects);
   void spread(Effects effects);

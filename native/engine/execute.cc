@@ -26,6 +26,19 @@ int64_t row_bytes_of(const TensorSpec& tensor) {
   return bytes;
 }
 
+// Adds up what another rank says that it gives. False where no memory could hold it: that would overrun this rank's.
+bool add_rows(int64_t rows, int64_t row_bytes, int64_t* all_rows, int64_t* bytes, int64_t* all_bytes) {
+  return rows >= 0 && !__builtin_mul_overflow(rows, row_bytes, bytes) &&
+         !__builtin_add_overflow(*all_bytes, *bytes, all_bytes) && !__builtin_add_overflow(*all_rows, rows, all_rows);
+}
+
+Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
+  return {HVD_RANK_LOST,
+          "rank " + std::to_string(rank) + " says that it gives " + std::to_string(rows) + " rows of " +
+              std::to_string(row_bytes) + " bytes",
+          rank};
+}
+
 }  // namespace
 
 void Engine::execute(std::vector<SubmissionPtr> closed) {
@@ -173,9 +186,11 @@ Status Engine::run_allgather(Submission* submission) {
     int64_t total_bytes = 0;
     result.shape[0] = 0;
     for (size_t member = 0; member < members; ++member) {
-      bytes_of_member[member] = result.rows[member] * row_bytes;
-      total_bytes += bytes_of_member[member];
-      result.shape[0] += result.rows[member];
+      // The other ranks' word: what no memory could hold would overrun this rank's.
+      const int64_t rows_there = result.rows[member];
+      if (!add_rows(rows_there, row_bytes, &result.shape[0], &bytes_of_member[member], &total_bytes)) {
+        return impossible_rows(set.ranks[member], rows_there, row_bytes);
+      }
     }
     result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
     if (total_bytes > 0) {
@@ -192,22 +207,30 @@ Status Engine::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
   const ProcessSet& set = *submission->entry->set;
   const size_t members = static_cast<size_t>(set.size());
-  std::vector<int64_t> bytes(members * members);
+  std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(
-      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), bytes.data()));
+      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+  const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
   result.shape[0] = 0;
-  for (size_t member = 0; member < members; ++member) {
-    result.rows.push_back(bytes[member * members + static_cast<size_t>(set.member)]);
-    result.shape[0] += result.rows.back();
+  int64_t received_bytes = 0;
+  for (size_t from = 0; from < members; ++from) {
+    int64_t sent_rows = 0, sent_bytes = 0, ignored = 0;
+    for (size_t to = 0; to < members; ++to) {
+      const size_t pair = from * members + to;
+      if (!add_rows(rows[pair], row_bytes, &sent_rows, &bytes[pair], &sent_bytes)) {
+        return impossible_rows(set.ranks[from], rows[pair], row_bytes);
+      }
+    }
+    result.rows.push_back(rows[from * members + static_cast<size_t>(set.member)]);
+    if (!add_rows(result.rows.back(), row_bytes, &result.shape[0], &ignored, &received_bytes)) {
+      return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
+    }
   }
-  const int64_t row_bytes = row_bytes_of(tensor);
-  for (int64_t& part : bytes) part *= row_bytes;
-  const auto received_bytes = static_cast<size_t>(result.shape[0] * row_bytes);
-  result.data = std::make_unique_for_overwrite<std::byte[]>(received_bytes);
+  result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(received_bytes));
   HVD_RETURN_IF_ERROR(transport_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
-  statistics_.bytes.fetch_add(received_bytes, std::memory_order_relaxed);
+  statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));
   return {};
 }

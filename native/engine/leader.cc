@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "negotiation/frames.h"
 #include "platform/clock.h"
 
 namespace hvd {
@@ -25,33 +26,40 @@ bool Engine::serve() {
     if (!ring.receive()) continue;
     any = true;
     if (r != local_rank_) bells_->ring(r);  // it may sleep on what did not fit
-    while (ring.frames().next(&kind, &payload)) handle_upward(host_, kind, payload);
-    if (ring.frames().broken()) poison(HVD_INTERNAL, -1, "a request ring holds no valid frame");
+    while (ring.frames().next(&kind, &payload)) handle_upward(ranks_of_host_[r], kind, payload);
+    if (ring.frames().broken()) poison_unreadable(ranks_of_host_[r], "what is no frame", 0);
   }
   for (SocketLink& link : control_) {
     link.pump();
-    if (!link.receive()) continue;
-    any = true;
-    while (link.frames().next(&kind, &payload)) {
-      statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
-      if (kind == FrameKind::kAbort) {
-        Reader reader(payload);
-        const auto code = static_cast<hvd_code>(reader.get<int32_t>());
-        const int rank = reader.get<int32_t>();
-        poison(code, rank, std::string(reader.get_string()));
-      } else if (coordinates()) {
-        handle_upward(options_.host_of_rank[link.peer()], kind, payload);
-      } else {
-        handle_downward(kind, payload);
-      }
+    while (!poisoned() && link.receive()) {
+      any = true;
+      serve_control(&link);
+      if (link.closed()) link_closed(&link);
     }
-    if (link.frames().broken()) {
-      poison(HVD_RANK_LOST, link.peer(), "rank " + std::to_string(link.peer()) + " sent what is no negotiation frame");
-    }
-    if (link.closed()) link_closed(&link);
   }
   if (stall_check_due_.exchange(false) && coordinates()) report_stalls();
   return any;
+}
+
+void Engine::serve_control(SocketLink* link) {
+  FrameKind kind;
+  std::string payload;
+  while (link->frames().next(&kind, &payload)) {
+    statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
+    if (kind == FrameKind::kAbort) {
+      AbortFrame abort;
+      if (parse_abort(payload, world_size_, &abort)) {
+        poison(abort.code, abort.rank, abort.text);
+      } else {
+        poison_unreadable(link->peer(), "a cause of failure", payload.size());
+      }
+    } else if (coordinates()) {
+      handle_upward(link->peer(), kind, payload);
+    } else {
+      handle_downward(kind, payload);
+    }
+  }
+  if (link->frames().broken()) poison_unreadable(link->peer(), "what is no frame", 0);
 }
 
 void Engine::link_closed(SocketLink* link) {
@@ -62,65 +70,66 @@ void Engine::link_closed(SocketLink* link) {
          "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");
 }
 
-void Engine::handle_upward(int host, FrameKind kind, const std::string& payload) {
-  if (coordinates()) {
-    Reader reader(payload);
-    coordinate(host, kind, &reader);
-  } else {
+// Whoever sends such a thing has another version, or damaged memory: nothing it says can be relied on.
+void Engine::poison_unreadable(int from, const std::string& what, size_t bytes) {
+  poison(HVD_RANK_LOST, from,
+         "rank " + std::to_string(from) + " sent rank " + std::to_string(rank_) + " " + what +
+             (bytes == 0 ? "" : " of " + std::to_string(bytes) + " bytes") +
+             " that cannot be read\nhint: do all ranks run the same version of Horovod?");
+}
+
+// `from` is the rank at the other end: a follower, or another host's leader, which passes on what its followers say.
+void Engine::handle_upward(int from, FrameKind kind, const std::string& payload) {
+  if (!coordinates()) {
     send_upward(kind, payload);
+    return;
+  }
+  Effects effects;
+  if (coordinate(options_.host_of_rank[from], kind, payload, &effects)) {
+    spread(std::move(effects));
+  } else {
+    poison_unreadable(from, "a message of kind " + std::to_string(static_cast<int>(kind)), payload.size());
   }
 }
 
 void Engine::send_upward(FrameKind kind, const std::string& payload) { control_.front().send(kind, payload); }
 
-void Engine::coordinate(int host, FrameKind kind, Reader* reader) {
-  Effects effects;
+// False where the frame makes no sense, coming from this host.
+bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects) {
   const double now = now_seconds();
   switch (kind) {
     case FrameKind::kRequest:
     case FrameKind::kRefuse: {
-      const int rank = reader->get<int32_t>();
-      int32_t set = kind == FrameKind::kRefuse ? reader->get<int32_t>() : 0;
-      const std::string name(reader->get_string());
-      const std::string body(reader->get_string());
-      const bool waits = kind == FrameKind::kRequest && reader->get<uint8_t>() != 0;
-      Descriptor checked;
-      bool valid = !reader->broken() && rank >= 0 && rank < world_size_ && options_.host_of_rank[rank] == host;
+      RequestFrame request;
+      if (!parse_request(kind, payload, world_size_, &request)) return false;
+      if (options_.host_of_rank[request.rank] != host) return false;
+      if (!coordinator_->is_member(request.rank, request.set)) return false;
       if (kind == FrameKind::kRequest) {
-        valid = valid && Descriptor::decode(body, &checked);
-        set = checked.process_set;
-      }
-      if (!valid || !coordinator_->is_member(rank, set)) {
-        poison(HVD_INTERNAL, rank, "a request from host " + std::to_string(host) + " cannot be read");
-        return;
-      }
-      if (kind == FrameKind::kRequest) {
-        coordinator_->request(rank, set, name, body, waits, now, &effects);
+        coordinator_->request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
       } else {
-        coordinator_->refuse(rank, set, name, body, now, &effects);
+        coordinator_->refuse(request.rank, request.set, request.name, request.body, now, effects);
       }
-      break;
+      return true;
     }
     case FrameKind::kHostReady: {
-      const uint32_t length = reader->get<uint32_t>();
-      for (uint32_t i = 0; i < length && !reader->broken(); ++i) {
-        coordinator_->host_ready(host, reader->get<uint32_t>(), now, &effects);
-      }
-      break;
+      std::vector<uint32_t> ids;
+      if (!parse_host_ready(payload, &ids)) return false;
+      return std::all_of(ids.begin(), ids.end(),
+                         [&](uint32_t id) { return coordinator_->host_ready(host, id, now, effects); });
     }
     case FrameKind::kRecalled: {
-      const uint32_t id = reader->get<uint32_t>();
-      coordinator_->recalled(host, id, reader->get<uint32_t>(), &effects);
-      break;
+      RecalledFrame answer;
+      return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.count, effects);
     }
-    case FrameKind::kLeave:
-      effects.decisions.push_back({RecordKind::kLeave, static_cast<uint32_t>(reader->get<int32_t>()), false, {}});
-      break;
+    case FrameKind::kLeave: {
+      int rank = -1;
+      if (!parse_leave(payload, world_size_, &rank) || options_.host_of_rank[rank] != host) return false;
+      effects->decisions.push_back({RecordKind::kLeave, static_cast<uint32_t>(rank), false, {}});
+      return true;
+    }
     default:
-      poison(HVD_INTERNAL, -1, "an unexpected frame came from host " + std::to_string(host));
-      return;
+      return false;
   }
-  spread(std::move(effects));
 }
 
 void Engine::answer_recall(uint32_t id, Effects* effects) {
@@ -147,8 +156,10 @@ void Engine::spread(Effects effects) {
       Writer payload;
       payload.put(id);
       const std::string frame = payload.take();
-      for (SocketLink& link : control_) link.send(FrameKind::kRecall, frame);
-      answer_recall(id, &effects);
+      for (SocketLink& link : control_) {
+        if (coordinator_->counts_on(id, options_.host_of_rank[link.peer()])) link.send(FrameKind::kRecall, frame);
+      }
+      if (coordinator_->counts_on(id, host_)) answer_recall(id, &effects);
     }
   }
   if (effects.decisions.empty()) return;
@@ -192,36 +203,24 @@ void Engine::hand_out_decisions() {
 }
 
 void Engine::handle_downward(FrameKind kind, const std::string& payload) {
-  Reader reader(payload);
-  if (kind == FrameKind::kRecall) {
-    Effects none;
-    answer_recall(reader.get<uint32_t>(), &none);
-    return;
-  }
+  uint32_t id = 0;
   std::vector<Decision> decisions;
-  const uint32_t length = kind == FrameKind::kRecords ? reader.get<uint32_t>() : 0;
-  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
-    Decision decision;
-    decision.kind = static_cast<RecordKind>(reader.get<uint8_t>());
-    decision.reset = reader.get<uint8_t>() != 0;
-    decision.id = reader.get<uint32_t>();
-    decision.payload = reader.get_string();
-    decisions.push_back(std::move(decision));
+  if (kind == FrameKind::kRecall && parse_recall(payload, &id)) {
+    Effects none;
+    answer_recall(id, &none);
+  } else if (kind == FrameKind::kRecords && parse_records(payload, world_size_, &decisions)) {
+    apply_decisions(decisions);
+  } else {
+    poison_unreadable(0, "a message of kind " + std::to_string(static_cast<int>(kind)), payload.size());
   }
-  if (kind != FrameKind::kRecords || reader.broken()) {
-    poison(HVD_INTERNAL, 0, "rank 0 sent what is no decision");
-    return;
-  }
-  apply_decisions(decisions);
 }
 
 void Engine::apply_decisions(const std::vector<Decision>& decisions) {
   for (const Decision& decision : decisions) {
     if (decision.id >= kMaxEntries) {
-      Reader reader(decision.payload);
-      reader.get<int32_t>();
-      const std::string name(reader.get_string());
-      poison(HVD_ABORTED, reader.get<int32_t>(), "`" + name + "`: " + std::string(reader.get_string()));
+      Failure failure;
+      parse_failure(decision.payload, world_size_, &failure);
+      poison(HVD_ABORTED, failure.culprit, "`" + failure.name + "`: " + failure.text);
       return;
     }
     assign_entry(decision);
@@ -249,15 +248,13 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
 
 // Before the first record of an entry, and whenever its set may have come back with other members.
 void Engine::assign_entry(const Decision& decision) {
-  Reader reader(decision.payload);
+  Definition definition;
+  Failure failure;
   int32_t number = 0;
-  if (decision.kind == RecordKind::kDefine) {
-    reader.get_string();
-    Descriptor descriptor;
-    if (!Descriptor::decode(reader.get_string(), &descriptor)) return;  // followers will say so
-    number = descriptor.process_set;
-  } else if (decision.kind == RecordKind::kError) {
-    number = reader.get<int32_t>();
+  if (decision.kind == RecordKind::kDefine && parse_definition(decision.payload, &definition)) {
+    number = definition.set;
+  } else if (decision.kind == RecordKind::kError && parse_failure(decision.payload, world_size_, &failure)) {
+    number = failure.set;
   } else {
     return;
   }
@@ -304,7 +301,7 @@ void Engine::send_leave() {
   payload.put(static_cast<int32_t>(rank_));
   const std::string bytes = payload.take();
   if (is_leader()) {
-    handle_upward(host_, FrameKind::kLeave, bytes);
+    handle_upward(rank_, FrameKind::kLeave, bytes);
   } else {
     const std::lock_guard lock(mutex_);
     to_leader_.send(FrameKind::kLeave, bytes);

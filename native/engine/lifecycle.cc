@@ -126,7 +126,7 @@ Status Engine::connect_shared_memory() {
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, &segment));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
   }
@@ -193,7 +193,7 @@ Status Engine::start_monitor() {
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
-  segment_->poison(code, failed_rank, text);
+  segment_->poison(code, failed_rank >= 0 && failed_rank < world_size_ ? failed_rank : -1, text);
   if (poison_fd_ >= 0) {
     [[maybe_unused]] const int ignored = eventfd_write(poison_fd_, 1);
   }

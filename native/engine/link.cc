@@ -46,7 +46,11 @@ bool RingReceiver::has_data() const {
 bool RingReceiver::receive() {
   const uint64_t read = ring_->read.load(std::memory_order_relaxed);
   const uint64_t length = ring_->written.load(std::memory_order_acquire) - read;
-  if (length == 0 || length > kRingBytes) return false;
+  if (length == 0) return false;
+  if (length > kRingBytes) {
+    frames_.reject();
+    return true;
+  }
   const size_t start = read % kRingBytes;
   const size_t first = std::min<size_t>(length, kRingBytes - start);
   frames_.feed(ring_->bytes + start, first);
@@ -102,7 +106,8 @@ void SocketLink::pump() {
 bool SocketLink::receive() {
   char bytes[16384];
   bool any = false;
-  while (!closed_) {
+  // Not more at once than is cut into frames before the next: a peer that never pauses must not fill the memory.
+  for (int left = 64; left > 0 && !closed_; --left) {
     const ssize_t received = recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT);
     if (received > 0) {
       frames_.feed(bytes, static_cast<size_t>(received));

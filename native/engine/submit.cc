@@ -16,9 +16,6 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
-constexpr size_t kMaxNameBytes = 4096;
-constexpr size_t kMaxReasonBytes = 1024;  // a status holds not much more
-
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
@@ -37,17 +34,14 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
     return invalid(what + ": expected at most " + std::to_string(kMaxDimensions) + " dimensions, seen " +
                    std::to_string(tensor.ndim));
   }
-  int64_t count = 1;
-  for (int32_t d = 0; d < tensor.ndim; ++d) {
-    if (tensor.shape[d] < 0 || __builtin_mul_overflow(count, tensor.shape[d], &count) || count > (INT64_MAX >> 4)) {
-      return invalid(what + ": impossible shape");
-    }
+  const auto dtype = static_cast<DataType>(tensor.dtype);
+  if (!TensorSpec{dtype, {tensor.shape, tensor.shape + tensor.ndim}}.possible()) {
+    return invalid(what + ": impossible shape");
   }
   const auto kind = static_cast<hvd_kind>(request.kind);
   if ((is_ragged(kind) || kind == HVD_REDUCESCATTER) && tensor.ndim == 0) {
     return invalid(what + ": " + name_of(kind) + " expects at least one dimension, seen a scalar");
   }
-  const auto dtype = static_cast<DataType>(tensor.dtype);
   if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));

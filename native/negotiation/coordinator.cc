@@ -69,6 +69,7 @@ Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std
     payload.put(set).put_string(name).put(rank).put_string(
         "more than " + std::to_string(kMaxEntries) +
         " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
+    payload.put(uint32_t{0});
     decision.payload = payload.take();
     effects->decisions.push_back(std::move(decision));
     return nullptr;
@@ -118,20 +119,24 @@ void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name
   if (!entry->slow.empty()) decide_conflict(entry, effects);
 }
 
-void Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
-  if (id >= entries_.size()) return;
+bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
+  if (id >= entries_.size() || !entries_[id].defined || count > sets_[entries_[id].set].members_of_host[host]) {
+    return false;
+  }
   Entry* entry = &entries_[id];
-  if (entry->slow.empty() || entry->host_answered[host]) return;
+  if (entry->slow.empty() || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
   --entry->answers_missing;
   // A host that was complete has begun a fresh count: what it gives now is of that one, and zero.
   if (!entry->host_ready[host]) entry->counted += count;
   decide_if_complete(entry, effects);
   if (!entry->slow.empty()) decide_conflict(entry, effects);
+  return true;
 }
 
-void Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
-  if (id >= entries_.size() || entries_[id].host_ready[host]) return;
+bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
+  if (id >= entries_.size() || !entries_[id].defined || !counts_on(id, host)) return false;
+  if (entries_[id].host_ready[host]) return true;
   Entry* entry = &entries_[id];
   if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
   entry->host_ready[host] = true;
@@ -143,6 +148,7 @@ void Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
     finish(entry);
     effects->decisions.push_back({RecordKind::kReady, id, false, {}});
   }
+  return true;
 }
 
 void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
@@ -249,11 +255,8 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
 void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
                        Effects* effects) {
   Writer payload;
-  payload.put(entry->set)
-      .put_string(entry->name)
-      .put(culprit)
-      .put_string(text)
-      .put(static_cast<uint32_t>(ranks.size()));
+  payload.put(entry->set).put_string(entry->name).put(culprit);
+  payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
   effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
   finish(entry);
@@ -285,6 +288,10 @@ std::vector<Undecided> Coordinator::undecided() const {
     all.push_back(std::move(item));
   }
   return all;
+}
+
+bool Coordinator::counts_on(uint32_t id, int host) const {
+  return id < entries_.size() && sets_.at(entries_[id].set).members_of_host[host] > 0;
 }
 
 bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {

@@ -34,7 +34,7 @@ struct Decision {
 };
 
 struct Effects {
-  std::vector<uint32_t> recalls;  // to every host, before the decisions
+  std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
   std::vector<Decision> decisions;
 };
 
@@ -60,12 +60,15 @@ class Coordinator {
                Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
   void refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
-  void host_ready(int host, uint32_t id, double now, Effects* effects);
+  // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
+  bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: how many of its ranks had arrived the fast way.
-  void recalled(int host, uint32_t id, uint32_t count, Effects* effects);
+  bool recalled(int host, uint32_t id, uint32_t count, Effects* effects);
 
   int hosts() const { return hosts_; }
   std::vector<Undecided> undecided() const;
+  // Whether the host has members of the entry's set: only such a host counts, and is asked.
+  bool counts_on(uint32_t id, int host) const;
   // What an id stands for; names it as people read it. False for an unknown one.
   bool describe(uint32_t id, std::string* name, std::vector<int>* ranks) const;
   // For the model checker: coordinators with equal snapshots behave alike.

@@ -57,9 +57,13 @@ static Status system_error(const std::string& what) {
   return {memory ? HVD_OUT_OF_MEMORY : HVD_UNAVAILABLE, text};
 }
 
+size_t Segment::whole_bytes(uint32_t local_size, size_t transport_bytes) {
+  return Layout(local_size).transport + (transport_bytes + kPage - 1) / kPage * kPage;
+}
+
 Status Segment::create(uint64_t generation, uint32_t local_size, size_t transport_bytes,
                        std::unique_ptr<Segment>* out) {
-  const size_t bytes = Layout(local_size).transport + (transport_bytes + kPage - 1) / kPage * kPage;
+  const size_t bytes = whole_bytes(local_size, transport_bytes);
   const int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (memfd < 0) return system_error("cannot create shared memory");
   // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
@@ -88,17 +92,25 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
   return {};
 }
 
-Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out) {
+Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size_t transport_bytes,
+                       std::unique_ptr<Segment>* out) {
   struct stat facts{};
   if (fstat(memfd, &facts) != 0) {
     Status status = system_error("cannot look at the shared memory");
     close(memfd);
     return status;
   }
-  const size_t bytes = static_cast<size_t>(facts.st_size);
-  if (bytes < Layout(local_size).transport) {
+  const size_t bytes = whole_bytes(local_size, transport_bytes);
+  if (static_cast<size_t>(facts.st_size) != bytes) {
     close(memfd);
-    return {HVD_UNAVAILABLE, "the shared memory is too small"};
+    return {HVD_UNAVAILABLE, "expected " + std::to_string(bytes) + " bytes of shared memory, seen " +
+                                 std::to_string(facts.st_size) +
+                                 "\nhint: do all ranks run the same version of Horovod?"};
+  }
+  // What could be cut off under a mapping would end this process by SIGBUS.
+  if (const int seals = fcntl(memfd, F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    close(memfd);
+    return {HVD_UNAVAILABLE, "the shared memory is not sealed"};
   }
   HVD_RETURN_IF_ERROR(map(memfd, bytes, local_size, out));
   const SegmentHeader& header = (*out)->header();
@@ -173,6 +185,13 @@ void Segment::release_area(uint64_t offset) {
 }
 
 Status Segment::map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byte>* out) {
+  // The leader's word; an access beyond the end would be a SIGBUS.
+  struct stat facts{};
+  if (fstat(memfd_, &facts) != 0) return system_error("cannot look at the shared memory");
+  const auto end = static_cast<uint64_t>(facts.st_size);
+  if (offset % kPage != 0 || offset > end || bytes > end - offset) {
+    return {HVD_UNAVAILABLE, "the area of a process set does not lie in the shared memory"};
+  }
   const std::lock_guard lock(mapped_mutex_);
   std::weak_ptr<std::byte>& known = mapped_[offset];
   if (*out = known.lock(); *out != nullptr) return {};

@@ -67,8 +67,10 @@ class Segment {
  public:
   // Creates the memory: a sealed memfd of known size, really allocated. transport_bytes is appended, page-aligned.
   static Status create(uint64_t generation, uint32_t local_size, size_t transport_bytes, std::unique_ptr<Segment>* out);
-  // Maps a memfd received from the leader and checks that it was laid out by the same build for the same generation.
-  static Status attach(int memfd, uint64_t generation, uint32_t local_size, std::unique_ptr<Segment>* out);
+  // Maps a memfd received from the leader, which it takes over, and checks that it cannot shrink and was laid out by
+  // the same build for the same generation.
+  static Status attach(int memfd, uint64_t generation, uint32_t local_size, size_t transport_bytes,
+                       std::unique_ptr<Segment>* out);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -131,6 +133,7 @@ class Segment {
   };
 
   Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size);
+  static size_t whole_bytes(uint32_t local_size, size_t transport_bytes);
   static Status map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out);
   SharedWord tail_word() { return SharedWord(header_->tail); }
   bool write(SharedText* where, std::string_view text);

@@ -9,6 +9,16 @@ int64_t TensorSpec::count() const {
   return product;
 }
 
+bool TensorSpec::possible() const {
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    // A zero does not excuse the others: parts of a shape are multiplied too.
+    const int64_t factor = extent == 0 ? 1 : extent;
+    if (extent < 0 || __builtin_mul_overflow(product, factor, &product) || product > (INT64_MAX >> 4)) return false;
+  }
+  return true;
+}
+
 std::string Descriptor::encode() const {
   Writer writer;
   writer.put(static_cast<uint8_t>(kind)).put(static_cast<uint8_t>(op)).put(process_set).put(root_rank);
@@ -26,6 +36,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
+  if (kind > HVD_REMOVE_PROCESS_SET || op > HVD_PRODUCT) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -34,19 +45,20 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   out->postscale = reader.get<double>();
   const auto tensors = reader.get<uint32_t>();
   out->tensors.clear();
-  for (uint32_t i = 0; i < tensors && !reader.broken(); ++i) {
+  for (uint32_t i = 0; i < tensors; ++i) {
     TensorSpec tensor;
     const auto dtype = reader.get<uint8_t>();
     const auto ndim = reader.get<uint8_t>();
-    if (dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
+    if (reader.broken() || dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
     tensor.dtype = static_cast<DataType>(dtype);
     for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
+    if (!tensor.possible()) return false;
     out->tensors.push_back(std::move(tensor));
   }
   const auto ranks = reader.get<uint32_t>();
   out->ranks.clear();
   for (uint32_t i = 0; i < ranks && !reader.broken(); ++i) out->ranks.push_back(reader.get<int32_t>());
-  return !reader.broken() && reader.at_end() && kind <= HVD_REMOVE_PROCESS_SET && op <= HVD_PRODUCT;
+  return !reader.broken() && reader.at_end();
 }
 
 std::string describe_shape(const std::vector<int64_t>& shape) {

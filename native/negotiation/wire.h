@@ -23,6 +23,9 @@ namespace hvd {
 
 constexpr uint32_t kMaxFrameBytes = 8u << 20;
 constexpr int kMaxDimensions = 16;
+constexpr size_t kMaxNameBytes = 4096;
+constexpr size_t kMaxReasonBytes = 1024;     // why a rank's call failed; a status holds not much more
+constexpr size_t kMaxTextBytes = 16u << 10;  // of an error; what is longer is cut where it is made
 
 class Writer {
  public:
@@ -60,12 +63,17 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-    if (broken_ || rest_.size() < length) {
+#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted and tools/check-planted: would it be found?
+    const bool outside = length > kMaxFrameBytes;
+#else
+    const bool outside = rest_.size() < length;
+#endif
+    if (broken_ || outside) {
       broken_ = true;
       rest_ = {};
       return {};
     }
-    const std::string_view text = rest_.substr(0, length);
+    const std::string_view text{rest_.data(), length};
     rest_.remove_prefix(length);
     return text;
   }
@@ -82,6 +90,7 @@ struct TensorSpec {
   std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 is written as 0, ragged rows travel with the data
 
   int64_t count() const;
+  bool possible() const;  // no extent is negative, and the size in bytes fits
   bool operator==(const TensorSpec&) const = default;
 };
 
@@ -133,7 +142,11 @@ std::string make_frame(FrameKind kind, std::string_view payload);
 // Cuts a byte stream into frames.
 class FrameParser {
  public:
-  void feed(const char* bytes, size_t length) { buffer_.append(bytes, length); }
+  // Holds at most one frame and what is fed at once: call next() until it is false in between.
+  void feed(const char* bytes, size_t length) {
+    if (!broken_) buffer_.append(bytes, length);
+  }
+  void reject() { broken_ = true; }  // the stream it comes from makes no sense
   // False when no whole frame is there yet. A length beyond kMaxFrameBytes or of zero sets broken().
   bool next(FrameKind* kind, std::string* payload);
   bool broken() const { return broken_; }

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -26,6 +27,15 @@ Status wait_readable(int socket, int peer, uint64_t deadline_ns) {
     const int ready = poll(&watched, 1, static_cast<int>((deadline_ns - now) / 1000000 + 1));
     if (ready > 0) return {};
     if (ready < 0 && errno != EINTR) return failed("cannot wait for", peer);
+  }
+}
+
+void close_all(const cmsghdr* header) {
+  if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) return;
+  for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+    int descriptor = -1;
+    std::memcpy(&descriptor, reinterpret_cast<const char*>(header) + at, sizeof descriptor);
+    close(descriptor);
   }
 }
 
@@ -64,7 +74,10 @@ Status receive_descriptor(int socket, int peer, uint64_t deadline_ns, int* descr
   const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (received < 0) return failed("cannot receive the shared memory from", peer);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (received == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
+  // One descriptor: the room that alignment leaves for a second one would keep it open unseen.
+  if (received == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS ||
+      header->cmsg_len != CMSG_LEN(sizeof(int))) {
+    close_all(header);
     return {HVD_UNAVAILABLE, "rank " + std::to_string(peer) + " ended before it handed over the shared memory", peer};
   }
   std::memcpy(descriptor, CMSG_DATA(header), sizeof *descriptor);

@@ -110,6 +110,9 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
     record = tmp_path / "record.json"
     command = [sys.executable, "-m", "horovod.bench", "allreduce", "-np", "2", "--sizes", "4,64K", "--rounds", "3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment["HOROVOD_TRANSPORT"] = (
+        "tcp"  # no cache-line hop: a change of it, which is the machine's, writes nothing
+    )
     result = subprocess.run(
         [*command, "--seconds", "0.01", "--json", str(record)],
         capture_output=True,
@@ -124,6 +127,22 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
     assert {"machine", "commit", "before", "after", "time"} <= content.keys()
     assert [row["bytes"] for row in content["rows"]] == [4, 65536]
     assert all(len(row["seconds"]["hvd"]) == 3 for row in content["rows"])
+
+
+def test_a_record_is_refused_where_the_cache_line_hop_changed() -> None:
+    from horovod.bench.record import hop_changed
+
+    assert hop_changed(60, 350) and hop_changed(350, 60) and hop_changed(0, 60) and hop_changed(60, None)
+    assert not hop_changed(60, 80) and not hop_changed(350, 300) and not hop_changed(0, 0) and not hop_changed(None, 0)
+
+
+def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "horovod.bench", "gradients", "--rounds", "1", "--seconds", "0.01"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 0, result.stderr
+    sides = re.findall(r"^ +(\w+) +[\d.]+ +[\d.]+$", result.stdout, re.MULTILINE)
+    assert sides == ["hvd", "gloo_each", "gloo_buckets"], result.stdout
 
 
 @pytest.mark.parametrize("text", ["5", "0", "64Q", ""])

@@ -13,6 +13,8 @@ import pytest
 from support import reference
 from support.world import WorldPool
 
+from horovod.bench.gradients import resnet50_shapes
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
 # (ranks, transport, instruction set, fusion threshold in bytes)
@@ -25,27 +27,6 @@ WAYS = [
     (4, "tcp", "avx512", 128 << 20),
 ]
 RUNS_PER_WAY = 4  # 24 in all
-
-
-def resnet50_shapes(divisor: int) -> list[tuple[int, ...]]:
-    """The 161 parameters of ResNet-50, its channels divided."""
-    shapes: list[tuple[int, ...]] = []
-
-    def convolution(inputs: int, outputs: int, kernel: int) -> None:
-        shapes.extend([(outputs, inputs, kernel, kernel), (outputs,), (outputs,)])
-
-    convolution(3, 64 // divisor, 7)
-    inputs = 64 // divisor
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        width //= divisor
-        for block in range(blocks):
-            convolution(inputs, width, 1)
-            convolution(width, width, 3)
-            convolution(width, 4 * width, 1)
-            if block == 0:
-                convolution(inputs, 4 * width, 1)
-            inputs = 4 * width
-    return [*shapes, (1000, inputs), (1000,)]
 
 
 def gradient(rank: int, index: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:

@@ -141,9 +141,9 @@ TEST(only_the_first_cause_poisons) {
 TEST(a_segment_of_another_start_is_refused) {
   std::unique_ptr<Segment> segment, other;
   EXPECT(Segment::create(1, 2, 0, &segment).ok());
-  EXPECT(!Segment::attach(dup(segment->memfd()), 2, 2, &other).ok());
-  EXPECT(!Segment::attach(dup(segment->memfd()), 1, 3, &other).ok());
-  EXPECT(Segment::attach(dup(segment->memfd()), 1, 2, &other).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 2, 2, 0, &other).ok());
+  EXPECT(!Segment::attach(dup(segment->memfd()), 1, 3, 0, &other).ok());
+  EXPECT(Segment::attach(dup(segment->memfd()), 1, 2, 0, &other).ok());
 }
 
 TEST(the_majority_is_the_expected) {

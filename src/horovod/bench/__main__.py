@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 
-from horovod.bench.allreduce import DEFAULT_SIZES, run
+from horovod.bench import allreduce, gradients
+from horovod.bench.allreduce import DEFAULT_SIZES
 from horovod.core.settings import Settings
 
+_RUN = {"allreduce": allreduce.run, "gradients": gradients.run}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -28,18 +30,20 @@ def size_bytes(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m horovod.bench", description="Measure Horovod on this machine.")
     commands = top.add_subparsers(dest="command", required=True)
-    allreduce = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo where torch is there")
-    allreduce.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
-    allreduce.add_argument(
+    by_size = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo where torch is there")
+    by_size.add_argument(
         "--sizes",
         type=lambda text: [size_bytes(part) for part in text.split(",")],
         default=[size_bytes(part) for part in DEFAULT_SIZES.split(",")],
         help=f"bytes, separated by commas ({DEFAULT_SIZES})",
     )
-    allreduce.add_argument("--rounds", type=int, default=11, help="paired rounds per size (11)")
-    allreduce.add_argument("--seconds", type=float, default=0.1, help="time to aim at for one side of a round (0.1)")
-    allreduce.add_argument("--no-gloo", action="store_true", help="measure Horovod alone")
-    allreduce.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
+    one_step = commands.add_parser("gradients", help="ResNet-50's 161 gradients, beside Gloo where torch is there")
+    for command in (by_size, one_step):
+        command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
+        command.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")
+        command.add_argument("--seconds", type=float, default=0.1, help="time to aim at for one side of a round (0.1)")
+        command.add_argument("--no-gloo", action="store_true", help="measure Horovod alone")
+        command.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     return top
 
 
@@ -47,8 +51,7 @@ def main() -> int:
     arguments = parser().parse_args()
     if Settings.from_environment().size is None and arguments.np > 1:
         return _started_by_horovodrun(arguments.np)
-    run(arguments)
-    return 0
+    return _RUN[arguments.command](arguments)
 
 
 def _started_by_horovodrun(count: int) -> int:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A benchmark's record: what was measured, on what, from which commit, by which command, with the raw data."""
+"""A benchmark's table and record: what was measured, on what, from which commit, by which command, with the raw data.
+
+A figure means something only beside the cache-line hop it was measured at (whether the ranks' cores share a cache), and
+machines move between the states: a record whose hop changed meanwhile is not written.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,61 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
+from horovod import core as hvd
 
-__all__ = ["write_record"]
+__all__ = ["Session", "hop_changed", "write_record"]
+
+# Two measurements of one placement differ by less than this.
+_HOP_FACTOR = 1.5
+
+
+class Session:
+    """One run's output, on rank 0: the others print and write nothing. Joins the job."""
+
+    def __init__(self, path: str | None) -> None:
+        hvd.init()
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+        self._before: dict[str, Any] = {}
+        self._why_no_gloo = ""
+
+    def begin(self, why_no_gloo: str) -> None:
+        self._before = hvd.statistics()
+        self._why_no_gloo = why_no_gloo
+        facts = [f"{name} {self._before[name]}" for name in ("transport", "isa", "stores") if name in self._before]
+        self.print(f"{hvd.size()} ranks, {', '.join(facts)}")
+        if why_no_gloo:
+            self.print(f"Gloo: not run, {why_no_gloo}")
+
+    def print(self, line: str) -> None:
+        if hvd.rank() == 0:
+            print(line, flush=True)
+
+    def end(self) -> int:
+        """Writes the record. Returns the exit code: 1 where the hop changed meanwhile, and nothing is written."""
+        after = hvd.statistics()
+        hops = [facts.get("hop_ns") for facts in (self._before, after)]
+        self.print(f"cache-line hop before and after: {_hop_text(hops[0])}, {_hop_text(hops[1])}")
+        if hvd.rank() != 0 or self._path is None:
+            return 0
+        if hop_changed(*hops):
+            print("the cache-line hop changed: no record is written\nhint: run it again", file=sys.stderr, flush=True)
+            return 1
+        facts = {"ranks": hvd.size(), "before": self._before, "after": after, "gloo": self._why_no_gloo}
+        write_record(self._path, {**facts, "rows": self.rows})
+        print(f"record written to {self._path}", flush=True)
+        return 0
+
+
+def hop_changed(before_ns: int | None, after_ns: int | None) -> bool:
+    """Whether the two figures are of different placements. None and 0 stand for "not measured"."""
+    if not before_ns or not after_ns:
+        return bool(before_ns) != bool(after_ns)
+    return max(before_ns, after_ns) > _HOP_FACTOR * min(before_ns, after_ns)
+
+
+def _hop_text(hop_ns: int | None) -> str:
+    return f"{hop_ns} ns" if hop_ns else "not measured (no shared memory, or ranks take turns on a core)"
 
 
 def write_record(path: str, measured: dict[str, Any]) -> None:

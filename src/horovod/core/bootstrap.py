@@ -45,6 +45,18 @@ _EQUAL_SETTINGS = (
     ("process_sets", "the process sets given to init"),
 )
 
+# What ranks publish in each step: the fields and their types, checked before any is used.
+_Fields = dict[str, tuple[type, ...]]
+_TEXT, _NUMBER, _TEXT_OR_NONE = (str,), (int,), (str, type(None))
+_RECORD: _Fields = {
+    **dict.fromkeys(("token", "hostname", "machine", "version", "transport"), _TEXT),
+    **dict.fromkeys(("pid", "fusion_threshold_bytes"), _NUMBER),
+    **dict.fromkeys(("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"), _NUMBER),
+    "local_address": _TEXT_OR_NONE,
+}
+_OUTCOME: _Fields = {"problem": _TEXT_OR_NONE}
+_PLACE: _Fields = {"address": _TEXT, "port": _NUMBER, **_OUTCOME}
+
 
 class Transport(str, enum.Enum):
     LOOPBACK = "loopback"
@@ -174,7 +186,7 @@ class _Start:
     def run(self) -> World:
         wants_shm = self.settings.transport != "tcp" and self.identity.local_size > 1
         if wants_shm and self.identity.local_rank == 0:
-            self.leader = links.LocalLeader(self.rank, self.generation, self.secret)
+            self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
         records = self._meet()
         _check_equal(records)
         hosts = _hosts(records)
@@ -219,18 +231,19 @@ class _Start:
         }
         winner = self.rendezvous.compare_and_set(self._key("rank", self.rank), record, self._remaining())
         if winner != record:
+            _check_record(self.rank, winner, _RECORD)
             raise StartError(
-                f"two processes are rank {self.rank} of this job: pid {winner.get('pid')} on {winner.get('machine')} "
+                f"two processes are rank {self.rank} of this job: pid {winner['pid']} on {winner['machine']} "
                 f"and pid {os.getpid()} on {socket.gethostname()}\n"
                 "hint: one process of a rank calls init; has the script started a child that calls it too?"
             )
-        return self._gather("rank", "has not called init")
+        return self._gather("rank", _RECORD, "has not called init")
 
-    def _exchange(self, step: str, value: Any, missing: str) -> dict[int, Any]:
+    def _exchange(self, step: str, value: Any, fields: _Fields, missing: str) -> dict[int, Any]:
         self.rendezvous.put(self._key(step, self.rank), value, self._remaining())
-        return self._gather(step, missing)
+        return self._gather(step, fields, missing)
 
-    def _gather(self, step: str, missing: str) -> dict[int, Any]:
+    def _gather(self, step: str, fields: _Fields, missing: str) -> dict[int, Any]:
         keys = {self._key(step, rank): rank for rank in range(self.size)}
         values = self.rendezvous.get_many(keys, self._remaining())
         by_rank = {keys[key]: value for key, value in values.items()}
@@ -242,6 +255,8 @@ class _Start:
                 f"{self.size}, which {missing}; here: {here}\n"
                 "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer"
             )
+        for rank, value in sorted(by_rank.items()):
+            _check_record(rank, value, fields)
         return by_rank
 
     def _key(self, step: str, rank: int) -> str:
@@ -299,7 +314,7 @@ class _Start:
             act()
         except (OSError, ValueError) as error:
             problem = f"rank {self.rank}: {error}"
-        outcomes = self._exchange(step, {"problem": problem}, f"did not finish the step `{step}`")
+        outcomes = self._exchange(step, {"problem": problem}, _OUTCOME, f"did not finish the step `{step}`")
         return [outcome["problem"] for _, outcome in sorted(outcomes.items()) if outcome["problem"] is not None]
 
     # link
@@ -307,12 +322,13 @@ class _Start:
     def _link(self) -> None:
         problem = None
         try:
-            address = links.own_address(self.settings.network_interface, self.rendezvous)
-            self.mesh = links.Mesh(self.rank, self.size, self.generation, self.secret, address)
+            own = links.own_address(self.settings.network_interface, self.rendezvous)
+            self.mesh = links.Mesh(self.rank, self.size, self.generation, self.secret, own)
         except (OSError, ValueError) as error:
             problem = f"rank {self.rank}: {error}"
-        place = {"address": self.mesh.address, "port": self.mesh.port} if self.mesh else {}
-        places = self._exchange("address", {**place, "problem": problem}, "did not open a port")
+        address, port = (self.mesh.address, self.mesh.port) if self.mesh else ("", 0)
+        place = {"address": address, "port": port, "problem": problem}
+        places = self._exchange("address", place, _PLACE, "did not open a port")
         problems = [found["problem"] for _, found in sorted(places.items()) if found["problem"] is not None]
         if not problems:
             mesh = self.mesh
@@ -324,6 +340,18 @@ class _Start:
         self.links += self.mesh.take(self.deadline)
         self.mesh.close()
         self.mesh = None
+
+
+def _check_record(rank: int, record: Any, fields: _Fields) -> None:
+    """What another rank has published has these fields, of these types."""
+    wrong = list(fields)
+    if isinstance(record, dict):
+        wrong = [name for name, kinds in fields.items() if not isinstance(record.get(name, wrong), kinds)]
+    if wrong:
+        raise StartError(
+            f"rank {rank} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
+            "hint: do all ranks run the same version of Horovod?"
+        )
 
 
 def _check_equal(records: dict[int, dict[str, Any]]) -> None:

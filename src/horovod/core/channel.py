@@ -38,6 +38,7 @@ __all__ = [
     "Channel",
     "ChannelError",
     "Listener",
+    "MessageError",
     "ProtocolError",
     "authenticate_client",
     "authenticate_server",
@@ -62,6 +63,10 @@ class AuthenticationError(ChannelError):
     """The peer could not prove the job's secret for this purpose."""
 
 
+class MessageError(ChannelError):
+    """This side's message cannot be sent: too long, or too deep for JSON. Nothing of it has left."""
+
+
 class Channel:
     """An authenticated connection that carries JSON messages. Owns its socket until `detach`. One user at a time."""
 
@@ -71,9 +76,12 @@ class Channel:
 
     def send(self, message: object, deadline: float | None = None) -> None:
         """Blocks until the kernel took the frame or `deadline` (time.monotonic()) passed. Raises ChannelError."""
-        body = json.dumps(message, separators=(",", ":")).encode()
+        try:
+            body = json.dumps(message, separators=(",", ":")).encode()
+        except RecursionError as error:
+            raise MessageError(f"a message to {self.peer} is nested too deeply") from error
         if len(body) > MAX_FRAME_BYTES:
-            raise ChannelError(f"a message of {len(body)} bytes to {self.peer} exceeds {MAX_FRAME_BYTES}")
+            raise MessageError(f"a message of {len(body)} bytes to {self.peer} exceeds {MAX_FRAME_BYTES}")
         _send_all(self._open(), _LENGTH.pack(len(body)) + body, deadline, self.peer)
 
     def receive(self, deadline: float | None = None) -> Any:
@@ -160,7 +168,9 @@ class Listener:
 
     `serve` may detach the channel; otherwise it is closed when `serve` returns. At most `max_pending` connections may
     be unauthenticated at a time: one more drops the oldest, so that idle strangers cannot keep ranks out. `refused`
-    counts the connections that were turned away. Owns the listening socket. `close` ends all threads.
+    counts the connections that were turned away. Owns the listening socket. `close` ends all threads. Not more than
+    twice `max_pending` threads are ever in a handshake, however fast connections come: the next one is accepted when
+    one of them has ended.
     """
 
     def __init__(
@@ -182,6 +192,7 @@ class Listener:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pending: list[socket.socket] = []
+        self._handshakes = threading.BoundedSemaphore(2 * max_pending)
         self._channels: set[Channel] = set()
         self._threads: set[threading.Thread] = set()
         self.refused = 0
@@ -215,18 +226,31 @@ class Listener:
                 continue  # the peer was gone before it was accepted
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a process of this host"
             thread = threading.Thread(target=self._handle, args=(connection, peer), name="horovod-peer", daemon=True)
+            self._handshakes.acquire()
             with self._lock:
                 if len(self._pending) >= self._max_pending:
                     _shut(self._pending.pop(0))
                 self._pending.append(connection)
                 self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: this one is turned away, and the next may find room
+                self._handshakes.release()
+                connection.close()
+                with self._lock:
+                    self._forget(connection)
+                    self._threads.discard(thread)
+                    self.refused += 1
+                self._closing.wait(0.05)
 
     def _handle(self, connection: socket.socket, peer: str) -> None:
         channel = None
         try:
-            deadline = time.monotonic() + self._handshake_timeout_s
-            channel = authenticate_server(connection, self._secret, self._purpose, deadline, peer)
+            try:
+                deadline = time.monotonic() + self._handshake_timeout_s
+                channel = authenticate_server(connection, self._secret, self._purpose, deadline, peer)
+            finally:
+                self._handshakes.release()
             with self._lock:
                 self._forget(connection)
                 self._channels.add(channel)

@@ -78,7 +78,9 @@ class _Links:
 class LocalLeader:
     """The lowest rank of a host: listens on an abstract unix socket of random name, so that no file is left behind."""
 
-    def __init__(self, rank: int, generation: int, secret: bytes) -> None:
+    def __init__(self, rank: int, size: int, generation: int, secret: bytes) -> None:
+        self._rank = rank
+        self._size = size
         self.name = f"horovod-{os.urandom(16).hex()}"
         self._generation = generation
         self._links = _Links()
@@ -99,6 +101,8 @@ class LocalLeader:
         deadline = time.monotonic() + 10.0
         hello = channel.receive(deadline)
         rank = _checked_hello(hello, self._generation, channel)
+        if not self._rank < rank < self._size:
+            raise ChannelError(f"{channel.peer} asks for a link as rank {rank}, which does not follow this one")
         token = os.urandom(_TOKEN_BYTES)
         memory = os.memfd_create("horovod-attach")
         try:
@@ -182,8 +186,8 @@ class Mesh:
         try:
             timeout_s = max(0.01, deadline - time.monotonic())
             connection = socket.create_connection((place["address"], place["port"]), timeout=timeout_s)
-        except OSError as error:
-            raise ChannelError(f"{where} cannot be reached: {error.strerror or error}") from error
+        except (OSError, OverflowError) as error:  # overflow: a port that is none
+            raise ChannelError(f"{where} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
         try:
             hello = {"rank": self._rank, "generation": self._generation, "purpose": int(purpose), "index": index}

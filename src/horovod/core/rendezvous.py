@@ -39,7 +39,7 @@ class Rendezvous:
 
     def compare_and_set(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
-        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s)["value"]
+        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
     def get(self, key: str, timeout_s: float = 0.0) -> Any:
         """The value, waited for at the server for up to `timeout_s`; None when it did not come."""
@@ -48,7 +48,7 @@ class Rendezvous:
     def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
         """Waits until all keys are there or the time is up; returns those that are."""
         request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
-        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S)["values"]
+        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
         return values
 
     def local_address(self) -> str:
@@ -61,7 +61,8 @@ class Rendezvous:
         with self._lock:
             self._drop()
 
-    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object) -> Any:
+        """The answer's `field`, which must be a `kind`; without a field, only that the server agreed."""
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             raise ChannelError(f"the rendezvous at {self._where()} is still busy with another request of this rank")
@@ -76,7 +77,11 @@ class Rendezvous:
             self._lock.release()
         if not isinstance(answer, dict) or "error" in answer:
             raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
-        return answer
+        if field is None:
+            return None
+        if not isinstance(answer.get(field), kind) or field not in answer:
+            raise ChannelError(f"the rendezvous at {self._where()} gave no {field}: {answer}")
+        return answer[field]
 
     def _connected(self, deadline: float) -> Channel:
         if self._owner != os.getpid() and self._channel is not None:

@@ -15,17 +15,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import json
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
 from horovod.core.secret import SecretFile
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
+from horovod.launcher.lines import LineError, LineReader, line
 
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
@@ -52,7 +53,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # by pid, those that still run
         self._processes: list[subprocess.Popen[bytes]] = []
         self._outputs: dict[int, _Output] = {}
-        self._unparsed = b""
+        self._lines = LineReader("order")
         self._unsent = bytearray()
         self._started = False
         self._suspended = False
@@ -108,9 +109,15 @@ class Agent:
             self._selector.unregister(descriptor)
             self._begin_end()
             return
-        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
-        for line in lines:
-            self._obey(json.loads(line))
+        try:
+            orders = self._lines.feed(data)
+        except LineError as error:
+            print(f"horovodrun: the agent was sent {error}: ending all ranks", file=sys.stderr)
+            self._selector.unregister(descriptor)
+            self._begin_end()
+            return
+        for order in orders:
+            self._obey(order)
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
@@ -227,7 +234,7 @@ class Agent:
     def _tell(self, **event: Any) -> None:
         if self._events < 0:
             return
-        self._unsent += json.dumps(event).encode() + b"\n"
+        self._unsent += line(**event)
         self._flush()
 
     def _flush(self, _: int = -1) -> None:

@@ -14,13 +14,14 @@ import threading
 import time
 from typing import Any
 
-from horovod.core.channel import Channel, Listener
+from horovod.core.channel import Channel, Listener, MessageError
 from horovod.core.rendezvous import PURPOSE
 
 __all__ = ["RendezvousServer"]
 
-MAX_WAIT_S = 3600.0
+MAX_WAIT_S = 3600
 MAX_KEYS = 1 << 18
+_GENERATION_DIGITS = 18
 
 
 class RendezvousServer:
@@ -63,7 +64,8 @@ class RendezvousServer:
         """The recorded cause of the newest generation that any rank has entered, where there is one."""
         with self._changed:
             parts = [key.split("/") for key in self._values if key.startswith(("world/", "failure/"))]
-            generations = [int(part[1]) for part in parts if part[1].isdecimal()]
+            numbers = [part[1] for part in parts if part[1].isdecimal() and len(part[1]) <= _GENERATION_DIGITS]
+            generations = [int(number) for number in numbers]
             record = self._values.get(f"failure/{max(generations)}") if generations else None
         return record if isinstance(record, dict) else None
 
@@ -76,7 +78,11 @@ class RendezvousServer:
     def _serve(self, channel: Channel) -> None:
         while True:
             request = channel.receive()
-            channel.send(self._answer(request), time.monotonic() + 60)
+            answer = self._answer(request)
+            try:
+                channel.send(answer, time.monotonic() + 60)
+            except MessageError as error:
+                channel.send({"error": str(error)}, time.monotonic() + 60)
 
     def _answer(self, request: Any) -> dict[str, Any]:
         """Never raises for what an authenticated peer may send: the answer says what is wrong with it."""
@@ -91,7 +97,8 @@ class RendezvousServer:
                     return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
                 return {"value": self.compare_and_set(key, value)}
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
-                return {"values": self._wait_for(keys, timeout_ms / 1000)}
+                # An integer of JSON has no limit, unlike the float that the clock takes.
+                return {"values": self._wait_for(keys, min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000)}
         return {"error": "the rendezvous does not know this request"}
 
     def _full(self) -> bool:
@@ -101,7 +108,5 @@ class RendezvousServer:
     def _wait_for(self, keys: list[Any], timeout_s: float) -> dict[str, Any]:
         wanted = {key for key in keys if isinstance(key, str)}
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closing or wanted <= self._values.keys(), timeout=min(max(timeout_s, 0.0), MAX_WAIT_S)
-            )
+            self._changed.wait_for(lambda: self._closing or wanted <= self._values.keys(), timeout=timeout_s)
             return {key: self._values[key] for key in wanted & self._values.keys()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import selectors
 import signal
@@ -23,6 +22,7 @@ from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.failure import RankExit, report, root_cause
 from horovod.launcher.hosts import Placement
+from horovod.launcher.lines import LineError, LineReader, line
 from horovod.launcher.output import Outputs
 from horovod.launcher.rendezvous_server import RendezvousServer
 
@@ -71,7 +71,7 @@ class _Supervisor:
         self._give_up_at: float | None = None
         self._done = False  # nothing more is to be waited for ...
         self._agent_done = False  # ... because the agent has done its work, or died
-        self._unparsed = b""
+        self._lines = LineReader("event")
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(_signals_as_bytes())
         self._agent = self._start_agent()
@@ -134,7 +134,7 @@ class _Supervisor:
     def _order(self, order: dict[str, Any]) -> None:
         assert self._agent.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # an agent that is gone shows at its events' end
-            self._agent.stdin.write(json.dumps(order).encode() + b"\n")
+            self._agent.stdin.write(line(**order))
 
     def _end_agent(self) -> None:
         """Whatever the agent left undone. Returns when no process of the job is left."""
@@ -162,9 +162,15 @@ class _Supervisor:
             self._selector.unregister(descriptor)
             self._done = self._agent_done = True
             return
-        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
-        for line in lines:
-            self._on_event(json.loads(line))
+        try:
+            events = self._lines.feed(data)
+        except LineError as error:
+            self._warn(f"the agent that holds the ranks of this host sent {error}")
+            self._selector.unregister(descriptor)
+            self._done = True
+            return
+        for event in events:
+            self._on_event(event)
 
     def _on_event(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -246,7 +252,10 @@ class _Supervisor:
         if self._not_started is not None:
             self._warn(self._not_started)
             return 127
-        cause = root_cause(self._exits, self._server.failure())
+        record = self._server.failure()
+        if record is not None and record.get("rank") not in range(-1, len(self._job.placements)):
+            record = None  # not of this job's world: it would name nobody
+        cause = root_cause(self._exits, record)
         if cause is not None:
             hostname = self._job.placements[cause.rank].hostname
             self._print(report(cause, self._exits, hostname, self._outputs.last_lines(cause.rank)))

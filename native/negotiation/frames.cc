@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/frames.h"
+
+namespace hvd {
+namespace {
+
+bool is_whole(const Reader& reader) { return !reader.broken() && reader.at_end(); }
+
+bool is_rank(int rank, int world_size) { return rank >= 0 && rank < world_size; }
+
+bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
+
+bool read_descriptor(std::string_view bytes, int32_t* set) {
+  Descriptor descriptor;
+  if (!Descriptor::decode(bytes, &descriptor)) return false;
+  *set = descriptor.process_set;
+  return true;
+}
+
+bool is_record(const Decision& decision, int world_size) {
+  Definition definition;
+  Failure failure;
+  switch (decision.kind) {
+    case RecordKind::kDefine:
+      return decision.id < kMaxEntries && parse_definition(decision.payload, &definition);
+    case RecordKind::kReady:
+      return decision.id < kMaxEntries && decision.payload.empty();
+    case RecordKind::kError:  // one beyond the last entry: there is no place for another name
+      return decision.id <= kMaxEntries && parse_failure(decision.payload, world_size, &failure);
+    case RecordKind::kClose:
+      return decision.id == 0 && decision.payload.empty();
+    case RecordKind::kLeave:
+      return decision.id < static_cast<uint32_t>(world_size) && decision.payload.empty() && !decision.reset;
+    case RecordKind::kNone:
+      break;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool parse_request(FrameKind kind, std::string_view payload, int world_size, RequestFrame* out) {
+  Reader reader(payload);
+  const bool is_request = kind == FrameKind::kRequest;
+  out->rank = reader.get<int32_t>();
+  if (!is_request) out->set = reader.get<int32_t>();
+  out->name = reader.get_string();
+  out->body = reader.get_string();
+  out->waits = is_request && reader.get<uint8_t>() != 0;
+  if (!is_whole(reader) || !is_rank(out->rank, world_size) || !is_name(out->name)) return false;
+  return is_request ? read_descriptor(out->body, &out->set) : out->body.size() <= kMaxTextBytes;
+}
+
+bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids) {
+  Reader reader(payload);
+  const auto length = reader.get<uint32_t>();
+  ids->clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    ids->push_back(reader.get<uint32_t>());
+    if (ids->back() >= kMaxEntries) return false;
+  }
+  return is_whole(reader);
+}
+
+bool parse_recalled(std::string_view payload, RecalledFrame* out) {
+  Reader reader(payload);
+  out->id = reader.get<uint32_t>();
+  out->count = reader.get<uint32_t>();
+  return is_whole(reader) && out->id < kMaxEntries;
+}
+
+bool parse_leave(std::string_view payload, int world_size, int* rank) {
+  Reader reader(payload);
+  *rank = reader.get<int32_t>();
+  return is_whole(reader) && is_rank(*rank, world_size);
+}
+
+bool parse_recall(std::string_view payload, uint32_t* id) {
+  Reader reader(payload);
+  *id = reader.get<uint32_t>();
+  return is_whole(reader) && *id < kMaxEntries;
+}
+
+bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out) {
+  Reader reader(payload);
+  const auto length = reader.get<uint32_t>();
+  out->clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    Decision decision;
+    decision.kind = static_cast<RecordKind>(reader.get<uint8_t>());
+    decision.reset = reader.get<uint8_t>() != 0;
+    decision.id = reader.get<uint32_t>();
+    decision.payload = reader.get_string();
+    if (reader.broken() || !is_record(decision, world_size)) return false;
+    out->push_back(std::move(decision));
+  }
+  return is_whole(reader);
+}
+
+bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
+  Reader reader(payload);
+  const auto code = reader.get<int32_t>();
+  out->rank = reader.get<int32_t>();
+  out->text = reader.get_string();
+  // A code that means "all is well" or "not yet" would end nothing, and leave everybody waiting.
+  if (!is_whole(reader) || code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL) return false;
+  out->code = static_cast<hvd_code>(code);
+  return (out->rank == -1 || is_rank(out->rank, world_size)) && out->text.size() <= kMaxTextBytes;
+}
+
+bool parse_definition(std::string_view payload, Definition* out) {
+  Reader reader(payload);
+  out->name = reader.get_string();
+  out->descriptor = reader.get_string();
+  return is_whole(reader) && is_name(out->name) && read_descriptor(out->descriptor, &out->set);
+}
+
+bool parse_failure(std::string_view payload, int world_size, Failure* out) {
+  Reader reader(payload);
+  out->set = reader.get<int32_t>();
+  out->name = reader.get_string();
+  out->culprit = reader.get<int32_t>();
+  out->text = reader.get_string();
+  const auto length = reader.get<uint32_t>();
+  out->ranks.clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    out->ranks.push_back(reader.get<int32_t>());
+    if (!is_rank(out->ranks.back(), world_size)) return false;
+  }
+  return is_whole(reader) && is_name(out->name) && out->text.size() <= kMaxTextBytes &&
+         (out->culprit == -1 || is_rank(out->culprit, world_size));
+}
+
+}  // namespace hvd

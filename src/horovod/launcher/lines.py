@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher and its agents say to each other: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["LineError", "LineReader", "line"]
+
+# Nothing that is said is longer: the longest are the environment in the first order and 64 KiB of output, escaped.
+MAX_LINE_BYTES = 16 << 20
+
+
+class LineError(ValueError):
+    """What came is no message: the other side is something else, or its memory is damaged."""
+
+
+class LineReader:
+    """Cuts a stream into messages; holds at most one unfinished line."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind  # the field that every message of this stream has, a text
+        self._unparsed = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """The messages that are complete now. Raises LineError, after which the stream is worth nothing."""
+        *lines, self._unparsed = (self._unparsed + data).split(b"\n")
+        if len(self._unparsed) > MAX_LINE_BYTES:
+            raise LineError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        return [self._message(text) for text in lines]
+
+    def _message(self, text: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise LineError(f"a line that is not JSON: {error}") from error
+        if not isinstance(message, dict) or not isinstance(message.get(self._kind), str):
+            raise LineError(f"a line without `{self._kind}`")
+        return message
+
+
+def line(**message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
