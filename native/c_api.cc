@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "horovod/horovod.h"
+#include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 
 struct hvd_entry {
@@ -219,6 +220,12 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
     return {};
   });
   return needed;
+}
+
+int hvd_fault_point(const char* specification, const char* point) {
+  if (!hvd::arm_fault_point(specification)) return 0;
+  hvd::fault_point(point);
+  return 1;
 }
 
 }  // extern "C"

@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 #include "platform/futex.h"
 
@@ -15,6 +16,12 @@ namespace hvd {
 thread_local bool in_completion_callback = false;
 // The engine whose log this thread is just following, batches and callbacks included: it cannot read on in the middle.
 thread_local const Engine* following = nullptr;
+
+namespace {
+
+std::string failure_of(const SubmissionPtr& submission) { return quote_name(submission->entry->name) + " failed"; }
+
+}  // namespace
 
 // Nothing may leave this: not into a thread's main function, and not past whoever has to drop the token.
 bool Engine::drive(bool somebody_waits) {
@@ -126,7 +133,7 @@ void Engine::apply(Record record) {
         return;
       }
       if (left_rank_.load() >= 0) {  // the rank that left may have submitted it, but will not take part
-        complete(submission, end_of_job().while_doing("`" + submission->entry->name + "` failed"));
+        complete(submission, end_of_job().while_doing(failure_of(submission)));
         return;
       }
       if (open_.empty()) open_since_ns_.store(now_ns());
@@ -227,7 +234,7 @@ void Engine::fail_all(const Status& cause) {
   open_bytes_ = 0;
   open_since_ns_.store(0);
   for (const SubmissionPtr& submission : failed) {
-    complete(submission, Status(cause).while_doing("`" + submission->entry->name + "` failed"));
+    complete(submission, Status(cause).while_doing(failure_of(submission)));
   }
 }
 

@@ -87,6 +87,8 @@ class Engine {
   // lifecycle.cc
   Status connect();
   Status connect_shared_memory();
+  Status share_memory(const std::vector<const EngineOptions::Link*>& local);
+  void give_up(const Status& why);
   Status make_transport();
   Status start_monitor();
   void drop_transport();
@@ -113,8 +115,22 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
-  void hand_over();                 // after the token was dropped by another than the engine's thread
-  bool drive(bool somebody_waits);  // true where something moved
+  void hand_over();  // after the token was dropped by another than the engine's thread
+  // A caller that drives while this lives, where nobody else does.
+  class Driving {
+   public:
+    explicit Driving(Engine& engine);
+    ~Driving();
+    Driving(const Driving&) = delete;
+    Driving& operator=(const Driving&) = delete;
+    bool drives() const { return drives_; }
+
+   private:
+    Engine& engine_;
+    bool drives_;
+  };
+  void drive_for_a_moment(const Submission& submission);  // until it is done or it is time to sleep; needs the token
+  bool drive(bool somebody_waits);                        // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
   bool has_work(bool somebody_waits);
@@ -170,6 +186,7 @@ class Engine {
   void flush_ready(bool somebody_waits);
   void hand_out_decisions();
   void send_upward(FrameKind kind, const std::string& payload);
+  void take_abort(int from, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
   void assign_entry(const Decision& decision);
@@ -219,6 +236,7 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
+  std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex transport_mutex_;
@@ -236,7 +254,7 @@ class Engine {
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
-  std::unordered_map<std::string, uint64_t> stall_reported_ns_;
+  uint64_t stall_reported_ns_ = 0;
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};

@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "fusion/batch.h"
+#include "negotiation/names.h"
 
 namespace hvd {
 
@@ -55,8 +56,8 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure,
-                       std::string(name_of(batch.descriptor->kind)) + " of `" + closed[batch.entry]->entry->name + "`");
+      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +
+                                    quote_name(closed[batch.entry]->entry->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -68,7 +69,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (failure.ok()) {
       complete(closed[i], closed[i]->outcome);  // of no tensors
     } else {
-      complete(closed[i], Status(segment_->cause()).while_doing("`" + closed[i]->entry->name + "` failed"));
+      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(closed[i]->entry->name) + " failed"));
     }
   }
 }

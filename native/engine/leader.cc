@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 
 namespace hvd {
@@ -47,12 +48,7 @@ void Engine::serve_control(SocketLink* link) {
   while (link->frames().next(&kind, &payload)) {
     statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
     if (kind == FrameKind::kAbort) {
-      AbortFrame abort;
-      if (parse_abort(payload, world_size_, &abort)) {
-        poison(abort.code, abort.rank, abort.text);
-      } else {
-        poison_unreadable(link->peer(), "a cause of failure", payload.size());
-      }
+      take_abort(link->peer(), payload);
     } else if (coordinates()) {
       handle_upward(link->peer(), kind, payload);
     } else {
@@ -60,6 +56,15 @@ void Engine::serve_control(SocketLink* link) {
     }
   }
   if (link->frames().broken()) poison_unreadable(link->peer(), "what is no frame", 0);
+}
+
+void Engine::take_abort(int from, const std::string& payload) {
+  AbortFrame abort;
+  if (parse_abort(payload, world_size_, &abort)) {
+    poison(abort.code, abort.rank, abort.text);
+  } else {
+    poison_unreadable(from, "a cause of failure", payload.size());
+  }
 }
 
 void Engine::link_closed(SocketLink* link) {
@@ -220,7 +225,7 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (decision.id >= kMaxEntries) {
       Failure failure;
       parse_failure(decision.payload, world_size_, &failure);
-      poison(HVD_ABORTED, failure.culprit, "`" + failure.name + "`: " + failure.text);
+      poison(HVD_ABORTED, failure.culprit, quote_name(failure.name) + ": " + failure.text);
       return;
     }
     assign_entry(decision);
@@ -313,12 +318,7 @@ void Engine::send_leave() {
 void Engine::spread_abort() {
   if (abort_spread_) return;
   abort_spread_ = true;
-  const Status cause = segment_->cause();
-  Writer payload;
-  payload.put(static_cast<int32_t>(cause.code()))
-      .put(static_cast<int32_t>(cause.failed_rank()))
-      .put_string(cause.text());
-  const std::string frame = payload.take();
+  const std::string frame = abort_payload(segment_->cause());
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
   drop_transport();
   bells_->ring_others();

@@ -7,13 +7,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "engine/engine.h"
+#include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
+#include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "transport/factories.h"
 
@@ -53,15 +57,14 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
     if (status.ok()) engine->thread_ = std::thread([started = engine.get()] { started->engine_thread(); });
   } catch (const std::bad_alloc&) {
     status = Status(HVD_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {  // no more threads, most likely
+  } catch (const std::system_error& error) {
+    status = Status(HVD_UNAVAILABLE, std::string("cannot start a thread: ") + error.what() +
+                                         "\nhint: raise the limits of processes (ulimit -u) and memory (ulimit -v)");
+  } catch (const std::exception& error) {
     status = Status(HVD_UNAVAILABLE, error.what());
   }
   if (!status.ok()) {
-    // The peers that have attached must not wait for this rank.
-    if (engine->segment_ != nullptr) {
-      const std::string text = "rank " + std::to_string(engine->rank_) + " could not start: " + status.text();
-      engine->segment_->poison(status.code(), engine->rank_, text);
-    }
+    engine->give_up(status);
     return status;
   }
   engine->started_.store(true);
@@ -69,9 +72,22 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
   return {};
 }
 
+// The peers that have started, or are about to, must not wait for this rank, and learn why.
+void Engine::give_up(const Status& why) {
+  const Status cause(why.code(), "rank " + std::to_string(rank_) + " could not start: " + why.text(), rank_);
+  if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+  }
+  for (SocketLink& link : control_) {
+    link.send(FrameKind::kAbort, abort_payload(cause));
+    link.finish_sending();
+  }
+}
+
 Status Engine::connect() {
   if (segment_ = options_.segment; segment_ == nullptr) {
-    HVD_RETURN_IF_ERROR(connect_shared_memory().while_doing("rank " + std::to_string(rank_) + " cannot attach"));
+    HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
   bells_ = std::make_unique<Bells>(*segment_, local_rank_);
   to_leader_.attach(&segment_->ring(local_rank_));
@@ -103,35 +119,48 @@ Status Engine::connect() {
   return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
-// shows as the end of the stream at the other side, with the reason at the side where it happened.
+// What goes wrong on one rank of the host is told to all of them.
 Status Engine::connect_shared_memory() {
+  std::vector<const EngineOptions::Link*> local;
+  for (const EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
+  }
+  Status status = share_memory(local);
+  if (status.ok()) return status;
+  const bool names_it = status.text().starts_with("rank ");
+  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text());
+  for (const auto* link : local) send_refusal(link->fd, cause);
+  return Status(cause).while_doing("the ranks of this host cannot share memory");
+}
+
+// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
+Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
   const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
   const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
+  const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
-  std::vector<EngineOptions::Link*> local;
-  for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
-  }
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
     return {HVD_INVALID_ARGUMENT,
-            "expected a local link to each rank of the host, seen " + std::to_string(local.size())};
+            "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    segment->rank(local_rank_).pid.store(pid);
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    fault_point("attach");
     for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    fault_point("attach");
     HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
+    segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
   }
   segment_ = std::move(segment);
-  segment_->rank(local_rank_).pid.store(static_cast<uint32_t>(getpid()));
   return {};
 }
 
@@ -172,10 +201,10 @@ Status Engine::start_monitor() {
     }
     peers.push_back({ranks_of_host_[r], r, pid, socket});
   }
-  const auto on_death = [this](int rank, int pid) {
-    poison(HVD_RANK_LOST, rank,
-           "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ") died without leaving the job");
-  };
+  std::vector<Monitor::FarPeer> far_peers;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_BEAT) far_peers.push_back({link.peer, std::exchange(link.fd, -1)});
+  }
   const auto deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto on_tick = [this, deadline_ns] {
     if (!started_.load()) {
@@ -189,7 +218,19 @@ Status Engine::start_monitor() {
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
-  return Monitor::start(*segment_, local_rank_, peers, on_death, on_tick, &monitor_);
+  Monitor::Events events;
+  events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
+  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
+  const bool warns = options_.settings.warnings;
+  events.on_debugger = [warns](const std::string& text) {
+    if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());
+  };
+  events.on_tick = on_tick;
+  events.on_pause = [this] { resumed_ns_.store(now_ns()); };
+  return Monitor::start(*segment_, local_rank_,
+                        {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
+                         options_.settings.lost_timeout_ms, poison_fd_},
+                        std::move(events), &monitor_);
 }
 
 void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
@@ -219,6 +260,7 @@ Status Engine::stop(uint32_t timeout_ms) {
   };
   for (;;) {
     if (take_token()) {
+      if (!asked) fault_point("shutdown");
       if (!asked && world_size_ > 1 && !poisoned()) send_leave();
       asked = true;
       drive(true);

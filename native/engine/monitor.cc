@@ -8,36 +8,85 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
+#include "negotiation/frames.h"
 #include "platform/clock.h"
+#include "platform/private_descriptors.h"
+#include "platform/process_state.h"
 
 namespace hvd {
+namespace {
 
-constexpr int kTickMs = 500;
+constexpr uint64_t kMs = 1000000;
+constexpr uint64_t kTickNs = 500 * kMs;
+constexpr uint64_t kOversleptNs = 1000 * kMs;
+constexpr uint64_t kTicksPerFarBeat = 2;
 
-Monitor::Monitor(Segment& segment, uint32_t local_rank, int stop_fd, std::function<void(int, int)> on_death,
-                 std::function<void()> on_tick)
+std::string seconds(uint64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) * 1e-9);
+  return text;
+}
+
+std::string describe(int rank, int pid) {
+  return "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ")";
+}
+
+std::string loss(const Monitor::Peer& peer, char state, uint64_t silent_ns) {
+  const std::string who = describe(peer.rank, peer.pid);
+  const std::string time = seconds(silent_ns);
+  switch (state) {
+    case 'T':
+      return who + " was stopped by a signal and has not run for " + time +
+             "\nhint: Ctrl-Z in horovodrun's terminal suspends the whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets "
+             "the "
+             "other ranks wait for one that is stopped alone";
+    case 'D':
+      return who + " is frozen: it has not run for " + time +
+             " and waits in the kernel (state D)\nhint: a disk or a network file system does not answer, most likely";
+    case 'Z':
+    case 'X':
+      return who + " has ended without leaving the job";
+    case '\0':
+      return who + " has given no sign of life for " + time + ", and the kernel does not know it here";
+    default:
+      return who + " is frozen: it has given no sign of life for " + time + " (state " + state +
+             ")\nhint: the machine may be short of memory or processors; HOROVOD_FROZEN_TIMEOUT_SECONDS sets the limit";
+  }
+}
+
+}  // namespace
+
+Monitor::Monitor(Segment& segment, uint32_t local_rank, int stop_fd, Options options, Events events)
     : segment_(segment),
       local_rank_(local_rank),
-      on_death_(std::move(on_death)),
-      on_tick_(std::move(on_tick)),
-      stop_fd_(stop_fd) {}
-
-Status Monitor::start(Segment& segment, uint32_t local_rank, const std::vector<Peer>& peers,
-                      std::function<void(int, int)> on_death, std::function<void()> on_tick,
-                      std::unique_ptr<Monitor>* out) {
-  const int stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (stop_fd < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-  std::unique_ptr<Monitor> monitor(new Monitor(segment, local_rank, stop_fd, std::move(on_death), std::move(on_tick)));
-  for (const Peer& peer : peers) {
+      stop_fd_(stop_fd),
+      frozen_ms_(options.frozen_ms),
+      lost_ms_(options.lost_ms),
+      poison_fd_(options.poison_fd),
+      events_(std::move(events)) {
+  for (const Peer& peer : options.peers) {
     const int pidfd = peer.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1;
     if (pidfd >= 0) {
-      monitor->watches_.push_back({peer, pidfd, true});
+      deaths_.push_back({peer, pidfd, true});
     } else if (peer.socket >= 0) {
-      monitor->watches_.push_back({peer, peer.socket, false});
+      deaths_.push_back({peer, peer.socket, false});
     }
+    beats_.push_back({peer, {}});
   }
+  for (const FarPeer& peer : options.far_peers) far_.push_back({SocketLink(peer.socket, peer.rank), 0, {}});
+}
+
+Status Monitor::start(Segment& segment, uint32_t local_rank, Options options, Events events,
+                      std::unique_ptr<Monitor>* out) {
+  const int stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (stop_fd < 0) {
+    for (const FarPeer& peer : options.far_peers) close_private(peer.socket);
+    return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
+  }
+  std::unique_ptr<Monitor> monitor(new Monitor(segment, local_rank, stop_fd, std::move(options), std::move(events)));
   monitor->thread_ = std::thread([watching = monitor.get()] { watching->run(); });
   *out = std::move(monitor);
   return {};
@@ -46,7 +95,7 @@ Status Monitor::start(Segment& segment, uint32_t local_rank, const std::vector<P
 Monitor::~Monitor() {
   [[maybe_unused]] const int ignored = eventfd_write(stop_fd_, 1);
   if (thread_.joinable()) thread_.join();  // not where the thread could not be started
-  for (const Watch& watch : watches_) {
+  for (const DeathWatch& watch : deaths_) {
     if (watch.owned) close(watch.fd);
   }
   close(stop_fd_);
@@ -57,24 +106,103 @@ void Monitor::run() {
   for (;;) {
     const uint64_t now = now_ns();
     if (now >= next_tick_ns) {
-      segment_.rank(local_rank_).beat.fetch_add(1, std::memory_order_relaxed);
-      on_tick_();
-      next_tick_ns = now + kTickMs * 1000000ull;
+      tick(now);
+      next_tick_ns = now + kTickNs;
     }
     std::vector<pollfd> watched{{stop_fd_, POLLIN, 0}};
     // A pidfd is readable when its process has ended; a local socket carries nothing after the start but its end.
-    for (const Watch& watch : watches_) watched.push_back({watch.fd, POLLIN, 0});
-    const int timeout_ms = static_cast<int>((next_tick_ns - std::min(next_tick_ns, now_ns())) / 1000000 + 1);
+    for (const DeathWatch& watch : deaths_) watched.push_back({watch.fd, POLLIN, 0});
+    for (const FarWatch& watch : far_) watched.push_back({watch.over ? -1 : watch.link.fd(), POLLIN, 0});
+    if (!far_.empty() && !cause_told_) watched.push_back({poison_fd_, POLLIN, 0});
+    const int timeout_ms = static_cast<int>((next_tick_ns - std::min(next_tick_ns, now_ns())) / kMs + 1);
     if (::poll(watched.data(), watched.size(), timeout_ms) <= 0) continue;
+    // Before the end: the cause may be this process' last word.
+    if (!far_.empty() && !cause_told_ && watched.back().revents != 0) tell_cause();
     if (watched[0].revents != 0) return;
-    for (size_t i = watches_.size(); i-- > 0;) {
+    const size_t first_far = 1 + deaths_.size();
+    for (size_t i = 0; i < far_.size(); ++i) {
+      if (watched[first_far + i].revents != 0) receive(&far_[i]);
+    }
+    for (size_t i = deaths_.size(); i-- > 0;) {
       if (watched[i + 1].revents == 0) continue;
-      const Watch watch = watches_[i];
-      watches_.erase(watches_.begin() + static_cast<ptrdiff_t>(i));
+      const DeathWatch watch = deaths_[i];
+      deaths_.erase(deaths_.begin() + static_cast<ptrdiff_t>(i));
       if (watch.owned) close(watch.fd);
-      if (segment_.rank(watch.peer.local_rank).left.load() == 0) on_death_(watch.peer.rank, watch.peer.pid);
+      if (!left(watch.peer)) {
+        events_.on_loss(watch.peer.rank, describe(watch.peer.rank, watch.peer.pid) + " died without leaving the job");
+      }
     }
   }
+}
+
+void Monitor::tick(uint64_t now) {
+  segment_.rank(local_rank_).beat.fetch_add(1, std::memory_order_relaxed);
+  if (ticked_ns_ != 0 && now - ticked_ns_ >= kTickNs + kOversleptNs) {
+    for (BeatWatch& watch : beats_) watch.silence.restart(now);
+    for (FarWatch& watch : far_) watch.silence.restart(now);
+    events_.on_pause();
+  }
+  ticked_ns_ = now;
+  for (BeatWatch& watch : beats_) look_at(&watch, now);
+  for (FarWatch& watch : far_) look_at(&watch, now);
+  ++ticks_;
+  events_.on_tick();
+}
+
+void Monitor::look_at(BeatWatch* watch, uint64_t now) {
+  const uint64_t beat = segment_.rank(watch->peer.local_rank).beat.load(std::memory_order_relaxed);
+  const uint64_t silent_ns = watch->silence.observe(beat, now);
+  if (silent_ns < kTickNs) watch->debugged = false;
+  if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs || watch->over || left(watch->peer)) return;
+  const char state = process_state(watch->peer.pid);
+  if (state == 't') {
+    // Every monitor sees it; one that is not held itself suffices to say so.
+    const bool tells = local_rank_ == (watch->peer.local_rank == 0 ? 1u : 0u);
+    if (!std::exchange(watch->debugged, true) && tells) {
+      events_.on_debugger(describe(watch->peer.rank, watch->peer.pid) +
+                          " is held by a debugger; the other ranks wait for it");
+    }
+    return;
+  }
+  watch->over = true;
+  events_.on_loss(watch->peer.rank, loss(watch->peer, state, silent_ns));
+}
+
+void Monitor::look_at(FarWatch* watch, uint64_t now) {
+  if (watch->over) return;
+  if (ticks_ % kTicksPerFarBeat == 0) {
+    // Nothing piles up for a peer that does not read.
+    if (!watch->link.wants_to_write()) watch->link.send(FrameKind::kBeat, {});
+  }
+  watch->link.pump();
+  const uint64_t silent_ns = watch->silence.observe(watch->heard, now);
+  if (lost_ms_ == 0 || silent_ns < lost_ms_ * kMs) return;
+  watch->over = true;
+  events_.on_loss(watch->link.peer(), "rank " + std::to_string(watch->link.peer()) + " has given no sign of life for " +
+                                          seconds(silent_ns) +
+                                          ": its process is stopped or frozen, or its host is unreachable\n"
+                                          "hint: HOROVOD_LOST_TIMEOUT_SECONDS sets the limit, 0 switches it off");
+}
+
+void Monitor::receive(FarWatch* watch) {
+  watch->link.receive();
+  FrameKind kind;
+  std::string payload;
+  while (watch->link.frames().next(&kind, &payload)) {
+    ++watch->heard;
+    if (kind == FrameKind::kAbort) events_.on_abort(watch->link.peer(), payload);
+  }
+  if (watch->link.frames().broken()) {
+    events_.on_loss(watch->link.peer(), "rank " + std::to_string(watch->link.peer()) +
+                                            " sent what is no frame\nhint: do all ranks run the same version of "
+                                            "Horovod?");
+  }
+  watch->over = watch->over || watch->link.closed() || watch->link.frames().broken();
+}
+
+void Monitor::tell_cause() {
+  cause_told_ = true;
+  for (FarWatch& watch : far_) watch.link.send(FrameKind::kAbort, abort_payload(segment_.cause()));
 }
 
 }  // namespace hvd

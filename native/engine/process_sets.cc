@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "engine/engine.h"
+#include "negotiation/names.h"
 #include "transport/factories.h"
 
 namespace hvd {
@@ -162,7 +163,7 @@ std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;
   for (const auto& [name, entry] : set->entries) {
-    if (entry->in_flight != nullptr) return "`" + name + "`";
+    if (entry->in_flight != nullptr) return quote_name(name);
   }
   return "";
 }
@@ -177,7 +178,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
   Fact mine;
   std::vector<Fact> facts(static_cast<size_t>(world_size_));
   if (const std::string busy = close_set(set); !busy.empty()) {
-    mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy.substr(0, 100) +
+    mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
                                " is in flight in it on rank " + std::to_string(rank_) + "\nhint: wait for it first");
   }
   HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));

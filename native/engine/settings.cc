@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 
+#include "platform/fault_point.h"
+
 namespace hvd {
 namespace {
 
@@ -46,6 +48,9 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"stall_warning_ms", [&](auto& text) { return parse_integer(text, &out->stall_warning_ms); }},
       {"stall_shutdown_ms", [&](auto& text) { return parse_integer(text, &out->stall_shutdown_ms); }},
       {"start_timeout_ms", [&](auto& text) { return parse_integer(text, &out->start_timeout_ms); }},
+      {"frozen_timeout_ms", [&](auto& text) { return parse_integer(text, &out->frozen_timeout_ms); }},
+      {"lost_timeout_ms", [&](auto& text) { return parse_integer(text, &out->lost_timeout_ms); }},
+      {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
       {"log_level", [&](auto& text) { return parse_log_level(text, &out->warnings); }},
   };

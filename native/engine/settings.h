@@ -18,6 +18,8 @@ struct EngineSettings {
   uint64_t stall_warning_ms = 60000;  // 0: no stall reports
   uint64_t stall_shutdown_ms = 0;     // 0: never
   uint64_t start_timeout_ms = 30000;
+  uint64_t frozen_timeout_ms = 3000;  // silence of a process of this host that is a loss; 0: never
+  uint64_t lost_timeout_ms = 5000;    // ... of another host; 0: never
   InstructionSet instruction_set = InstructionSet::kBest;
   bool warnings = true;  // stall warnings on stderr
 };

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stall report, by rank 0: what some ranks have waited for so long that somebody should look, and who is missing.
+// One report for all that stalls, repeated as long as anything does.
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "engine/engine.h"
 #include "platform/clock.h"
@@ -9,10 +11,34 @@
 namespace hvd {
 namespace {
 
+constexpr size_t kShownNames = 10;
+
+struct Group {  // tensors that the same ranks wait for and the same ranks miss
+  std::vector<std::string> names;
+  double waited_s = 0;
+};
+using Groups = std::map<std::pair<std::vector<int>, std::vector<int>>, Group>;
+
 std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i == 16) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
   return text;
+}
+
+std::string describe(const std::vector<int>& arrived, const std::vector<int>& missing, const Group& group,
+                     size_t shown) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f s", group.waited_s);
+  std::string names;
+  shown = std::min(shown, group.names.size());
+  for (size_t i = 0; i < shown; ++i) names += (i == 0 ? "" : ", ") + group.names[i];
+  const size_t others = group.names.size() - shown;
+  if (others > 0) names += (shown == 0 ? "" : " and ") + std::to_string(others) + (shown == 0 ? " tensors" : " more");
+  return list(arrived) + " waited " + seconds + " for " + names + ": missing " + list(missing) +
+         ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
 }
 
 }  // namespace
@@ -24,6 +50,7 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
   std::vector<int> members;
   Undecided item;
   for (uint32_t id = 0; coordinator_->describe(id, &item.name, &members); ++id) {
+    item.id = id;
     item.arrived.clear();
     item.missing.clear();
     uint64_t oldest_ms = 0;
@@ -41,39 +68,44 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
 
 void Engine::report_stalls() {
   const EngineSettings& settings = options_.settings;
+  if (settings.stall_warning_ms == 0) return;
   std::vector<Undecided> waiting = coordinator_->undecided();
   if (!spans_hosts()) {
     for (Undecided& item : undecided_on_this_host()) {
-      std::erase_if(waiting, [&](const Undecided& other) { return other.name == item.name; });
+      std::erase_if(waiting, [&](const Undecided& other) { return other.id == item.id; });
       waiting.push_back(std::move(item));
     }
   }
+  // The time for which the whole job was suspended (Ctrl-Z and fg) is nobody's stall.
+  const double resumed_s = static_cast<double>(resumed_ns_.load()) * 1e-9;
   const double now = now_seconds();
+  Groups stalled;
   for (const Undecided& item : waiting) {
-    const double waited_ms = (now - item.since) * 1e3;
-    if (settings.stall_warning_ms == 0 || waited_ms < static_cast<double>(settings.stall_warning_ms) ||
-        item.missing.empty()) {
-      continue;
-    }
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.1f s", waited_ms * 1e-3);
-    const std::string text = list(item.arrived) + " waited " + seconds + " for " + item.name + ": missing " +
-                             list(item.missing) + ", which did not submit it";
-    if (settings.stall_shutdown_ms > 0 && waited_ms >= static_cast<double>(settings.stall_shutdown_ms)) {
-      poison(HVD_ABORTED, item.missing.front(), text + " (the stall limit is reached)");
+    const double waited_s = now - std::max(item.since, resumed_s);
+    if (item.missing.empty() || waited_s * 1e3 < static_cast<double>(settings.stall_warning_ms)) continue;
+    Group& group = stalled[{item.arrived, item.missing}];
+    group.names.push_back(item.name);
+    group.waited_s = std::max(group.waited_s, waited_s);
+  }
+  std::string report;
+  size_t names_left = kShownNames;
+  for (const auto& [ranks, group] : stalled) {
+    const auto& [arrived, missing] = ranks;
+    const std::string text = describe(arrived, missing, group, names_left);
+    if (settings.stall_shutdown_ms > 0 && group.waited_s * 1e3 >= static_cast<double>(settings.stall_shutdown_ms)) {
+      poison(HVD_ABORTED, missing.front(), text + " (the stall limit is reached)");
       return;
     }
-    uint64_t& reported_ns = stall_reported_ns_[item.name];
-    if (reported_ns != 0 && now_ns() - reported_ns < settings.stall_warning_ms * 1000000) continue;
-    reported_ns = now_ns();
-    if (settings.warnings) {
-      std::fprintf(
-          stderr,
-          "horovod: warning: stall: %s\nhint: every rank must call the same collectives; look for a branch on the "
-          "rank, uneven data, or a rank that is slow\n",
-          text.c_str());
-    }
+    names_left -= std::min(names_left, group.names.size());
+    report += (report.empty() ? "" : ";\n  ") + text;
   }
+  if (report.empty() || !settings.warnings) return;
+  if (stall_reported_ns_ != 0 && now_ns() - stall_reported_ns_ < settings.stall_warning_ms * 1000000) return;
+  stall_reported_ns_ = now_ns();
+  std::fprintf(stderr,
+               "horovod: warning: stall: %s\nhint: every rank must call the same collectives; look for a branch on the "
+               "rank, uneven data, or a rank that is slow\n",
+               report.c_str());
 }
 
 }  // namespace hvd

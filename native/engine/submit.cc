@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "engine/engine.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
+#include "platform/fault_point.h"
 
 namespace hvd {
 
@@ -16,14 +18,17 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
+// Of the coordinator's entries: ranks may use different names, and some must be left for what has none.
+constexpr size_t kMaxNames = kMaxEntries - 512;
+
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
-  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : "`" + name + "`");
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : quote_name(name));
 }
 
 Status name_too_long(const std::string& what) {
-  return invalid(what.substr(0, 100) + "...: a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
+  return invalid(what + ": a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
 }
 
 Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
@@ -160,7 +165,7 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
     const std::lock_guard lock(mutex_);
     prepared->entry = intern(prepared->set.get(), name);
     if (prepared->entry == nullptr) {
-      return invalid(what + ": this job has used " + std::to_string(kMaxEntries) +
+      return invalid(what + ": this job has used " + std::to_string(kMaxNames) +
                      " different tensor names\nhint: give a tensor the same name in every step, or none");
     }
   }
@@ -187,7 +192,7 @@ Status Engine::find_set_for_use(int32_t number, const std::string& what, std::sh
 Entry* Engine::intern(ProcessSet* set, const std::string& name) {
   const auto found = set->entries.find(name);
   if (found != set->entries.end()) return found->second.get();
-  if (names_ >= kMaxEntries - 512) return nullptr;
+  if (names_ >= kMaxNames) return nullptr;
   auto entry = std::make_unique<Entry>();
   entry->set = set;
   entry->name = name;
@@ -196,7 +201,7 @@ Entry* Engine::intern(ProcessSet* set, const std::string& name) {
 }
 
 Entry* Engine::next_unnamed(ProcessSet* set) {
-  return intern(set, "noname." + std::to_string(set->unnamed++ % kUnnamedEntries));
+  return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
 }
 
 Status Engine::refuse_if_ended() {
@@ -214,10 +219,15 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
+  // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
+  // that completes the operation meanwhile would wake it, which costs more than the operation.
+  std::optional<Driving> driving;
+  if (submission->sync) driving.emplace(*this);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_ended());  // under the lock: after that, fail_all() finds the submission
+    // Under the lock: after that, fail_all() finds the submission.
+    HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
     ProcessSet* const set = submission->prepared->set.get();
     if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
     Entry* entry = submission->prepared->entry;
@@ -228,8 +238,8 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
     if (entry->in_flight == nullptr) {
       announcement = begin(submission);
     } else if (named && !entry->in_flight->is_refusal) {
-      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted `" + entry->name +
-                                      "` while an operation of that name is in flight on it\nhint: wait for the first, "
+      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
+                                      " while an operation of that name is in flight on it\nhint: wait for the first, "
                                       "or give the second another name"};
     } else {
       entry->deferred.push_back(submission);
@@ -237,7 +247,9 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
     in_flight_.fetch_add(1);
   }
   *handle = handles_.add(submission);
-  announce(announcement);
+  const bool drives = driving.has_value() && driving->drives();
+  announce(announcement, drives);
+  if (drives) drive_for_a_moment(*submission);
   return {};
 }
 
@@ -308,10 +320,13 @@ void Engine::announce(const Announcement& announcement, bool driving) {
     return;
   }
   if (announcement.entry == nullptr) return;
+  fault_point("count");  // all have arrived, and nobody has been told
   const auto id = static_cast<uint32_t>(announcement.entry->id);
   if (!spans_hosts()) {
     if (!wait_for_room_in_log(driving)) return;
-    became_ready(segment_->append({RecordKind::kReady, id}), announcement.bytes, announcement.sync);
+    const uint64_t position = segment_->append({RecordKind::kReady, id});
+    fault_point("append");  // it can be read, and nobody has been woken for it
+    became_ready(position, announcement.bytes, announcement.sync);
     return;
   }
   const std::lock_guard lock(mutex_);

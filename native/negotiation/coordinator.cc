@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "negotiation/names.h"
+
 namespace hvd {
 namespace {
 
@@ -55,8 +57,8 @@ bool Coordinator::is_member(int rank, int32_t set) const {
   return found != sets_.end() && std::binary_search(found->second.ranks.begin(), found->second.ranks.end(), rank);
 }
 
-std::string Coordinator::in_words(const Entry& entry) {
-  return "`" + entry.name + "`" + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
+std::string Coordinator::in_words(const Entry& entry, std::string_view descriptor) {
+  return quote_name(entry.name, descriptor) + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
 }
 
 Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std::string& name, Effects* effects) {
@@ -219,7 +221,9 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     Descriptor::decode(entry.definition, &got);
     text += "; the ranks that repeated the last call: " + difference(want, got);
   }
-  return text;
+  return text +
+         "\nhint: all ranks must give a tensor of one name the same shape, dtype and arguments; look for uneven "
+         "batches, or a branch on the rank";
 }
 
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
@@ -244,6 +248,7 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
     text += "; " + list_ranks(ranks) + ": " + in_words(other);
   }
   if (waiting < set.ranks.size()) return;
+  text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
   for (const uint32_t id : ids) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
     std::vector<int> ranks;
@@ -280,7 +285,8 @@ std::vector<Undecided> Coordinator::undecided() const {
   std::vector<Undecided> all;
   for (const Entry& entry : entries_) {
     if (entry.slow.empty() && entry.hosts_ready == 0) continue;
-    Undecided item{in_words(entry), entry.since, {}, {}};
+    const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
+    Undecided item{entry.id, in_words(entry, descriptor), entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
       const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
       (here ? item.arrived : item.missing).push_back(rank);
@@ -296,7 +302,7 @@ bool Coordinator::counts_on(uint32_t id, int host) const {
 
 bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {
   if (id >= entries_.size()) return false;
-  *name = in_words(entries_[id]);
+  *name = in_words(entries_[id], entries_[id].definition);
   *ranks = sets_.at(entries_[id].set).ranks;
   return true;
 }

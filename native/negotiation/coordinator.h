@@ -40,7 +40,8 @@ struct Effects {
 
 // What a stall report says about one entry that some ranks wait for.
 struct Undecided {
-  std::string name;  // as people read it: with the set
+  uint32_t id = 0;
+  std::string name;  // as people read it: quoted, with the set
   double since = 0;
   std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
   std::vector<int> missing;
@@ -111,7 +112,7 @@ class Coordinator {
   void fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
   void finish(Entry* entry);
 
-  static std::string in_words(const Entry& entry);
+  static std::string in_words(const Entry& entry, std::string_view descriptor = {});
 
   std::vector<int> host_of_rank_;
   int hosts_ = 0;

@@ -63,7 +63,7 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted and tools/check-planted: would it be found?
+#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted, tools/check-all: would it be found?
     const bool outside = length > kMaxFrameBytes;
 #else
     const bool outside = rest_.size() < length;
@@ -135,6 +135,7 @@ enum class FrameKind : uint8_t {
   kRecall = 6,     // from rank 0: u32 entry
   kRecords = 7,    // from rank 0: u32 n | n x (u8 record kind | u8 reset | u32 id | string payload)
   kAbort = 8,      // both ways: i32 code | i32 rank | string text
+  kBeat = 9,       // both ways, on beat links, which else carry kAbort alone
 };
 
 std::string make_frame(FrameKind kind, std::string_view payload);

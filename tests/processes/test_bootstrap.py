@@ -60,7 +60,7 @@ def test_ranks_of_one_host_get_a_local_link_to_the_leader(worlds: WorldPool, siz
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_tcp_gives_every_pair_two_data_links_and_rank_0_a_control_link_to_each(worlds: WorldPool, size: int) -> None:
+def test_tcp_gives_pairs_two_data_links_and_rank_0_control_and_beat_links_to_each(worlds: WorldPool, size: int) -> None:
     seen = worlds(size, {"HOROVOD_TRANSPORT": "tcp"}).run(connect_and_exchange, 0)
     for rank, one in enumerate(seen):
         assert one["transport"] == "tcp" and one["host_of_rank"] == list(range(size))
@@ -69,6 +69,7 @@ def test_tcp_gives_every_pair_two_data_links_and_rank_0_a_control_link_to_each(w
             if peer != rank:
                 expected += [(peer, 1, 0, (peer, 1, 0))] if 0 in (peer, rank) else []
                 expected += [(peer, 2, index, (peer, 2, index)) for index in range(2)]
+                expected += [(peer, 3, 0, (peer, 3, 0))] if 0 in (peer, rank) else []
         assert one["heard"] == expected
         assert (one["local_rank"], one["local_size"]) == (rank, size)
 
@@ -130,7 +131,7 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
 
     with World(2, {"HOROVOD_START_TIMEOUT": "1"}) as world:
         for kind, expected in (
-            ("wrong", "does not hold this job's secret"),
+            ("wrong", "proved another secret than this process holds"),
             ("missing", "HOROVOD_SECRET_FILE is not set"),
             ("open", "is open to other users (mode 0644)"),
         ):

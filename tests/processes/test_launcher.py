@@ -135,13 +135,20 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
             2,
             "server1 is not this machine; several machines are not supported yet",
         ),
-        (["-np", "2", "-H", "localhost", "ls"], 2, "'localhost' is not a host\nhint: write name:slots"),
+        (["-np", "2", "-H", "localhost:", "ls"], 2, "'localhost:' is not a host\nhint: write name:slots"),
+        (["-np", "2", "-H", "localhost", "ls"], 2, "2 ranks were asked for, but the hosts have 1 slots (localhost:1)"),
+        (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
+        (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
         (["-np", "2", "--autotune", "ls"], 2, "--autotune is not supported yet"),
         (["-np", "2", "--min-np", "2", "ls"], 2, "--min-np is not supported yet"),
         (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
         (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
-        (["-np", "2", "--output-filename", "train.py/x", "ls"], 2, "--output-filename train.py/x: Not a directory"),
+        (
+            ["-np", "2", "--output-filename", "train.py/x", "ls"],
+            2,
+            "train.py/x: train.py/x/rank.0: Not a directory",
+        ),
     ],
 )
 def test_a_command_line_that_cannot_run_is_one_clear_error(

@@ -139,7 +139,8 @@ class Job:
         try:
             if kind is None:
                 self.assert_gone()
-                assert os.listdir(self._temporary) == []
+                left = [str(path) for path in self._temporary.rglob("*")]
+                assert left == [], f"left behind in TMPDIR: {left}\n{self.shown()}"
                 assert set(os.listdir("/dev/shm")) <= self._shared_memory
         finally:
             for pid in self.pids():

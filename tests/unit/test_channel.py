@@ -70,7 +70,7 @@ def test_both_sides_talk_after_the_handshake_and_detach_loses_no_byte() -> None:
 @pytest.mark.parametrize("secrets", [(SECRET, OTHER), (OTHER, SECRET), (b"", SECRET)])
 def test_a_wrong_secret_is_refused_on_both_sides(secrets: tuple[bytes, bytes]) -> None:
     client, server = shake(*secrets)
-    assert isinstance(client, AuthenticationError) and "does not hold this job's secret" in str(client)
+    assert isinstance(client, AuthenticationError) and "proved another secret than this process holds" in str(client)
     assert isinstance(server, ChannelError)
 
 
@@ -250,7 +250,7 @@ def test_the_failure_of_the_newest_generation_counts(server: RendezvousServer) -
 
 def test_a_wrong_secret_is_a_clear_error_and_leaves_the_server_running(server: RendezvousServer) -> None:
     stranger = client_of(server, OTHER)
-    with pytest.raises(AuthenticationError, match=rf"rendezvous at 127.0.0.1:{server.port} does not hold this job's"):
+    with pytest.raises(AuthenticationError, match=rf"rendezvous at 127.0.0.1:{server.port} proved another secret"):
         stranger.put("x", 1)
     eventually(lambda: server.refused == 1)
     client = client_of(server)

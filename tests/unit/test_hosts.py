@@ -14,9 +14,10 @@ from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, plac
 
 def test_hosts_are_read_in_order() -> None:
     assert parse_hosts("a:1, b-2.c:16") == [Host("a", 1), Host("b-2.c", 16)]
+    assert parse_hosts("a,b:2") == [Host("a", 1), Host("b", 2)]
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", ":2", "a:0", "a:-1", "a:2,", "a:2;b:2", "[::1]:2", "a b:2", "a:2:3"])
+@pytest.mark.parametrize("text", ["", "a:", ":2", "a:0", "a:-1", "a:2,", "a:2;b:2", "[::1]:2", "a b:2", "a:2:3"])
 def test_what_is_no_host_is_quoted(text: str) -> None:
     with pytest.raises(HostsError, match="is not a host\nhint: write name:slots"):
         parse_hosts(text)

@@ -85,6 +85,9 @@ def test_the_native_core_gets_strings() -> None:
         ("stall_warning_ms", "1500"),
         ("stall_shutdown_ms", "1"),  # never rounded to 0, which would be "never"
         ("start_timeout_ms", "30000"),
+        ("frozen_timeout_ms", "3000"),
+        ("lost_timeout_ms", "5000"),
+        ("fault_point", ""),
         ("instruction_set", "best"),
         ("log_level", "warning"),
     ]
@@ -100,7 +103,8 @@ def test_the_native_core_gets_strings() -> None:
         ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"PMI_SIZE": "2"}, ("PMI_SIZE", "2")),
         ({"WORLD_SIZE": "8"}, ("WORLD_SIZE", "8")),
-        ({"WORLD_SIZE": "many"}, None),
+        ({"WORLD_SIZE": "many"}, ("WORLD_SIZE", "many")),
+        ({"WORLD_SIZE": "many", "PMI_SIZE": "2"}, ("PMI_SIZE", "2")),
         ({"HOROVOD_SIZE": "2"}, ("HOROVOD_SIZE", "2")),
         ({"SLURM_NTASKS": "4"}, None),  # an allocation, for example salloc, not a task of a step
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # the batch script itself

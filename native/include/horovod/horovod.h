@@ -73,7 +73,8 @@ typedef enum {
 
 /* hvd_request.flags */
 enum {
-  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it */
+  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it, and the submission itself already
+                    drives, for some microseconds, which may run the operation */
   HVD_URGENT = 2 /* do not linger for more tensors */
 };
 
@@ -81,7 +82,8 @@ enum {
 typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
   HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
-  HVD_LINK_DATA = 2     /* TCP between two ranks on different hosts; one or more per pair, the same number everywhere */
+  HVD_LINK_DATA = 2,    /* TCP between two ranks on different hosts; one or more per pair, the same number everywhere */
+  HVD_LINK_BEAT = 3 /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
@@ -204,6 +206,10 @@ HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 /* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
+
+/* For tests: ends or stops this process where `specification` (setting fault_point, see native/platform/fault_point.h)
+   names `point`. For moments that lie outside of this library. 0 where the specification cannot be read. */
+HVD_EXPORT int hvd_fault_point(const char* specification, const char* point);
 
 #ifdef __cplusplus
 }

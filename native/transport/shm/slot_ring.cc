@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/fault_point.h"
+
 namespace hvd {
 
 namespace {
@@ -95,6 +97,11 @@ Status SlotRing::interrupted(const char* operation) const {
   return Status(HVD_ABORTED, std::move(text));
 }
 
+void SlotRing::publish_filled(uint32_t chunk) {
+  fault_point("shm");  // the others wait for what is being published
+  publish(controls_[member_].filled, chunk + 1);
+}
+
 bool SlotRing::wait_all_filled(uint32_t chunk) {
   for (int m = 0; m < size_; ++m) {
     if (m != member_ && !wait_filled(m, chunk)) return false;
@@ -134,6 +141,7 @@ void SlotRing::all_arrived(uint32_t first_chunk) {
 }
 
 bool SlotRing::finish_tiny(const std::byte** payloads) {
+  fault_point("shm");
   publish(controls_[member_].tiny[tiny_ & 1].signal, tiny_);
   for (int m = 0; m < size_; ++m) {
     TinyLine& line = controls_[m].tiny[tiny_ & 1];

@@ -81,7 +81,7 @@ class SlotRing {
   uint32_t next_chunk() const { return next_chunk_; }
   void finish(uint32_t chunks);
 
-  void publish_filled(uint32_t chunk) { publish(controls_[member_].filled, chunk + 1); }
+  void publish_filled(uint32_t chunk);
   void publish_consumed(uint32_t chunk) { publish(controls_[member_].consumed, chunk + 1); }
   void publish_copied(uint32_t chunk) { publish(controls_[member_].copied, chunk + 1); }
   // The waits return false where the interrupt ended them; interrupted() then names the peer.

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 
 namespace hvd {
@@ -234,6 +235,7 @@ Status Mesh::advance(std::vector<Arrival>* arrivals) {
   arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
   at_once_.clear();
   bool moved = !arrivals->empty();
+  fault_point("tcp");
   for (int spins = 0;; ++spins) {
     HVD_RETURN_IF_ERROR(move_all(arrivals, &moved));
     if (moved) return Status();

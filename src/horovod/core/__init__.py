@@ -10,6 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from horovod.core.temporary_files import share_job_directory
+
+share_job_directory()
+
 _CONTEXT = (
     "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous statistics "
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built "

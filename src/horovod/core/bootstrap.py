@@ -14,9 +14,11 @@ All keys carry the generation, so that init may follow shutdown any number of ti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import logging
+import multiprocessing
 import os
 import socket
 import time
@@ -24,13 +26,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod import __version__
-from horovod.core import links
+from horovod.core import links, native
 from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.exceptions import StartError
 from horovod.core.links import Link, Purpose
-from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
+from horovod.core.start_watch import StartWatch
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -79,9 +82,13 @@ class World:
     links: list[Link]
     transport: str  # "shm", "tcp" or "loopback"
     rendezvous: Rendezvous | None  # None: started without a launcher
+    watch: StartWatch | None = None  # until the native core has started
 
     def close_links(self) -> None:
         """The native core holds duplicates of its own: close ours once it has started."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
         for link in self.links:
             link.socket.close()
         self.links = []
@@ -95,15 +102,8 @@ class World:
 def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence[int]] = ()) -> World:
     """Joins the world of this generation. Blocks for about the start timeout at most; raises StartError.
     `process_sets`: what all ranks must give alike."""
-    for value, variable in (
-        (settings.controller, "HOROVOD_CONTROLLER"),
-        (settings.cpu_operations, "HOROVOD_CPU_OPERATIONS"),
-    ):
-        if value.strip().lower() not in ("", "gloo"):
-            raise StartError(
-                f"{variable}={value} is not supported yet\n"
-                "hint: unset it, or set gloo, which stands for our own transports"
-            )
+    if unsupported := settings.unsupported():
+        raise StartError(unsupported)
     if not settings.rendezvous_address:
         return _alone(settings, generation)
     start = _Start(settings, generation, process_sets)
@@ -113,8 +113,13 @@ def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence
         start.close()
         raise StartError(
             f"rank {start.rank}: {error}\n"
-            "hint: HOROVOD_SECRET_FILE must name the secret of the job that is listening there"
+            "hint: HOROVOD_SECRET_FILE must be the same for all ranks of a job and its launcher; this rank may be left "
+            "over from another job, or the port may be another job's"
         ) from error
+    except RankGone as gone:
+        record_gone(start.rendezvous, generation, gone)
+        start.close()
+        raise StartError(f"rank {start.rank} cannot go on in init: {gone}") from None
     except ChannelError as error:
         start.close()
         raise StartError(f"rank {start.rank} could not join the job: {error}") from error
@@ -123,10 +128,22 @@ def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence
         raise
 
 
+def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) -> None:
+    """So that the launcher names this rank, and not the one that fails first because of it."""
+    if rendezvous is not None:
+        with contextlib.suppress(ChannelError):  # the launcher has seen it by itself
+            rendezvous.first_cause(generation, {"rank": gone.rank, "code": "RANK_LOST", "text": str(gone)}, 1.0)
+
+
 def _alone(settings: Settings, generation: int) -> World:
     # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
     if settings.announced_world is not None and settings.size != 1:
         variable, value = settings.announced_world
+        if not value.isdecimal():
+            raise StartError(
+                f"{variable}={value!r}: expected the number of processes that were started together\n"
+                "hint: unset it, or set HOROVOD_SIZE=1 where one process is meant"
+            )
         raise StartError(
             f"{variable}={value} says that this is one of {value} processes, but HOROVOD_GLOO_RENDEZVOUS_ADDR, where "
             f"they would find each other, is not set; training alone would give {value} unrelated models\n"
@@ -179,6 +196,7 @@ class _Start:
         self.secret = read_secret(settings.secret_file)
         assert settings.rendezvous_port is not None
         self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
+        self.watch: StartWatch | None = None
         self.leader: links.LocalLeader | None = None
         self.mesh: links.Mesh | None = None
         self.links: list[Link] = []
@@ -188,6 +206,10 @@ class _Start:
         if wants_shm and self.identity.local_rank == 0:
             self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
         records = self._meet()
+        if self.size > 1:
+            self.watch = StartWatch(
+                self.settings.rendezvous_address, self.rendezvous.port, self.secret, self.generation, self.deadline
+            )
         _check_equal(records)
         hosts = _hosts(records)
         transport = self._choose(hosts, records)
@@ -195,6 +217,9 @@ class _Start:
             self._link()
         if self.leader is not None:
             self.leader.close()
+        if self.watch is not None:
+            for link in self.links:
+                self.watch.guard(link.socket)
         host_of_rank = list(range(self.size)) if transport is Transport.TCP else [0] * self.size
         identity = dataclasses.asdict(self.identity)
         return World(
@@ -204,12 +229,13 @@ class _Start:
             links=self.links,
             transport=transport.value,
             rendezvous=self.rendezvous,
+            watch=self.watch,
         )
 
     def close(self) -> None:
         for link in self.links:
             link.socket.close()
-        for owner in (self.leader, self.mesh, self.rendezvous):
+        for owner in (self.watch, self.leader, self.mesh, self.rendezvous):
             if owner is not None:
                 owner.close()
 
@@ -235,8 +261,10 @@ class _Start:
             raise StartError(
                 f"two processes are rank {self.rank} of this job: pid {winner['pid']} on {winner['machine']} "
                 f"and pid {os.getpid()} on {socket.gethostname()}\n"
-                "hint: one process of a rank calls init; has the script started a child that calls it too?"
+                "hint: one process of a rank calls init; " + _second_process_hint()
             )
+        if self.settings.fault_point:
+            native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
         return self._gather("rank", _RECORD, "has not called init")
 
     def _exchange(self, step: str, value: Any, fields: _Fields, missing: str) -> dict[int, Any]:
@@ -305,7 +333,12 @@ class _Start:
             return
         if address is None:
             raise StartError("the leader, rank 0, offers no local connection")
-        self.links.append(links.attach(address, self.rank, self.generation, self.secret, self.deadline))
+        guard = self._guard()
+        self.links.append(links.attach(address, self.rank, self.generation, self.secret, self.deadline, guard))
+
+    def _guard(self) -> links.Guard:
+        assert self.watch is not None
+        return self.watch.guard
 
     def _exchange_outcome(self, step: str, act: Callable[[], None]) -> list[str]:
         """Runs a step of this rank and tells all ranks how it went. Returns the problems, the same on every rank."""
@@ -333,7 +366,7 @@ class _Start:
         if not problems:
             mesh = self.mesh
             assert mesh is not None
-            problems = self._exchange_outcome("link", lambda: mesh.connect(places, self.deadline))
+            problems = self._exchange_outcome("link", lambda: mesh.connect(places, self.deadline, self._guard()))
         if problems:
             raise StartError("the ranks could not connect to each other: " + "; ".join(problems))
         assert self.mesh is not None
@@ -352,6 +385,12 @@ def _check_record(rank: int, record: Any, fields: _Fields) -> None:
             f"rank {rank} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
             "hint: do all ranks run the same version of Horovod?"
         )
+
+
+def _second_process_hint() -> str:
+    if multiprocessing.parent_process() is not None:
+        return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
+    return "has the script started a child that calls it too?"
 
 
 def _check_equal(records: dict[int, dict[str, Any]]) -> None:

@@ -98,6 +98,17 @@ class Channel:
         except (ValueError, RecursionError) as error:
             raise ChannelError(f"{self.peer} sent a message that is not JSON: {error}") from error
 
+    def peer_has_closed(self) -> bool:
+        """Without waiting, and without taking anything that has come."""
+        connection = self._open()
+        connection.settimeout(0)
+        try:
+            return not connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def fileno(self) -> int:
         return self._open().fileno()
 
@@ -136,7 +147,7 @@ def authenticate_client(connection: socket.socket, secret: bytes, purpose: str, 
             raise ProtocolError(f"{peer} does not speak Horovod's protocol")
         nonces = nonce + answer[len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES]
         if not hmac.compare_digest(answer[-_PROOF_BYTES:], _proof(secret, b"server", purpose, nonces)):
-            raise AuthenticationError(f"{peer} does not hold this job's secret")
+            raise AuthenticationError(f"{peer} proved another secret than this process holds")
         _send_all(connection, _proof(secret, b"client", purpose, nonces), deadline, peer)
     except BaseException:
         connection.close()
@@ -155,7 +166,7 @@ def authenticate_server(connection: socket.socket, secret: bytes, purpose: str, 
         _send_all(connection, _MAGIC + nonce + _proof(secret, b"server", purpose, nonces), deadline, peer)
         proof = _receive_exactly(connection, _PROOF_BYTES, deadline, peer)
         if not hmac.compare_digest(proof, _proof(secret, b"client", purpose, nonces)):
-            raise AuthenticationError(f"{peer} does not hold this job's secret")
+            raise AuthenticationError(f"{peer}, which connected, proved another secret than this process holds")
     except BaseException:
         connection.close()
         raise

@@ -74,9 +74,18 @@ class Context:
         status = native.Status()
         pointer = ctypes.c_void_p()
         code = self.library.hvd_start(ctypes.addressof(options), ctypes.addressof(pointer), ctypes.addressof(status))
+        # Where a peer's end shows here, the launcher saw more of it, a moment sooner or later.
+        blames_peer = 0 <= status.failed_rank != world.rank
+        gone = None
+        if code != native.OK and world.watch is not None:
+            gone = world.watch.gone(FIRST_CAUSE_TIMEOUT_S if blames_peer else 0.0)
         world.close_links()  # hvd_start has duplicated them
+        if gone is not None:
+            bootstrap.record_gone(world.rendezvous, world.generation, gone)
         if code != native.OK or pointer.value is None:
-            raise StartError(status.message() or f"the native core could not start (code {code})")
+            world.close()
+            text = status.message() or f"the native core could not start (code {code})"
+            raise StartError(text if gone is None else f"rank {world.rank} cannot go on in init: {gone}\n({text})")
         return pointer.value
 
     def place(self, process_set: int) -> tuple[int, int]:
@@ -142,8 +151,7 @@ class Context:
         if self.world.rendezvous is None:
             return code, text, failed_rank
         try:
-            key = f"failure/{self.world.generation}"
-            winner = self.world.rendezvous.compare_and_set(key, mine, FIRST_CAUSE_TIMEOUT_S)
+            winner = self.world.rendezvous.first_cause(self.world.generation, mine, FIRST_CAUSE_TIMEOUT_S)
             return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             # The rendezvous may have died with the same host: the own view is still worth more than this error.

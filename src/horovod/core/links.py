@@ -15,18 +15,23 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.core.network import interface_address
 from horovod.core.rendezvous import Rendezvous
 
-__all__ = ["Link", "LocalLeader", "Mesh", "Purpose", "attach", "own_address"]
+__all__ = ["Guard", "Link", "LocalLeader", "Mesh", "Purpose", "attach", "own_address"]
 
 DATA_LINKS_PER_PAIR = 2
 _LOCAL = "local link"
 _MESH = "link"
 _TOKEN_BYTES = 32
+
+
+# Told of each connection that this rank is about to wait on, so that somebody can end the wait.
+Guard = Callable[[socket.socket], None]
 
 
 class Purpose(enum.IntEnum):
@@ -35,6 +40,7 @@ class Purpose(enum.IntEnum):
     LOCAL = 0
     CONTROL = 1
     DATA = 2
+    BEAT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +125,11 @@ class LocalLeader:
         self._links.add(Link(rank, Purpose.LOCAL, channel.detach()))
 
 
-def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float) -> Link:
+def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float, guard: Guard) -> Link:
     """A follower's side: connects to its host's leader (world rank 0 today) and maps a page of it. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        guard(connection)
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         connection.connect("\0" + name)
     except OSError as error:
@@ -163,11 +170,11 @@ class Mesh:
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(listening, secret, _MESH, self._serve)
 
-    def connect(self, places: dict[int, dict[str, Any]], deadline: float) -> None:
+    def connect(self, places: dict[int, dict[str, Any]], deadline: float, guard: Guard) -> None:
         """Makes all links to lower ranks. Blocks; raises ChannelError that names the rank and its address."""
         for peer in range(self._rank):
             for purpose, index in _links_of_pair(peer):
-                self._connected.append(self._connect(peer, places[peer], purpose, index, deadline))
+                self._connected.append(self._connect(peer, places[peer], purpose, index, deadline, guard))
 
     def take(self, deadline: float) -> list[Link]:
         """All links, once every rank's `connect` has returned."""
@@ -181,13 +188,16 @@ class Mesh:
         for link in self._connected:
             link.socket.close()
 
-    def _connect(self, peer: int, place: dict[str, Any], purpose: Purpose, index: int, deadline: float) -> Link:
+    def _connect(
+        self, peer: int, place: dict[str, Any], purpose: Purpose, index: int, deadline: float, guard: Guard
+    ) -> Link:
         where = f"rank {peer} at {place['address']}:{place['port']}"
         try:
             timeout_s = max(0.01, deadline - time.monotonic())
             connection = socket.create_connection((place["address"], place["port"]), timeout=timeout_s)
         except (OSError, OverflowError) as error:  # overflow: a port that is none
             raise ChannelError(f"{where} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
+        guard(connection)
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
         try:
             hello = {"rank": self._rank, "generation": self._generation, "purpose": int(purpose), "index": index}
@@ -216,7 +226,7 @@ def own_address(interface: str, rendezvous: Rendezvous) -> str:
 
 def _links_of_pair(lower: int) -> list[tuple[Purpose, int]]:
     data = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
-    return [(Purpose.CONTROL, 0), *data] if lower == 0 else data
+    return [(Purpose.CONTROL, 0), (Purpose.BEAT, 0), *data] if lower == 0 else data
 
 
 def _checked_hello(hello: Any, generation: int, channel: Channel) -> int:

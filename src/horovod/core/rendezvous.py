@@ -12,11 +12,19 @@ from typing import Any
 
 from horovod.core.channel import AuthenticationError, Channel, ChannelError, ProtocolError, authenticate_client
 
-__all__ = ["Rendezvous"]
+__all__ = ["RankGone", "Rendezvous"]
 
 PURPOSE = "rendezvous"
 _ANSWER_TIMEOUT_S = 10.0
 _RETRY_S = 5.0  # how long a refused or dropped connection is tried again
+
+
+class RankGone(Exception):
+    """What was waited for can never come: the launcher saw a rank of the job end or stop. `str()`: which, and how."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class Rendezvous:
@@ -33,22 +41,32 @@ class Rendezvous:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._owner = os.getpid()
+        self._interrupted = False
 
     def put(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         self._ask({"op": "put", "key": key, "value": value}, timeout_s)
 
     def compare_and_set(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
-        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
+        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value")["value"]
+
+    def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+        """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
+        return self.compare_and_set(f"failure/{generation}", mine, timeout_s)
 
     def get(self, key: str, timeout_s: float = 0.0) -> Any:
         """The value, waited for at the server for up to `timeout_s`; None when it did not come."""
         return self.get_many([key], timeout_s).get(key)
 
     def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
-        """Waits until all keys are there or the time is up; returns those that are."""
+        """Waits until all keys are there or the time is up; returns those that are. Raises RankGone where a key is
+        missing and a rank is known to be gone."""
         request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
-        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
+        answer = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
+        gone = answer.get("gone")
+        if isinstance(gone, dict) and isinstance(gone.get("rank"), int):
+            raise RankGone(str(gone.get("text")), gone["rank"])
+        values: dict[str, Any] = answer["values"]
         return values
 
     def local_address(self) -> str:
@@ -61,13 +79,24 @@ class Rendezvous:
         with self._lock:
             self._drop()
 
-    def _ask(self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object) -> Any:
-        """The answer's `field`, which must be a `kind`; without a field, only that the server agreed."""
+    def interrupt(self) -> None:
+        """Ends the call that another thread has under way, and all later ones, with ChannelError."""
+        self._interrupted = True
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def _ask(
+        self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object
+    ) -> dict[str, Any]:
+        """The answer, in which `field` is there and is a `kind`."""
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             raise ChannelError(f"the rendezvous at {self._where()} is still busy with another request of this rank")
         try:
             channel = self._connected(deadline)
+            if self._interrupted:
+                raise ChannelError(f"the request to the rendezvous at {self._where()} was interrupted")
             channel.send(request, deadline)
             answer = channel.receive(deadline)
         except BaseException:
@@ -77,11 +106,9 @@ class Rendezvous:
             self._lock.release()
         if not isinstance(answer, dict) or "error" in answer:
             raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
-        if field is None:
-            return None
-        if not isinstance(answer.get(field), kind) or field not in answer:
+        if field is not None and (field not in answer or not isinstance(answer[field], kind)):
             raise ChannelError(f"the rendezvous at {self._where()} gave no {field}: {answer}")
-        return answer[field]
+        return answer
 
     def _connected(self, deadline: float) -> Channel:
         if self._owner != os.getpid() and self._channel is not None:

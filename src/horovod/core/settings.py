@@ -191,12 +191,30 @@ class Settings:
         "Seconds that the ranks wait for each other in init.",
         flag="--start-timeout",
     )
+    frozen_timeout_s: float = _setting(
+        "HOROVOD_FROZEN_TIMEOUT_SECONDS",
+        _number(0),
+        3.0,
+        "Seconds without a sign of life after which a process of this machine is taken for frozen; 0 means never.",
+    )
+    lost_timeout_s: float = _setting(
+        "HOROVOD_LOST_TIMEOUT_SECONDS",
+        _number(0),
+        5.0,
+        "Seconds without a sign of life after which a rank that is reached over TCP is taken for lost; 0 means never.",
+    )
     termination_grace_s: float = _setting(
         "HOROVOD_TERMINATION_GRACE_SECONDS",
         _number(0),
         3.0,
         "Seconds between SIGTERM and SIGKILL when a job is ended.",
         flag="--termination-grace-seconds",
+    )
+    fault_point: str = _setting(
+        "HOROVOD_FAULT_POINT",
+        _text(),
+        "",
+        "POINT[@N]:kill, :stop or :exitN ends or stops this process at its Nth pass through a named moment. For tests.",
     )
     log_level: str = _setting(
         "HOROVOD_LOG_LEVEL",
@@ -243,6 +261,10 @@ class Settings:
         "HOROVOD_SECRET_FILE", _text(), "", "File, readable by its owner alone, that holds the job's secret."
     )
 
+    job_directory: str = _setting(
+        "HOROVOD_JOB_DIRECTORY", _text(), "", "Folder for the temporary files of multiprocessing; it ends with the job."
+    )
+
     # (variable, value): another launcher's announcement of more than one process, the first that was found
     announced_world: tuple[str, str] | None = None
 
@@ -268,9 +290,25 @@ class Settings:
             ("stall_warning_ms", str(_milliseconds(warning_s))),
             ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
             ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
+            ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
+            ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
+            ("fault_point", self.fault_point),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
         ]
+
+    def unsupported(self) -> str | None:
+        """What is asked for and not there yet: two lines for an error, or None."""
+        for value, variable in (
+            (self.controller, "HOROVOD_CONTROLLER"),
+            (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),
+        ):
+            if value.strip().lower() not in ("", "gloo"):
+                return (
+                    f"{variable}={value} is not supported yet\n"
+                    "hint: unset it, or set gloo, which stands for our own transports"
+                )
+        return None
 
 
 def rows() -> tuple[Row, ...]:
@@ -303,6 +341,11 @@ def settings_page() -> str:
         flag = f"`{row.flag}`" if row.flag else ""
         lines.append(f"| `{row.variable}` | {default} | {flag} | {row.sentence}{choices} |")
     return "\n".join(lines) + "\n"
+
+
+def job_directory() -> str:
+    """The job's folder for temporary files, empty without a launcher. For a look before any setting is checked."""
+    return os.environ.get(next(row.variable for row in rows() if row.keyword == "job_directory"), "")
 
 
 def current_environment() -> dict[str, str]:
@@ -346,8 +389,8 @@ def _announced_world(environment: Mapping[str, str]) -> tuple[str, str] | None:
     in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
     if in_step or "PMIX_RANK" in environment:
         candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
-    for variable in candidates:
-        value = environment.get(variable, "")
-        if value.isdecimal() and int(value) > 1:
-            return variable, value
-    return None
+    found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
+    several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]
+    # What is no number may well have meant several: whoever would train alone has to ask.
+    unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
+    return next(iter(several + unreadable), None)

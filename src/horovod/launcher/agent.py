@@ -4,7 +4,7 @@
 Run as `python -m horovod.launcher.agent` with two pipes, each carrying JSON, one object a line: orders on stdin, events
 on stdout. The first order is the job (`start`, with the secret, which so never stands on a command line or in an
 environment); then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends the
-job as well.
+job as well. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends the ranks too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -17,9 +17,11 @@ import contextlib
 import errno
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -27,10 +29,12 @@ from horovod.core.secret import SecretFile
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.lines import LineError, LineReader, line
+from horovod.launcher.memory import UNKNOWN, KillCounter
 
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
 _KILL_INTERVAL_S = 0.05
+_LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at
 _DRAIN_S = 2.0  # for a stream that a process outside the job holds open
 
 
@@ -56,13 +60,18 @@ class Agent:
         self._lines = LineReader("order")
         self._unsent = bytearray()
         self._started = False
-        self._suspended = False
+        self._suspended = False  # all ranks, by order or with the launcher
+        self._launcher = os.getppid()
+        self._with_launcher = False
+        self._launcher_gone = False
         self._grace_s = 3.0
         self._ending = False
         self._kill_at: float | None = None
         self._drained_at: float | None = None
         self._reading = True
         self._secret_file: SecretFile | None = None
+        self._kills = KillCounter()
+        self._directory = ""
 
     def run(self) -> None:
         processes.become_subreaper()
@@ -77,10 +86,16 @@ class Agent:
         while not self._finished():
             for key, _ in self._selector.select(self._timeout()):
                 key.data(key.fd)
+            self._follow_launcher()
             self._end_on_time()
+        if self._directory:
+            remove_directory(self._directory)
+        if self._launcher_gone:
+            _say(f"horovodrun: the launcher (process {self._launcher}) was killed; all ranks have been ended")
         self._tell(event="done")
-        os.set_blocking(self._events, True)
-        self._flush()
+        if self._events >= 0:
+            os.set_blocking(self._events, True)
+            self._flush()
         if self._secret_file is not None:
             self._secret_file.close()
 
@@ -96,8 +111,8 @@ class Agent:
         return not self._outputs or self._events < 0 or time.monotonic() >= self._drained_at
 
     def _timeout(self) -> float | None:
-        times = [at for at in (self._kill_at, self._drained_at) if at is not None]
-        return max(_KILL_INTERVAL_S, min(times) - time.monotonic()) if times else None
+        times = [at - time.monotonic() for at in (self._kill_at, self._drained_at) if at is not None]
+        return max(_KILL_INTERVAL_S, min([*times, _LAUNCHER_LOOK_S]))
 
     # orders
 
@@ -107,6 +122,7 @@ class Agent:
             return
         if not data:
             self._selector.unregister(descriptor)
+            self._launcher_gone = True  # it does not close the pipe before it has ended this process, or heard `done`
             self._begin_end()
             return
         try:
@@ -126,22 +142,50 @@ class Agent:
             case "terminate":
                 self._begin_end()
             case "suspend":
-                self._suspended = True
-                processes.signal_descendants(os.getpid(), signal.SIGSTOP)
+                self._suspend()
                 self._tell(event="suspended")
             case "resume":
-                processes.signal_descendants(os.getpid(), signal.SIGCONT)
-                self._suspended = False
+                self._resume()
+
+    def _suspend(self) -> None:
+        self._suspended = True
+        processes.signal_descendants(os.getpid(), signal.SIGSTOP)
+
+    def _resume(self) -> None:
+        processes.signal_descendants(os.getpid(), signal.SIGCONT)
+        self._suspended = False
+
+    def _follow_launcher(self) -> None:
+        if self._ending or self._launcher_gone:
+            return
+        stopped = processes.state(self._launcher) == "T"
+        if stopped and not self._suspended:
+            self._with_launcher = True
+            self._suspend()
+        elif not stopped and self._with_launcher:
+            self._with_launcher = False
+            self._resume()
 
     def _start(self, job: dict[str, Any]) -> None:
         self._started = True
         self._grace_s = job["grace_s"]
         self._secret_file = SecretFile(bytes.fromhex(job["secret"]))
-        common = {**job["environment"], **environment_of(secret_file=self._secret_file.path)}
+        self._make_directory()
+        own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
+        common = {**job["environment"], **own}
         for rank in job["ranks"]:
             if self._ending:
                 return
             self._start_rank(rank["rank"], job["command"], {**common, **rank["environment"]}, job["directory"])
+
+    def _make_directory(self) -> None:
+        try:
+            # No longer than what multiprocessing would make itself: the names of its sockets have 108 bytes.
+            self._directory = tempfile.mkdtemp(prefix="hvd-")
+        except OSError as error:
+            _say(f"horovodrun: warning: no folder for temporary files: {error}")
+            return
+        self._tell(event="directory", path=self._directory)
 
     def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], directory: str) -> None:
         try:
@@ -214,7 +258,9 @@ class Agent:
             for process in self._processes:
                 if process.pid == pid:
                     process.returncode = os.waitstatus_to_exitcode(status)
-            self._tell(event="exit", rank=rank, code=os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            memory = self._kills.since_start() if code == -signal.SIGKILL else UNKNOWN
+            self._tell(event="exit", rank=rank, code=code, memory=memory)
 
     # the end
 
@@ -268,6 +314,17 @@ class Agent:
                 self._selector.register(descriptor, selectors.EVENT_READ, self._on_output)
             else:
                 self._selector.unregister(descriptor)
+
+
+def remove_directory(path: str) -> None:
+    """The job's folder. What cannot be removed is named; the job's end is no place to fail."""
+    shutil.rmtree(path, onerror=lambda _, name, why: _say(f"horovodrun: {name} could not be removed: {why[1]}"))
+
+
+def _say(text: str) -> None:
+    # Straight to the launcher's stderr, whose reader may be gone as well.
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode() + b"\n")
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
 from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, place
+from horovod.launcher.output import prepare_directory
 
 __all__ = ["main", "parse"]
 
@@ -108,11 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options, and `command`: everything from the first word that is no option, untouched. Raises UsageError."""
     parser = _parser()
-    end = _command_start(parser, arguments)
-    options = parser.parse_args(arguments[:end])
-    options.command = list(arguments[end:])
-    if options.command[:1] == ["--"]:
-        del options.command[0]
+    flags, command = _split(parser, arguments)
+    options = parser.parse_args(flags)
+    options.command = command[1:] if command[:1] == ["--"] else command
     return options
 
 
@@ -126,7 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-np", "--num-proc", type=_count, metavar="N", help="number of processes (ranks)")
-    add("-H", "--hosts", metavar="HOST:SLOTS", help="where they run, and how many fit there; default localhost:N")
+    add(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS",
+        help="where they run, and how many fit there, 1 where it is not said; default localhost:N",
+    )
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and where")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
@@ -174,8 +179,9 @@ def _count(text: str) -> int:
     return count
 
 
-def _command_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Where the user's command begins: argparse itself would look for our flags inside of it."""
+def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's flags, and the user's command, in which argparse itself would look for our flags."""
+    arguments = list(arguments)
     takes_value = {
         name: action.nargs != 0
         for action in parser._actions  # noqa: SLF001
@@ -183,11 +189,13 @@ def _command_start(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     }
     position = 0
     while position < len(arguments) and arguments[position].startswith("-") and arguments[position] != "--":
+        if re.fullmatch("-np[0-9]+", arguments[position]):  # mpirun's users write it in one word
+            arguments[position : position + 1] = ["-np", arguments[position][3:]]
         name, equals, _ = arguments[position].partition("=")
         if name not in takes_value:
             parser.error(f"there is no flag {name}")
         position += 2 if takes_value[name] and not equals else 1
-    return min(position, len(arguments))
+    return arguments[:position], arguments[position:]
 
 
 def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.Job:
@@ -195,6 +203,8 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
     given = {row.keyword: getattr(options, row.keyword) for row in rows() if row.flag is not None}
     flags = {keyword: value for keyword, value in given.items() if value is not None}
     settings = dataclasses.replace(Settings.from_environment(environment), **flags)
+    if unsupported := settings.unsupported():
+        raise UsageError(unsupported)
     if options.num_proc is None:
         raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
     if not options.command:
@@ -217,8 +227,10 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
         placements=placements,
         environment={**environment, **environment_of(**flags)},
         termination_grace_s=settings.termination_grace_s,
+        # As the ranks notice each other.
+        frozen_timeout_s=settings.lost_timeout_s if settings.transport == "tcp" else settings.frozen_timeout_s,
         network_interface=settings.network_interface,
-        output_directory=_output_directory(options.output_filename),
+        output_directory=_output_directory(options.output_filename, options.num_proc),
         verbose=options.verbose,
     )
 
@@ -230,15 +242,24 @@ def _check_command(command: str, environment: Mapping[str, str]) -> None:
     if os.path.isfile(command):
         hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
         raise UsageError(f"{command} is not executable{hint}", 126)
+    if " " in command.strip():
+        raise UsageError(
+            f"command not found: {command!r}\nhint: give the command as words, without quotes around all of it: "
+            f"horovodrun ... {command}",
+            127,
+        )
     raise UsageError(f"command not found: {command}", 127)
 
 
-def _output_directory(name: str | None) -> Path | None:
+def _output_directory(name: str | None, size: int) -> Path | None:
     if name is None:
         return None
     directory = Path(name)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        prepare_directory(directory, size)
     except OSError as error:
-        raise UsageError(f"--output-filename {name}: {error.strerror}") from None
+        raise UsageError(
+            f"--output-filename {name}: {error.filename}: {error.strerror}\n"
+            "hint: it names a folder, in which each rank gets one of its own"
+        ) from None
     return directory

@@ -8,15 +8,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
-__all__ = ["Cause", "RankExit", "report", "root_cause"]
+__all__ = ["Cause", "RankExit", "describe_end", "report", "root_cause"]
 
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "nobody in this job sent it: the machine may have run out of memory, see `dmesg | grep -i oom`",
     signal.SIGTERM: "something outside this job ended the process, for example a batch system at its time limit",
     signal.SIGSEGV: "a crash in native code; PYTHONFAULTHANDLER=1 prints where each thread stood",
     signal.SIGABRT: "a crash in native code; PYTHONFAULTHANDLER=1 prints where each thread stood",
@@ -25,14 +25,28 @@ _SIGNAL_HINTS: dict[int, str] = {
 }
 
 
+# What is known of a SIGKILL, whose sender the kernel does not tell, by the out-of-memory killer's counters.
+_KILL_HINTS = {
+    memory.IN_CGROUP: "the job's memory limit (cgroup) was reached: fewer ranks, smaller batches, fewer DataLoader "
+    "workers, or a higher limit",
+    memory.ON_MACHINE: "the kernel ended a process of this machine for lack of memory at that time, most likely this "
+    "one: fewer ranks, smaller batches, fewer DataLoader workers",
+    memory.NOBODY: "not for lack of memory: the process itself sent it, or somebody outside, for example a batch "
+    "system at a limit",
+    memory.UNKNOWN: "who sent it is not known; where memory ran out, `dmesg | grep -i oom` tells",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class RankExit:
-    """`code` as Python counts it: negative for a signal. `asked`: the launcher had already told the ranks to end."""
+    """`code` as Python counts it: negative for a signal. `asked`: the launcher had already told the ranks to end.
+    `memory`: for SIGKILL, what the out-of-memory killer's counters say (launcher/memory.py)."""
 
     rank: int
     code: int
     time_s: float
     asked: bool = False
+    memory: str = memory.UNKNOWN
 
     @property
     def failed(self) -> bool:
@@ -41,23 +55,29 @@ class RankExit:
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """`record`: what the ranks themselves say of it, may be empty."""
+    """`record`: what the ranks themselves say of it, may be empty. `stopped_by`: a signal that stopped the rank, which
+    has not been continued."""
 
     rank: int
     code: int
     record: str = ""
+    stopped_by: int = 0
 
     @property
     def exit_code(self) -> int:
         return self.code if self.code >= 0 else 128 - self.code
 
 
-def root_cause(exits: Sequence[RankExit], record: Mapping[str, Any] | None) -> Cause | None:
+def root_cause(
+    exits: Sequence[RankExit], record: Mapping[str, Any] | None, stopped: Mapping[int, int] | None = None
+) -> Cause | None:
     """None: nothing failed. `exits` in the order in which they were noticed.
 
     What the ranks recorded decides; the first record of a generation is the only one. Without it: the first exit, where
     a death by signal goes before a nonzero exit of about the same time, which is more likely its consequence.
+    `stopped`: ranks that stood still too long and the signals that did it, the first one first.
     """
+    stopped = stopped or {}
     failed = [one for one in exits if one.failed]
     first = None
     if failed:
@@ -65,24 +85,40 @@ def root_cause(exits: Sequence[RankExit], record: Mapping[str, Any] | None) -> C
         first = next((one for one in together if one.code < 0), failed[0])
     named = record.get("rank") if record else None
     text = str(record.get("text", "")) if record else ""
+    if first is None and stopped:
+        rank, number = next(iter(stopped.items()))
+        return Cause(rank, -number, text if named == rank else "", number)
     if first is None:
         return None  # a recorded failure that the script survived is none of the launcher's business
     if isinstance(named, int) and named >= 0:
         own = next((one for one in exits if one.rank == named), None)
         # The named rank may have left with 0, or hang still: the exit code is then that of the first who failed for it.
-        return Cause(named, own.code if own is not None and own.failed else first.code, text)
+        code = own.code if own is not None and own.failed else first.code
+        return Cause(named, code, text, stopped.get(named, 0))
     return Cause(first.rank, first.code, text)
+
+
+def describe_end(rank: int, pid: int, code: int) -> str:
+    """What the other ranks are told that wait for one that has ended."""
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    return f"rank {rank} (process {pid}) {how}"
 
 
 def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[str]) -> str:
     """The last words of a failed job: rank, host, what happened to it, what it said last, and a hint."""
     own = next((one for one in exits if one.rank == cause.rank), None)
     hint = ""
-    if own is None or own.asked:
+    if cause.stopped_by and (own is None or own.asked):
+        happened = f"was stopped by {signal_name(cause.stopped_by)} and not continued"
+        hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
+    elif own is None or own.asked:
         happened = "had stopped taking part and was ended"
     elif own.code < 0:
         happened = f"was killed by {signal_name(-own.code)}"
         hint = _SIGNAL_HINTS.get(-own.code, "")
+        if own.code == -signal.SIGKILL:
+            happened += ": out of memory" if own.memory == memory.IN_CGROUP else ""
+            hint = _KILL_HINTS[own.memory]
     elif own.code == 0:
         happened = "exited with code 0 while other ranks still waited for it"
         hint = "all ranks must make the same number of steps and collective calls"

@@ -13,7 +13,7 @@ from horovod.core.settings import environment_of
 
 __all__ = ["Host", "HostsError", "Placement", "is_local", "parse_hosts", "place"]
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+):(?P<slots>[0-9]+)")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?::(?P<slots>[0-9]+))?")
 
 
 class HostsError(ValueError):
@@ -43,13 +43,14 @@ class Placement:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """`name:slots,name:slots`. Raises HostsError that quotes the entry."""
+    """`name:slots,name:slots`; a name alone has one slot. Raises HostsError that quotes the entry."""
     hosts = []
     for entry in text.split(","):
         match = _HOST.fullmatch(entry.strip())
-        if match is None or int(match["slots"]) == 0:
+        slots = int(match["slots"] or 1) if match else 0
+        if match is None or slots == 0:
             raise HostsError(f"{entry.strip()!r} is not a host\nhint: write name:slots, for example -H localhost:4")
-        hosts.append(Host(match["name"], int(match["slots"])))
+        hosts.append(Host(match["name"], slots))
     repeated = {host.name for host in hosts if sum(other.name == host.name for other in hosts) > 1}
     if repeated:
         raise HostsError(f"host {', '.join(sorted(repeated))} stands in the list more than once")

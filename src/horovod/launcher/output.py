@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["Outputs", "Prefixer"]
+__all__ = ["Outputs", "Prefixer", "prepare_directory"]
 
 _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
@@ -52,8 +52,25 @@ class Prefixer:
         return [f"{self._prefix}{partial}\n"] if partial else []
 
 
+def prepare_directory(directory: Path, size: int) -> None:
+    """Makes the folders and empty files of a job's outputs. Raises OSError where they cannot be written."""
+    for path in _paths(directory, size).values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("wb").close()
+
+
+def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
+    width = len(str(size - 1))
+    return {
+        (rank, stream): directory / f"rank.{rank:0{width}d}" / stream
+        for rank in range(size)
+        for stream in ("stdout", "stderr")
+    }
+
+
 class Outputs:
-    """All streams of a job. `directory`: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte."""
+    """All streams of a job. `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte
+    for byte."""
 
     def __init__(self, size: int, streams: Mapping[str, BinaryIO], directory: Path | None = None) -> None:
         self._streams = streams
@@ -64,11 +81,8 @@ class Outputs:
         self._tails = {rank: collections.deque[str](maxlen=_TAIL_LINES) for rank in range(size)}
         self._unended = dict.fromkeys(range(size), "")
         if directory is not None:
-            width = len(str(size - 1))
-            for rank, stream in keys:
-                path = directory / f"rank.{rank:0{width}d}" / stream
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._file[rank, stream] = self._files.enter_context(path.open("wb"))
+            for key, path in _paths(directory, size).items():
+                self._file[key] = self._files.enter_context(path.open("wb"))
 
     def write(self, rank: int, stream: str, text: str) -> None:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""

@@ -9,7 +9,15 @@ import os
 import signal
 from collections.abc import Callable
 
-__all__ = ["become_subreaper", "descendants", "die_with_parent", "send_signal", "signal_descendants", "signal_name"]
+__all__ = [
+    "become_subreaper",
+    "descendants",
+    "die_with_parent",
+    "send_signal",
+    "signal_descendants",
+    "signal_name",
+    "state",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -76,6 +84,12 @@ def send_signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
+def state(pid: int) -> str:
+    """The kernel's letter: R, S, D, T stopped by a signal, t held by a debugger; empty where the process is gone."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -84,12 +98,17 @@ def signal_name(number: int) -> str:
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    fields = _stat(pid)
+    if not fields or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[1]), int(fields[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none where the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command's name may hold blanks and parentheses: the fields begin behind its last one.
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[1]), int(fields[19])
+        return []

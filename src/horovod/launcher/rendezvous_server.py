@@ -22,6 +22,7 @@ __all__ = ["RendezvousServer"]
 MAX_WAIT_S = 3600
 MAX_KEYS = 1 << 18
 _GENERATION_DIGITS = 18
+_LOOK_S = 1.0  # how often a wait looks whether its client is still there
 
 
 class RendezvousServer:
@@ -31,6 +32,7 @@ class RendezvousServer:
         self._values: dict[str, Any] = {}
         self._changed = threading.Condition()
         self._closing = False
+        self._gone: dict[str, Any] | None = None
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening = socket.create_server((address, 0), family=family, backlog=1024)
         self.address: str = address
@@ -62,12 +64,26 @@ class RendezvousServer:
 
     def failure(self) -> dict[str, Any] | None:
         """The recorded cause of the newest generation that any rank has entered, where there is one."""
+        record = self.get(f"failure/{self._newest_generation()}")
+        return record if isinstance(record, dict) else None
+
+    def record_failure(self, rank: int, text: str) -> None:
+        """The launcher's own word about the newest generation, where no rank has been faster."""
+        self.compare_and_set(f"failure/{self._newest_generation()}", {"rank": rank, "code": "RANK_LOST", "text": text})
+
+    def _newest_generation(self) -> int:
         with self._changed:
             parts = [key.split("/") for key in self._values if key.startswith(("world/", "failure/"))]
             numbers = [part[1] for part in parts if part[1].isdecimal() and len(part[1]) <= _GENERATION_DIGITS]
-            generations = [int(number) for number in numbers]
-            record = self._values.get(f"failure/{max(generations)}") if generations else None
-        return record if isinstance(record, dict) else None
+        return max((int(number) for number in numbers), default=0)
+
+    def gone(self, rank: int, text: str) -> None:
+        """A rank has ended or stopped: who waits for what is not there yet, as every start does that needs all ranks,
+        is told so instead. The first one counts."""
+        with self._changed:
+            if self._gone is None:
+                self._gone = {"rank": rank, "text": text}
+                self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -78,13 +94,13 @@ class RendezvousServer:
     def _serve(self, channel: Channel) -> None:
         while True:
             request = channel.receive()
-            answer = self._answer(request)
+            answer = self._answer(request, channel)
             try:
                 channel.send(answer, time.monotonic() + 60)
             except MessageError as error:
                 channel.send({"error": str(error)}, time.monotonic() + 60)
 
-    def _answer(self, request: Any) -> dict[str, Any]:
+    def _answer(self, request: Any, channel: Channel) -> dict[str, Any]:
         """Never raises for what an authenticated peer may send: the answer says what is wrong with it."""
         match request:
             case {"op": "put", "key": str(key), "value": value}:
@@ -98,15 +114,23 @@ class RendezvousServer:
                 return {"value": self.compare_and_set(key, value)}
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
                 # An integer of JSON has no limit, unlike the float that the clock takes.
-                return {"values": self._wait_for(keys, min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000)}
+                return self._wait_for(keys, min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000, channel)
         return {"error": "the rendezvous does not know this request"}
 
     def _full(self) -> bool:
         with self._changed:
             return len(self._values) >= MAX_KEYS
 
-    def _wait_for(self, keys: list[Any], timeout_s: float) -> dict[str, Any]:
+    def _wait_for(self, keys: list[Any], timeout_s: float, channel: Channel) -> dict[str, Any]:
         wanted = {key for key in keys if isinstance(key, str)}
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or wanted <= self._values.keys(), timeout=timeout_s)
-            return {key: self._values[key] for key in wanted & self._values.keys()}
+            while not (self._closing or self._gone is not None or wanted <= self._values.keys()):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or channel.peer_has_closed():  # nobody waits for the answer any more
+                    break
+                self._changed.wait(min(left_s, _LOOK_S))
+            found = {key: self._values[key] for key in wanted & self._values.keys()}
+            if self._gone is None or len(found) == len(wanted):
+                return {"values": found}
+            return {"values": found, "gone": self._gone}

@@ -20,7 +20,8 @@ from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
-from horovod.launcher.failure import RankExit, report, root_cause
+from horovod.launcher.agent import remove_directory
+from horovod.launcher.failure import RankExit, describe_end, report, root_cause
 from horovod.launcher.hosts import Placement
 from horovod.launcher.lines import LineError, LineReader, line
 from horovod.launcher.output import Outputs
@@ -32,6 +33,8 @@ __all__ = ["Job", "run"]
 SURVIVOR_GRACE_S = 1.0
 # How long beyond its own limits the agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
+# A rank is stopped, noticed after the frozen timeout, and ended this much later with all others that still run.
+_STOPPED_END_S = 3.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
@@ -41,9 +44,18 @@ class Job:
     placements: list[Placement]
     environment: dict[str, str]  # what the ranks get besides their identity
     termination_grace_s: float = 3.0
+    frozen_timeout_s: float = 3.0  # how long a rank may be stopped by a signal; 0: for ever
     network_interface: str = ""
     output_directory: Path | None = None
     verbose: bool = False
+
+
+@dataclasses.dataclass
+class _Stopped:
+    pid: int
+    number: int
+    time_s: float
+    told: bool = False
 
 
 def run(job: Job) -> int:
@@ -63,6 +75,8 @@ class _Supervisor:
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._outputs = Outputs(len(job.placements), streams, job.output_directory)
         self._exits: list[RankExit] = []
+        self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
+        self._directory = ""
         self._pids: dict[int, int] = {}
         self._not_started: str | None = None
         self._interrupted: int | None = None
@@ -139,10 +153,10 @@ class _Supervisor:
     def _end_agent(self) -> None:
         """Whatever the agent left undone. Returns when no process of the job is left."""
         assert self._agent.stdin is not None and self._agent.stdout is not None
+        if not self._agent_done:
+            self._agent.kill()  # before its orders end, which to it would mean that this process was killed
         with contextlib.suppress(BrokenPipeError):
             self._agent.stdin.close()
-        if not self._agent_done:
-            self._agent.kill()
         try:
             self._agent.wait(timeout=_AGENT_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -153,6 +167,8 @@ class _Supervisor:
             while _reap_one():
                 pass
         self._agent.stdout.close()
+        if os.path.isdir(self._directory):  # the agent could not
+            remove_directory(self._directory)
 
     # events
 
@@ -183,23 +199,35 @@ class _Supervisor:
             case "not started":
                 self._not_started = self._not_started or f"rank {event['rank']} could not be started: {event['error']}"
             case "exit":
-                self._on_exit(event["rank"], event["code"])
+                self._on_exit(event["rank"], event["code"], event["memory"])
+            case "directory":
+                self._directory = event["path"]
             case "stopped":
-                how = processes.signal_name(event["signal"])
-                self._warn(
-                    f"rank {event['rank']} (pid {event['pid']}) was stopped by {how}; the other ranks wait for it\n"
-                    f"hint: kill -CONT {event['pid']}"
-                )
+                self._on_stop(event["rank"], event["pid"], event["signal"])
             case "continued":
+                if not self._asked:  # the agent continues what it ends
+                    self._stopped.pop(event["rank"], None)
                 self._say(f"rank {event['rank']} continues")
             case "suspended":
+                self._stopped.clear()  # all of them continue together
                 os.kill(os.getpid(), signal.SIGSTOP)
                 self._order({"order": "resume"})  # somebody has continued us
             case "done":
                 self._done = self._agent_done = True
 
-    def _on_exit(self, rank: int, code: int) -> None:
-        self._exits.append(RankExit(rank, code, time.monotonic(), self._asked))
+    def _on_stop(self, rank: int, pid: int, number: int) -> None:
+        limit_s = self._job.frozen_timeout_s
+        self._stopped.setdefault(rank, _Stopped(pid, number, time.monotonic()))
+        then = f"the job ends if it is not continued within {limit_s:g} s" if limit_s else "the other ranks wait for it"
+        self._warn(
+            f"rank {rank} (pid {pid}) was stopped by {processes.signal_name(number)}; {then}\nhint: kill -CONT {pid}"
+        )
+
+    def _on_exit(self, rank: int, code: int, memory: str) -> None:
+        self._exits.append(RankExit(rank, code, time.monotonic(), self._asked, memory))
+        if not self._asked:
+            self._stopped.pop(rank, None)
+        self._server.gone(rank, describe_end(rank, self._pids[rank], code))
         self._say(f"rank {rank} exited with code {code}")
         if code != 0 and self._terminate_at is None:
             self._terminate_at = time.monotonic() + SURVIVOR_GRACE_S
@@ -235,10 +263,30 @@ class _Supervisor:
 
     def _timeout(self) -> float | None:
         times = [at for at in (self._give_up_at, self._terminate_at if not self._asked else None) if at is not None]
+        if self._job.frozen_timeout_s and not self._asked:
+            for one in self._stopped.values():
+                times.append(one.time_s + (_STOPPED_END_S if one.told else 0.0) + self._job.frozen_timeout_s)
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _act_on_stops(self, now: float) -> None:
+        """Ranks that wait in init are told at once. All others notice by themselves, and end; what does not, because it
+        has nothing to do with the others right now, is ended after a while."""
+        if not self._job.frozen_timeout_s or self._asked:
+            return
+        for rank, one in self._stopped.items():
+            late_s = now - one.time_s - self._job.frozen_timeout_s
+            if late_s >= 0 and not one.told:
+                one.told = True
+                how = processes.signal_name(one.number)
+                text = f"rank {rank} (process {one.pid}) was stopped by {how} and not continued"
+                self._server.record_failure(rank, text)
+                self._server.gone(rank, text)
+            if late_s >= _STOPPED_END_S:
+                self._terminate()
 
     def _act_on_time(self) -> None:
         now = time.monotonic()
+        self._act_on_stops(now)
         if self._terminate_at is not None and now >= self._terminate_at:
             self._terminate()
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -255,7 +303,8 @@ class _Supervisor:
         record = self._server.failure()
         if record is not None and record.get("rank") not in range(-1, len(self._job.placements)):
             record = None  # not of this job's world: it would name nobody
-        cause = root_cause(self._exits, record)
+        stopped = {rank: one.number for rank, one in self._stopped.items()}
+        cause = root_cause(self._exits, record, stopped)
         if cause is not None:
             hostname = self._job.placements[cause.rank].hostname
             self._print(report(cause, self._exits, hostname, self._outputs.last_lines(cause.rank)))

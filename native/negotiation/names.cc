@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/names.h"
+
+#include <cstdio>
+
+#include "negotiation/wire.h"
+
+namespace hvd {
+namespace {
+
+constexpr size_t kShownBytes = 120;
+constexpr size_t kShownTailBytes = 30;
+
+// Not into the middle of a UTF-8 character.
+size_t boundary(std::string_view text, size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+  return at;
+}
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\x%02x", byte);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string quote_name(std::string_view name, std::string_view descriptor) {
+  if (name.starts_with(kUnnamedPrefix)) {
+    Descriptor known;
+    const bool decoded = !descriptor.empty() && Descriptor::decode(descriptor, &known);
+    return std::string("unnamed ") + (decoded ? name_of(known.kind) : "operation");
+  }
+  if (name.size() <= kShownBytes) return "`" + escaped(name) + "`";
+  const size_t head = boundary(name, kShownBytes - kShownTailBytes);
+  const size_t tail = boundary(name, name.size() - kShownTailBytes);
+  return "`" + escaped(name.substr(0, head)) + "..." + escaped(name.substr(tail)) + "` (" +
+         std::to_string(name.size()) + " bytes)";
+}
+
+}  // namespace hvd

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the kernel's out-of-memory killer ended a process since the job began: counters that the kernel keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["IN_CGROUP", "NOBODY", "ON_MACHINE", "UNKNOWN", "KillCounter"]
+
+# Answers of `since_start`, which travel from agent to launcher.
+IN_CGROUP = "cgroup"  # a process under the same memory limit as this one
+ON_MACHINE = "machine"  # some process of this machine
+NOBODY = "nobody"
+UNKNOWN = "unknown"  # the kernel shows no counter here
+
+
+class KillCounter:
+    """Counts from its construction. `root` stands for / in tests."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = {IN_CGROUP: _cgroup_file(root), ON_MACHINE: root / "proc/vmstat"}
+        self._before = {scope: _count(file) for scope, file in self._files.items()}
+
+    def since_start(self) -> str:
+        known = False
+        for scope, before in self._before.items():
+            now = _count(self._files[scope])
+            if before is None or now is None:
+                continue
+            known = True
+            if now > before:
+                return scope
+        return NOBODY if known else UNKNOWN
+
+
+def _cgroup_file(root: Path) -> Path | None:
+    """The file with this process' own counter: version 2 has one hierarchy, version 1 one for memory."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control"
+    for line in lines:
+        number, _, path = line.split(":", 2)
+        if number == "0":
+            return root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events"
+    return None
+
+
+def _count(file: Path | None) -> int | None:
+    try:
+        text = file.read_text() if file is not None else ""
+    except OSError:
+        return None
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return None

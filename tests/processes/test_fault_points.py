@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way to end or stop a process at every named moment of a job, DataLoader workers alive.
+
+A case is (point, what happens, victim, transport). The job ends in time; every survivor's stderr and the last words on
+the terminal name the cause; processes, shared memory, temporary files and ports are as before. A point that the victim
+never reaches is a failure of the test (the hook says when it is reached), not a pass.
+
+All cases take minutes. By default a third of them runs, chosen by a seed that is printed, and twenty random ones whose
+moment is random as well. HVD_FAULT_SEED repeats a choice, HVD_FAULT_CASES=all runs every case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.jobs import Done, Job
+
+SIZE = 3
+# From the moment itself to the end of everything: noticed, and ended 3 s later. A lone stop is noticed after 4 s on one
+# host and after 6 s over TCP; the rest is what the interpreter needs on a machine with fewer cores than processes.
+NOTICED_S = {"kill": 0.5, "exit3": 0.5, "exit0": 0.5, "stop": 4.0}
+TCP_STOP_NOTICED_S = 6.0
+ENDED_S = 3.0
+SLACK_S = 2.0
+LAUNCHER_KILLED_S = 5.0
+
+SEED = int(os.environ.get("HVD_FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    point: str
+    action: str
+    victim: str  # "first", "last", "launcher"
+    transport: str
+    nth: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Whose pass through the point it is."""
+        return 0 if self.victim == "first" else SIZE - 1
+
+    def __str__(self) -> str:
+        return f"{self.point}@{self.nth}-{self.action}-{self.victim}-{self.transport}"
+
+
+def all_cases() -> list[Case]:
+    points = [(point, "shm") for point in ("rendezvous", "attach", "count", "append", "shm", "shutdown")]
+    points += [("rendezvous", "tcp"), ("attach", "tcp"), ("tcp", "tcp"), ("shutdown", "tcp")]
+    # Starting measures the machine with collectives of its own: later passes are inside of the script's.
+    nth = {"shm": 40, "tcp": 5}
+    cases = []
+    for point, transport in points:
+        for action in NOTICED_S:
+            cases += [Case(point, action, victim, transport, nth.get(point, 1)) for victim in ("first", "last")]
+        cases += [Case(point, action, "launcher", transport, nth.get(point, 1)) for action in ("kill", "stop")]
+    return cases
+
+
+def chosen() -> list[Case]:
+    cases = all_cases()
+    if os.environ.get("HVD_FAULT_CASES") == "all":
+        return cases
+    return random.Random(SEED).sample(cases, len(cases) // 3)
+
+
+def random_cases() -> list[Case]:
+    source = random.Random(SEED + 1)
+    cases = [case for case in all_cases() if case.point in ("count", "append", "shm", "tcp")]
+    limit = {"count": 40, "append": 40, "shm": 400, "tcp": 400}
+    return [
+        dataclasses.replace(case, nth=source.randint(1, limit[case.point]))
+        for case in (source.choice(cases) for _ in range(20))
+    ]
+
+
+# The victim's delay makes it the last to arrive, so that it passes between count and append.
+SCRIPT = """
+import os, sys, tempfile, time
+rank, victim, target = int(os.environ["HOROVOD_RANK"]), int(os.environ["VICTIM"]), os.environ["TARGET"]
+spec = os.environ["SPEC"]
+if rank == victim:
+    if target == "launcher":
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            spec += "=" + file.read().rpartition(")")[2].split()[1]
+    os.environ["HOROVOD_FAULT_POINT"] = spec
+import numpy as np
+import horovod.core as hvd
+from horovod.core import links
+WORKERS
+# The ports of this job, for a look after its end: the rendezvous', and this rank's own where there is one.
+with open("ports", "a") as file:
+    file.write(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] + "\\n")
+def opened(mesh, *arguments, make=links.Mesh.__init__):
+    make(mesh, *arguments)
+    with open("ports", "a") as file:
+        file.write(f"{mesh.port}\\n")
+links.Mesh.__init__ = opened
+hvd.init()
+small, large = np.ones(3, np.float32), np.ones(300_003, np.float32)
+steps = 20 if spec.startswith("shutdown") or target == "launcher" and ":stop" in spec else 10**9
+for step in range(steps):
+    if rank == victim and step > 0:
+        time.sleep(0.001)
+    handles = [hvd.allreduce_async(tensor, name=str(tensor.size)) for tensor in (small, large)]
+    for handle in handles:
+        hvd.synchronize(handle)
+if rank != victim and target != "launcher":
+    hvd.allreduce(small, name="the victim is shutting down")
+"""
+# As a DataLoader keeps them: forked, with a listening socket in multiprocessing's temporary folder, and a grandchild.
+WORKERS = """
+import multiprocessing, multiprocessing.connection, subprocess
+def work(started):
+    listener = multiprocessing.connection.Listener(family="AF_UNIX")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    started.set()
+    child.wait()
+context = multiprocessing.get_context("fork")
+for _ in range(2):
+    started = context.Event()
+    context.Process(target=work, args=(started,), daemon=True).start()
+    started.wait()
+"""
+
+
+def assert_closed(ports: list[str], text: str) -> None:
+    assert ports, text
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)), timeout=5)
+
+
+def run_case(tmp_path: Path, case: Case) -> tuple[Done, float, float]:
+    """What the job said, when the point was reached, and when everything had ended (both on the monotonic clock)."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("WORKERS", WORKERS))
+    env = {
+        "VICTIM": str(case.rank),
+        "TARGET": "launcher" if case.victim == "launcher" else "self",
+        "SPEC": f"{case.point}@{case.nth}:{case.action}",
+        "HOROVOD_TRANSPORT": case.transport,
+        "OMP_NUM_THREADS": "1",
+    }
+    with Job(tmp_path, "-np", str(SIZE), [sys.executable, str(script)], env=env) as job:
+        if case.victim == "launcher" and case.action == "stop":
+            os.waitid(os.P_PID, job.process.pid, os.WSTOPPED)
+            reached = time.monotonic()
+            wait_until_all_are_stopped(job)
+            os.kill(job.process.pid, signal.SIGCONT)
+            return job.wait(), reached, time.monotonic()
+        if case.victim == "launcher":  # nobody is left to pass on the line that says so
+            os.waitid(os.P_PID, job.process.pid, os.WEXITED | os.WNOWAIT)
+            reached = time.monotonic()
+        done = job.wait()
+        job.assert_gone(within_s=10)
+        ended = time.monotonic()
+        if case.victim == "launcher":
+            return done, reached, ended
+        match = re.search(r"horovod: fault point \S+: \w+ of process \d+ at ([0-9.]+)", done.stderr)
+        assert match is not None, f"{case.point} was never reached\n{done.stderr}"
+        return done, float(match[1]), ended
+
+
+def wait_until_all_are_stopped(job: Job) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        running = [
+            pid for pid, command in job.pids().items() if "train.py" in command and state(pid) not in ("T", "Z", "")
+        ]
+        if not running:
+            return
+        assert time.monotonic() < deadline, f"not suspended with the launcher: {running}"
+        time.sleep(0.02)
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def check(case: Case, tmp_path: Path) -> None:
+    print(f"HVD_FAULT_SEED={SEED}, case {case}")
+    done, reached, ended = run_case(tmp_path, case)
+    text = f"{case}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+    ports = tmp_path / "ports"
+    assert_closed(ports.read_text().split(), text)
+    if case.victim == "launcher":
+        check_launcher(case, done, text)
+        assert case.action == "stop" or ended - reached < LAUNCHER_KILLED_S, f"took {ended - reached:.1f} s\n{text}"
+        return
+    noticed_s = TCP_STOP_NOTICED_S if (case.action, case.transport) == ("stop", "tcp") else NOTICED_S[case.action]
+    assert ended - reached < noticed_s + ENDED_S + SLACK_S, f"took {ended - reached:.1f} s\n{text}"
+    for rank in set(range(SIZE)) - {case.rank}:
+        said = "".join(line for line in done.stderr.splitlines(True) if line.startswith(f"[{rank}]<stderr>:"))
+        assert re.search(rf"Error: .*rank {case.rank} ", said), f"rank {rank} does not name the cause\n{text}"
+    words = done.stderr[done.stderr.rindex("\nhorovodrun: ") + 1 :]
+    how = {
+        "kill": "was killed by SIGKILL",
+        "exit3": "exited with code 3",
+        "exit0": "exited with code 0 while other ranks still waited for it",
+        "stop": "was stopped by SIGSTOP and not continued",
+    }[case.action]
+    assert words.startswith(f"horovodrun: rank {case.rank} on host localhost {how}"), text
+    assert not re.search(r"^\[\d+\]<", words, re.MULTILINE), f"the cause is not the last word\n{text}"
+    assert done.code == {"kill": 137, "exit3": 3}.get(case.action, done.code) != 0, text
+
+
+def check_launcher(case: Case, done: Done, text: str) -> None:
+    if case.action == "stop":  # the whole job was suspended, and went on
+        assert done.code == 0, text
+        assert "Error" not in done.stderr and "was stopped" not in done.stderr, text
+        return
+    assert done.code == -signal.SIGKILL, text
+    assert re.search(
+        r"horovodrun: the launcher \(process \d+\) was killed; all ranks have been ended\n\Z", done.stderr
+    ), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", chosen(), ids=str)
+def test_a_job_ends_as_promised_whatever_happens_at_a_named_moment(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", random_cases(), ids=str)
+def test_a_job_ends_as_promised_at_random_moments(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+def test_an_unknown_fault_is_an_error_and_no_silence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import horovod.core as hvd\nhvd.init()\n")
+    env = {"HOROVOD_FAULT_POINT": "append:explode"}
+    with Job(tmp_path, "-np", "1", [sys.executable, str(script)], env=env) as job:
+        done = job.wait()
+    assert done.code == 1 and "setting `fault_point` cannot be `append:explode`" in done.stderr
