@@ -38,6 +38,11 @@ Engine::Engine(EngineOptions options)
     if (r == rank_) local_rank_ = static_cast<uint32_t>(ranks_of_host_.size());
     ranks_of_host_.push_back(r);
   }
+  auto all = std::make_shared<ProcessSet>();
+  for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
+  all->member = rank_;
+  all->local_members = static_cast<uint32_t>(ranks_of_host_.size());
+  sets_.emplace(0, std::move(all));
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
@@ -291,6 +296,7 @@ Status Engine::stop(uint32_t timeout_ms) {
 
 void Engine::drop_transport() {
   const std::lock_guard lock(transport_mutex_);
+  for (const auto& [number, set] : sets_) set->transport.reset();
   transport_.reset();
 }
 
