@@ -50,8 +50,8 @@ def texts(outcomes: list[Outcome]) -> list[str]:
     ("rank", "limit", "expected"),
     [
         (0, ("RLIMIT_FSIZE", 1 << 20), r"rank 0 cannot create \d{8} bytes of shared memory: File too large"),
-        (1, ("RLIMIT_AS", 4 << 20), r"rank 1 cannot map \d{8} bytes of shared memory: Cannot allocate memory"),
-        (2, ("RLIMIT_AS", 4 << 20), r"rank 2 cannot map \d{8} bytes of shared memory: Cannot allocate memory"),
+        (1, ("RLIMIT_AS", 18 << 20), r"rank 1 cannot map \d{8} bytes of shared memory: Cannot allocate memory"),
+        (2, ("RLIMIT_AS", 18 << 20), r"rank 2 cannot map \d{8} bytes of shared memory: Cannot allocate memory"),
     ],
 )
 def test_memory_that_is_not_to_be_had_is_named_by_every_rank(rank: int, limit: tuple[str, int], expected: str) -> None:
@@ -66,7 +66,7 @@ def test_memory_that_is_not_to_be_had_is_named_by_every_rank(rank: int, limit: t
 
 def test_a_rank_without_memory_for_its_threads_is_named_by_every_rank() -> None:
     with World(2, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_START_TIMEOUT": "10"}) as world:
-        for text in texts(world.run_each(start_with, {1: ("RLIMIT_AS", 20 << 20)})):
+        for text in texts(world.run_each(start_with, {1: ("RLIMIT_AS", 34 << 20)})):
             assert "rank 1" in text and "thread" in text and HINT in text, text
 
 

@@ -137,4 +137,4 @@ def test_handshakes_under_way_are_bounded_however_fast_connections_come() -> Non
     for connection in crowd:
         connection.close()
     listener.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before

@@ -123,6 +123,12 @@ def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence
     except ChannelError as error:
         start.close()
         raise StartError(f"rank {start.rank} could not join the job: {error}") from error
+    except RuntimeError as error:  # no more threads
+        start.close()
+        raise StartError(
+            f"rank {start.rank} could not join the job: {error}\n"
+            "hint: raise the limits of processes (ulimit -u) and memory (ulimit -v)"
+        ) from error
     except BaseException:
         start.close()
         raise
@@ -345,8 +351,8 @@ class _Start:
         problem = None
         try:
             act()
-        except (OSError, ValueError) as error:
-            problem = f"rank {self.rank}: {error}"
+        except (OSError, ValueError, MemoryError) as error:
+            problem = f"rank {self.rank}: {str(error) or 'out of memory'}"
         outcomes = self._exchange(step, {"problem": problem}, _OUTCOME, f"did not finish the step `{step}`")
         return [outcome["problem"] for _, outcome in sorted(outcomes.items()) if outcome["problem"] is not None]
 
