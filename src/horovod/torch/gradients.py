@@ -137,7 +137,7 @@ def _factor(how: Reduction) -> float:
             f"reducescatter with op={OP_NAMES[op or 0]} has no gradient\nhint: call it on tensor.detach()"
         )
     members = (process_set or global_process_set).size() or 1
-    return prescale * postscale * (members if op == Sum else 1)
+    return float(prescale) * float(postscale) * (members if op == Sum else 1)
 
 
 class Reducescatter(torch.autograd.Function):

@@ -35,6 +35,11 @@ class Leader {
       require(members == host_of_rank_.size() || members == 1);
     }
     require(coordinator_.snapshot().size() < (64u << 20));
+    std::string name;
+    std::vector<int> ranks;
+    for (uint32_t id = 0; id < 4 && coordinator_.describe(id, &name, &ranks); ++id) {
+      require(!name.empty() && !ranks.empty() && coordinator_.counts_on(id, host_of_rank_[ranks[0]]));
+    }
     return true;
   }
 
