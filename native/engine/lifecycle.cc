@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -51,15 +52,14 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
     if (status.ok()) engine->thread_ = std::thread([started = engine.get()] { started->engine_thread(); });
   } catch (const std::bad_alloc&) {
     status = Status(HVD_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {  // no more threads, most likely
+  } catch (const std::system_error& error) {
+    status = Status(HVD_UNAVAILABLE, std::string("cannot start a thread: ") + error.what() +
+                                         "\nhint: raise the limits of processes (ulimit -u) and memory (ulimit -v)");
+  } catch (const std::exception& error) {
     status = Status(HVD_UNAVAILABLE, error.what());
   }
   if (!status.ok()) {
-    // The peers that have attached must not wait for this rank.
-    if (engine->segment_ != nullptr) {
-      const std::string text = "rank " + std::to_string(engine->rank_) + " could not start: " + status.text();
-      engine->segment_->poison(status.code(), engine->rank_, text);
-    }
+    engine->give_up(status);
     return status;
   }
   engine->started_.store(true);
@@ -67,9 +67,22 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
   return {};
 }
 
+// The peers that have started, or are about to, must not wait for this rank, and learn why.
+void Engine::give_up(const Status& why) {
+  const Status cause(why.code(), "rank " + std::to_string(rank_) + " could not start: " + why.text(), rank_);
+  if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+  }
+  for (SocketLink& link : control_) {
+    link.send(FrameKind::kAbort, abort_payload(cause));
+    link.finish_sending();
+  }
+}
+
 Status Engine::connect() {
   if (segment_ = options_.segment; segment_ == nullptr) {
-    HVD_RETURN_IF_ERROR(connect_shared_memory().while_doing("rank " + std::to_string(rank_) + " cannot attach"));
+    HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
   bells_ = std::make_unique<Bells>(*segment_, local_rank_);
   to_leader_.attach(&segment_->ring(local_rank_));
@@ -101,21 +114,30 @@ Status Engine::connect() {
   return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go. Any failure
-// shows as the end of the stream at the other side, with the reason at the side where it happened.
+// What goes wrong on one rank of the host is told to all of them.
 Status Engine::connect_shared_memory() {
+  std::vector<const EngineOptions::Link*> local;
+  for (const EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
+  }
+  Status status = share_memory(local);
+  if (status.ok()) return status;
+  const bool names_it = status.text().starts_with("rank ");
+  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text());
+  for (const auto* link : local) send_refusal(link->fd, cause);
+  return Status(cause).while_doing("the ranks of this host cannot share memory");
+}
+
+// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
+Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
   const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
   const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
-  std::vector<EngineOptions::Link*> local;
-  for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
-  }
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
     return {HVD_INVALID_ARGUMENT,
-            "expected a local link to each rank of the host, seen " + std::to_string(local.size())};
+            "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
@@ -187,20 +209,14 @@ Status Engine::start_monitor() {
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
     if (!coordinates()) return;
+    ticked_ns_.store(now_ns());
     stall_check_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
-  events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
-    AbortFrame abort;
-    if (kind == FrameKind::kAbort && parse_abort(payload, world_size_, &abort)) {
-      poison(abort.code, abort.rank, abort.text);
-    } else {
-      poison_unreadable(peer, "a sign of life", payload.size());
-    }
-  };
+  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
   const bool warns = options_.settings.warnings;
   events.on_debugger = [warns](const std::string& text) {
     if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());

@@ -18,6 +18,9 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
+// Of the coordinator's entries: ranks may use different names, and some must be left for what has none.
+constexpr size_t kMaxNames = kMaxEntries - 512;
+
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
@@ -159,7 +162,7 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
     const std::lock_guard lock(mutex_);
     prepared->entry = intern(name);
     if (prepared->entry == nullptr) {
-      return invalid(what + ": this job has used " + std::to_string(kMaxEntries) +
+      return invalid(what + ": this job has used " + std::to_string(kMaxNames) +
                      " different tensor names\nhint: give a tensor the same name in every step, or none");
     }
   }
@@ -170,7 +173,7 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
 Entry* Engine::intern(const std::string& name) {
   const auto found = entries_.find(name);
   if (found != entries_.end()) return found->second.get();
-  if (entries_.size() >= kMaxEntries - 512) return nullptr;
+  if (entries_.size() >= kMaxNames) return nullptr;
   auto entry = std::make_unique<Entry>();
   entry->name = name;
   return entries_.emplace(name, std::move(entry)).first->second.get();
@@ -195,6 +198,10 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_, world_size_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
+  // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
+  // that completes the operation meanwhile would wake it, which costs more than the operation.
+  std::optional<Driving> driving;
+  if (submission->sync) driving.emplace(*this);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
@@ -217,7 +224,9 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
     in_flight_.fetch_add(1);
   }
   *handle = handles_.add(submission);
-  announce(announcement);
+  const bool drives = driving.has_value() && driving->drives();
+  announce(announcement, drives);
+  if (drives) drive_for_a_moment(*submission);
   return {};
 }
 

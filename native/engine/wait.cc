@@ -43,6 +43,32 @@ bool spin(int turn) {
 
 }  // namespace
 
+Engine::Driving::Driving(Engine& engine)
+    : engine_(engine), drives_((!engine.stopping_.load() || engine.stopped_.load()) && engine.take_token()) {
+  if (!drives_) return;
+  engine_.segment_->header().waiting.fetch_add(1);
+  engine_.callers_waiting_.fetch_add(1);
+  engine_.bells_->hide_engine();
+}
+
+Engine::Driving::~Driving() {
+  if (!drives_) return;
+  engine_.drop_token();
+  engine_.callers_waiting_.fetch_sub(1);
+  engine_.segment_->header().waiting.fetch_sub(1);
+  engine_.hand_over();
+}
+
+void Engine::drive_for_a_moment(const Submission& submission) {
+  for (int turn = 0; !submission.done.load(); ++turn) {
+    if (drive(true)) {
+      turn = 0;
+    } else if (!spin(turn)) {
+      return;
+    }
+  }
+}
+
 Status Engine::poll(hvd_handle handle) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};

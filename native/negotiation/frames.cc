@@ -105,6 +105,13 @@ bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
   return (out->rank == -1 || is_rank(out->rank, world_size)) && out->text.size() <= kMaxTextBytes;
 }
 
+std::string abort_payload(const Status& cause) {
+  Writer payload;
+  payload.put(static_cast<int32_t>(cause.code())).put(static_cast<int32_t>(cause.failed_rank()));
+  payload.put_string(std::string_view(cause.text()).substr(0, kMaxTextBytes));
+  return payload.take();
+}
+
 bool parse_definition(std::string_view payload, Definition* out) {
   Reader reader(payload);
   out->name = reader.get_string();

@@ -53,6 +53,7 @@ bool parse_leave(std::string_view payload, int world_size, int* rank);
 bool parse_recall(std::string_view payload, uint32_t* id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);
+std::string abort_payload(const Status& cause);
 // Payloads of records, which also lie in shared memory.
 bool parse_definition(std::string_view payload, Definition* out);
 bool parse_failure(std::string_view payload, int world_size, Failure* out);

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "platform/clock.h"
+#include "platform/memory_limit.h"
 
 namespace hvd {
 
@@ -49,12 +50,19 @@ struct Segment::Layout {
   size_t end_ = 0;
 };
 
+static Status no_memory(const std::string& text) {
+  return {HVD_OUT_OF_MEMORY, text + "\nhint: give the job more memory, or place fewer ranks on this host"};
+}
+
 static Status system_error(const std::string& what) {
   const int error = errno;
-  const bool memory = error == ENOSPC || error == ENOMEM;
-  std::string text = what + ": " + std::strerror(error);
-  if (memory) text += "\nhint: give the job more memory, or set HOROVOD_TRANSPORT=tcp";
-  return {memory ? HVD_OUT_OF_MEMORY : HVD_UNAVAILABLE, text};
+  const std::string text = what + ": " + std::strerror(error);
+  if (error == ENOSPC || error == ENOMEM) return no_memory(text);
+  if (error == EFBIG)
+    return {HVD_UNAVAILABLE, text + "\nhint: the limit of file sizes holds for shared memory too: ulimit -f unlimited"};
+  if (error == EMFILE || error == ENFILE)
+    return {HVD_UNAVAILABLE, text + "\nhint: raise the limit of open files: ulimit -n"};
+  return {HVD_UNAVAILABLE, text};
 }
 
 size_t Segment::whole_bytes(uint32_t local_size, size_t transport_bytes) {
@@ -64,17 +72,21 @@ size_t Segment::whole_bytes(uint32_t local_size, size_t transport_bytes) {
 Status Segment::create(uint64_t generation, uint32_t local_size, size_t transport_bytes,
                        std::unique_ptr<Segment>* out) {
   const size_t bytes = whole_bytes(local_size, transport_bytes);
+  const std::string memory = std::to_string(bytes) + " bytes of shared memory";
+  if (const MemoryLeft left = memory_left(); left.bytes < bytes) {
+    return no_memory("cannot allocate " + memory + ": " + left.where + " has " + std::to_string(left.bytes) + " left");
+  }
   const int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (memfd < 0) return system_error("cannot create shared memory");
   // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
   if (ftruncate(memfd, static_cast<off_t>(bytes)) != 0) {
-    Status status = system_error("cannot size shared memory");
+    Status status = system_error("cannot create " + memory);
     close(memfd);
     return status;
   }
   if (const int error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes)); error != 0) {
     errno = error;
-    Status status = system_error("cannot allocate " + std::to_string(bytes >> 20) + " MiB of shared memory");
+    Status status = system_error("cannot allocate " + memory);
     close(memfd);
     return status;
   }
@@ -103,22 +115,22 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
   const size_t bytes = whole_bytes(local_size, transport_bytes);
   if (static_cast<size_t>(facts.st_size) != bytes) {
     close(memfd);
-    return {HVD_UNAVAILABLE, "expected " + std::to_string(bytes) + " bytes of shared memory, seen " +
+    return {HVD_UNAVAILABLE, "expects " + std::to_string(bytes) + " bytes of shared memory, seen " +
                                  std::to_string(facts.st_size) +
                                  "\nhint: do all ranks run the same version of Horovod?"};
   }
   // What could be cut off under a mapping would end this process by SIGBUS.
   if (const int seals = fcntl(memfd, F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     close(memfd);
-    return {HVD_UNAVAILABLE, "the shared memory is not sealed"};
+    return {HVD_UNAVAILABLE, "sees shared memory that is not sealed"};
   }
   HVD_RETURN_IF_ERROR(map(memfd, bytes, local_size, out));
   const SegmentHeader& header = (*out)->header();
   if (header.magic != kMagic || header.layout != Layout::fingerprint()) {
-    return {HVD_UNAVAILABLE, "the shared memory was laid out by another version of this library"};
+    return {HVD_UNAVAILABLE, "sees shared memory that another version of this library laid out"};
   }
   if (header.generation != generation || header.local_size != local_size) {
-    return {HVD_UNAVAILABLE, "the shared memory belongs to another job or another start"};
+    return {HVD_UNAVAILABLE, "sees shared memory of another job or another start"};
   }
   return {};
 }
@@ -126,7 +138,7 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
 Status Segment::map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
   if (base == MAP_FAILED) {
-    Status status = system_error("cannot map shared memory");
+    Status status = system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
     close(memfd);
     return status;
   }

@@ -139,12 +139,6 @@ std::string difference(const Descriptor& expected, const Descriptor& seen) {
   return "";
 }
 
-std::string abort_payload(const Status& cause) {
-  Writer payload;
-  payload.put(static_cast<int32_t>(cause.code())).put(static_cast<int32_t>(cause.failed_rank()));
-  return payload.put_string(cause.text()).take();
-}
-
 std::string make_frame(FrameKind kind, std::string_view payload) {
   Writer writer;
   writer.put(static_cast<uint32_t>(payload.size() + 1)).put(static_cast<uint8_t>(kind));

@@ -63,7 +63,7 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted and tools/check-planted: would it be found?
+#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted, tools/check-all: would it be found?
     const bool outside = length > kMaxFrameBytes;
 #else
     const bool outside = rest_.size() < length;
@@ -137,7 +137,6 @@ enum class FrameKind : uint8_t {
   kBeat = 9,       // both ways, on beat links, which else carry kAbort alone
 };
 
-std::string abort_payload(const Status& cause);
 std::string make_frame(FrameKind kind, std::string_view payload);
 
 // Cuts a byte stream into frames.

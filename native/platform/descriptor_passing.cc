@@ -13,6 +13,10 @@
 namespace hvd {
 namespace {
 
+// Every message is one byte; kRefuses is followed by i32 code | text, and nothing follows that.
+constexpr char kHandsOver = 'm', kAttached = 'a', kRefuses = 'e';
+constexpr size_t kMaxRefusalBytes = 2048;
+
 Status failed(const std::string& what, int peer) {
   return {HVD_UNAVAILABLE, what + " rank " + std::to_string(peer) + ": " + std::strerror(errno), peer};
 }
@@ -30,6 +34,20 @@ Status wait_readable(int socket, int peer, uint64_t deadline_ns) {
   }
 }
 
+// What follows kRefuses: it was sent in one piece of less than a page, so it is there.
+Status refused(int socket, int peer) {
+  char bytes[sizeof(int32_t) + kMaxRefusalBytes];
+  const ssize_t length = recv(socket, bytes, sizeof bytes, MSG_DONTWAIT);
+  int32_t code = HVD_UNAVAILABLE;
+  std::string text = "rank " + std::to_string(peer) + " cannot take part";
+  if (length > static_cast<ssize_t>(sizeof code)) {
+    std::memcpy(&code, bytes, sizeof code);
+    text.assign(bytes + sizeof code, static_cast<size_t>(length) - sizeof code);
+  }
+  const bool known = code >= HVD_INVALID_ARGUMENT && code <= HVD_INTERNAL;
+  return {known ? static_cast<hvd_code>(code) : HVD_UNAVAILABLE, std::move(text), peer};
+}
+
 void close_all(const cmsghdr* header) {
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) return;
   for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
@@ -42,7 +60,7 @@ void close_all(const cmsghdr* header) {
 }  // namespace
 
 Status send_descriptor(int socket, int descriptor, int peer) {
-  char byte = 'm';
+  char byte = kHandsOver;
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -73,6 +91,7 @@ Status receive_descriptor(int socket, int peer, uint64_t deadline_ns, int* descr
   message.msg_controllen = sizeof control;
   const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (received < 0) return failed("cannot receive the shared memory from", peer);
+  if (received == 1 && byte == kRefuses) return refused(socket, peer);
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   // One descriptor: the room that alignment leaves for a second one would keep it open unseen.
   if (received == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS ||
@@ -85,7 +104,7 @@ Status receive_descriptor(int socket, int peer, uint64_t deadline_ns, int* descr
 }
 
 Status send_byte(int socket, int peer) {
-  const char byte = 'a';
+  const char byte = kAttached;
   while (send(socket, &byte, 1, MSG_NOSIGNAL) != 1) {
     if (errno != EINTR) return failed("cannot answer", peer);
   }
@@ -96,9 +115,17 @@ Status receive_byte(int socket, int peer, uint64_t deadline_ns) {
   HVD_RETURN_IF_ERROR(wait_readable(socket, peer, deadline_ns));
   char byte = 0;
   const ssize_t received = recv(socket, &byte, 1, 0);
-  if (received == 1) return {};
+  if (received == 1) return byte == kRefuses ? refused(socket, peer) : Status();
   if (received < 0) return failed("cannot hear from", peer);
   return {HVD_UNAVAILABLE, "rank " + std::to_string(peer) + " ended while it attached", peer};
+}
+
+void send_refusal(int socket, const Status& cause) {
+  std::string bytes(1, kRefuses);
+  const int32_t code = cause.code();
+  bytes.append(reinterpret_cast<const char*>(&code), sizeof code).append(cause.text(), 0, kMaxRefusalBytes);
+  // A peer that is gone, or whose socket is full, learns it from the end of the stream.
+  [[maybe_unused]] const ssize_t ignored = send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace hvd

@@ -336,3 +336,18 @@ def test_objects_travel(worlds: WorldPool, framework: str, size: int, transport:
         return True
 
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [True] * size
+
+
+def test_a_scale_that_is_an_array_counts_with_its_value_of_the_moment(worlds: WorldPool) -> None:
+    def run() -> list[float]:
+        import horovod.core as hvd
+
+        hvd.init()
+        scale, results = np.array(1.0), []
+        for value in (1.0, 2.0, 4.0):
+            scale[...] = value
+            one = np.ones(1, np.float32)
+            results.append(float(hvd.allreduce(one, name="scaled", op=hvd.Sum, prescale_factor=scale)[0]))
+        return results
+
+    assert worlds(2).run(run) == [[2.0, 4.0, 8.0]] * 2

@@ -137,6 +137,7 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
         ),
         (["-np", "2", "-H", "localhost:", "ls"], 2, "'localhost:' is not a host\nhint: write name:slots"),
         (["-np", "2", "-H", "localhost", "ls"], 2, "2 ranks were asked for, but the hosts have 1 slots (localhost:1)"),
+        (["-np", "2", "--output-filename", "train.py", "ls"], 2, "hint: it names a folder"),
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
         (["-np", "2", "--autotune", "ls"], 2, "--autotune is not supported yet"),

@@ -71,7 +71,8 @@ typedef enum {
 
 /* hvd_request.flags */
 enum {
-  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it */
+  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it, and the submission itself already
+                    drives, for some microseconds, which may run the operation */
   HVD_URGENT = 2 /* do not linger for more tensors */
 };
 

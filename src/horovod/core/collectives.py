@@ -57,9 +57,19 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             raise InvalidRequestError(
                 f"both op={op!r} and average={average!r} were given: expected one; hint: op alone"
             )
-        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=5)
         return Average if average else Sum
     return Average if op is None else op
+
+
+def _resolved(how: Reduction) -> tuple[int, float, float, int]:
+    """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
+    op, average, prescale, postscale, process_set = how
+    # A scale may come as a tensor, whose value can change; the cache's key must not.
+    if type(prescale) is not float or type(postscale) is not float:
+        prescale, postscale = float(prescale), float(postscale)
+    set_number = 0 if process_set is global_process_set else number_of(process_set)
+    return resolve_op(op, average), prescale, postscale, set_number
 
 
 class Collectives(Generic[T]):
@@ -81,9 +91,7 @@ class Collectives(Generic[T]):
         """Starts the reduction of one tensor over all ranks."""
         context = contexts.current()
         try:
-            op, average, prescale, postscale, process_set = how
-            op = resolve_op(op, average)
-            set_number = 0 if process_set is global_process_set else number_of(process_set)
+            op, prescale, postscale, set_number = _resolved(how)
             adapter = self._adapter
             if in_place:
                 adapter.check_in_place(tensor)
@@ -114,9 +122,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, average, prescale, postscale, process_set = how
-            op = resolve_op(op, average)
-            set_number = number_of(process_set)
+            op, prescale, postscale, set_number = _resolved(how)
             staged, metas = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
             entry = _entry(context, key, "grouped_allreduce", metas)
@@ -257,9 +263,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, average, prescale, postscale, process_set = how
-            op = resolve_op(op, average)
-            set_number = number_of(process_set)
+            op, prescale, postscale, set_number = _resolved(how)
             staged, dtype, shape = adapter.stage(tensor)
             key = (REDUCESCATTER, name, op, dtype, shape, prescale, postscale, set_number)
             entry = _entry(context, key, "reducescatter", ((dtype, shape),))
@@ -276,9 +280,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, average, prescale, postscale, process_set = how
-            op = resolve_op(op, average)
-            set_number = number_of(process_set)
+            op, prescale, postscale, set_number = _resolved(how)
             staged, metas = self._stage_group(tensors, False)
             key = (REDUCESCATTER, name, op, metas, None, prescale, postscale, set_number)
             entry = _entry(context, key, "grouped_reducescatter", metas)

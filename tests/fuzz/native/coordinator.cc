@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fuzz target: the coordinator under any sequence of frames from any hosts, as rank 0's engine gives them to it. The
+// first byte chooses the hosts, then follow pieces: host, kind, two bytes of length, payload.
+// Whatever it decides, other leaders must be able to read, and the texts must not grow without end.
+#include "negotiation/coordinator.h"
+
+#include <string>
+#include <vector>
+
+#include "input.h"
+#include "negotiation/frames.h"
+
+using namespace hvd;
+
+namespace {
+
+const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 1, 2, 2, 2}};
+
+class Leader {
+ public:
+  explicit Leader(const std::vector<int>& host_of_rank)
+      : host_of_rank_(host_of_rank), world_size_(static_cast<int>(host_of_rank.size())), coordinator_(host_of_rank) {}
+
+  int hosts() const { return coordinator_.hosts(); }
+  // False where the engine would end the generation.
+  bool take(int host, FrameKind kind, std::string_view payload, double now) {
+    Effects effects;
+    if (!judge(host, kind, payload, now, &effects)) return false;
+    for (const uint32_t id : effects.recalls) require(id < kMaxEntries);
+    require_readable(effects.decisions);
+    for (const Undecided& open : coordinator_.undecided()) {
+      require(open.arrived.size() + open.missing.size() == host_of_rank_.size());
+    }
+    require(coordinator_.snapshot().size() < (64u << 20));
+    return true;
+  }
+
+ private:
+  bool judge(int host, FrameKind kind, std::string_view payload, double now, Effects* effects) {
+    RequestFrame request;
+    RecalledFrame recalled;
+    std::vector<uint32_t> ids;
+    switch (kind) {
+      case FrameKind::kRequest:
+      case FrameKind::kRefuse:
+        if (!parse_request(kind, payload, world_size_, &request)) return false;
+        if (kind == FrameKind::kRequest) {
+          coordinator_.request(request.rank, request.name, request.body, request.waits, now, effects);
+        } else {
+          coordinator_.refuse(request.rank, request.name, request.body, now, effects);
+        }
+        return true;
+      case FrameKind::kHostReady:
+        if (!parse_host_ready(payload, &ids)) return false;
+        for (const uint32_t id : ids) {
+          if (!coordinator_.host_ready(host, id, now, effects)) return false;
+        }
+        return true;
+      case FrameKind::kRecalled:
+        return parse_recalled(payload, &recalled) && coordinator_.recalled(host, recalled.id, recalled.count, effects);
+      default:
+        return false;
+    }
+  }
+
+  void require_readable(const std::vector<Decision>& decisions) {
+    Writer payload;
+    payload.put(static_cast<uint32_t>(decisions.size()));
+    for (const Decision& decision : decisions) {
+      payload.put(static_cast<uint8_t>(decision.kind)).put(static_cast<uint8_t>(decision.reset)).put(decision.id);
+      payload.put_string(decision.payload);
+    }
+    std::vector<Decision> read;
+    require(parse_records(payload.take(), world_size_, &read) && read.size() == decisions.size());
+  }
+
+  const std::vector<int> host_of_rank_;
+  const int world_size_;
+  Coordinator coordinator_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  Leader leader(kWorlds[input.byte() % kWorlds.size()]);
+  for (double now = 0; !input.empty(); now += 1) {
+    const int host = input.byte() % leader.hosts();
+    const auto kind = static_cast<FrameKind>(input.byte());
+    if (!leader.take(host, kind, std::string(input.sized()), now)) break;
+  }
+  return 0;
+}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz target: the lines between launcher and agent, and the failure that ranks recorded, as the launcher tells it. The
+first byte chooses which, and how the stream is cut or which exits were seen."""
+
+import json
+
+from horovod.launcher.failure import RankExit, report, root_cause
+from horovod.launcher.lines import LineError, LineReader, line
+
+MEASURED = {
+    "horovod/launcher/lines.py": ["LineReader", "line"],
+    "horovod/launcher/failure.py": ["root_cause", "report", "RankExit", "Cause"],
+}
+LONGEST = 8192
+EXITS = [
+    [],
+    [RankExit(0, 1, 5.0), RankExit(1, -9, 5.1)],
+    [RankExit(1, 0, 4.0), RankExit(0, 1, 5.0), RankExit(2, -15, 6.0, asked=True)],
+    [RankExit(2, -11, 1.0), RankExit(1, -64, 1.0)],
+]
+
+
+def run(data: bytes) -> None:
+    choice, rest = data[:1] or b"\0", data[1:]
+    if choice[0] % 2:
+        _failure(rest, EXITS[choice[0] // 2 % len(EXITS)])
+    else:
+        _lines(rest, 1 + choice[0] // 2)
+
+
+def _lines(data: bytes, piece_bytes: int) -> None:
+    kind = "event" if piece_bytes % 2 else "order"
+    cut, whole = LineReader(kind), LineReader(kind)
+    try:
+        at_once = whole.feed(data)
+    except LineError:
+        at_once = None
+    messages = []
+    try:
+        for start in range(0, len(data), piece_bytes):
+            messages += cut.feed(data[start : start + piece_bytes])
+    except LineError:
+        assert at_once is None
+        return
+    assert at_once == messages or messages != messages  # NaN differs from itself
+    for message in messages:
+        assert LineReader(kind).feed(line(**message)) == [message] or message != json.loads(json.dumps(message))
+
+
+def _failure(data: bytes, exits: list[RankExit]) -> None:
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    cause = root_cause(exits, record if isinstance(record, dict) else None)
+    if cause is None:
+        return
+    for last_lines in ([], ["Traceback", "ValueError"]):
+        text = report(cause, exits, "host", last_lines)
+        assert text.startswith(f"horovodrun: rank {cause.rank} ")
+    assert isinstance(cause.exit_code, int)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that starts and ends many generations, in order or by an abort, keeps no descriptor, thread or memory of
+them; and a forked child is none of the job."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from support.world import World, WorldPool
+
+CYCLES = 100
+WARM_UP = 10  # until allocators and caches have what they keep
+MAX_GROWTH_KIB = 6 * 1024  # a leaked segment would be 13 MiB a generation, a leaked stack 8
+
+
+def run_cycles(cycles: int, end: str) -> dict[str, Any]:
+    """What this process holds after the warm-up and at the end; each generation reduces, and ends as `end` says."""
+    import gc
+    import re
+    from pathlib import Path
+
+    import numpy as np
+
+    import horovod.core as hvd
+    from horovod.core import context, exceptions
+
+    def held() -> dict[str, int]:
+        gc.collect()
+        status = Path("/proc/self/status").read_text()
+        fields = {name: int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in ("VmRSS", "Threads")}  # type: ignore[index]
+        maps = Path("/proc/self/maps").read_text().count("memfd:horovod")
+        return {**fields, "descriptors": len(os.listdir("/proc/self/fd")), "segments": maps}
+
+    causes = set()
+    before: dict[str, int] = {}
+    for cycle in range(cycles + WARM_UP):
+        if cycle == WARM_UP:
+            before = held()
+        hvd.init()
+        ones = np.ones(50_000, np.float32)
+        if end == "abort":
+            # One rank ends it for all, in the middle of their operations, each time another one.
+            running = context.current()
+            try:
+                for step in range(10**6):
+                    assert hvd.allreduce(ones, op=hvd.Sum, name="x")[0] == hvd.size()
+                    if step == cycle % 5 and cycle % hvd.size() == hvd.rank():
+                        running.library.hvd_abort(running.pointer, hvd.rank(), f"abort {cycle}".encode())
+            except exceptions.HorovodInternalError as error:
+                causes.add(str(error).rpartition("abort ")[2])
+            del running
+            hvd.shutdown()
+            continue
+        assert hvd.allreduce(ones, op=hvd.Sum, name="x")[0] == hvd.size()
+        if end == "mismatch":
+            try:
+                hvd.allreduce(np.ones(3 + hvd.rank(), np.float32), name="uneven")
+                raise AssertionError("ranks of two shapes agreed")
+            except exceptions.MismatchError:
+                pass
+        hvd.shutdown()
+    assert len(causes) == (cycles + WARM_UP if end == "abort" else 0), causes
+    return {"before": before, "after": held()}
+
+
+@pytest.mark.parametrize("end", ["shutdown", "abort", "mismatch"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_hundred_generations_leave_nothing_behind(transport: str, end: str) -> None:
+    with World(2, {"HOROVOD_TRANSPORT": transport}) as world:
+        for held in world.run(run_cycles, CYCLES, end, timeout_s=100):
+            before, after = held["before"], held["after"]
+            assert after["VmRSS"] - before["VmRSS"] < MAX_GROWTH_KIB, held
+            assert {**after, "VmRSS": 0} == {**before, "VmRSS": 0}
+
+
+def call_in_a_child() -> str:
+    """What a forked child gets from a rank's job, in a line a call."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="x")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lines = []
+        for call in (
+            lambda: hvd.allreduce(np.ones(3), name="x"),
+            lambda: hvd.allreduce(np.ones(3), name="new"),
+            lambda: hvd.barrier(),
+            lambda: hvd.broadcast_object({"a": 1}),
+        ):
+            try:
+                call()
+                lines.append("no error")
+            except Exception as error:
+                lines.append(f"{type(error).__name__}: {error}".replace("\n", " "))
+        os.write(writing, "\n".join(lines).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        text = answers.read()
+    os.waitpid(child, 0)
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum, name="x")[0] == hvd.size()
+    return text
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_forked_child_that_calls_in_gets_a_clear_error_and_harms_nobody(worlds: WorldPool, transport: str) -> None:
+    for text in worlds(2, {"HOROVOD_TRANSPORT": transport}).run(call_in_a_child):
+        lines = text.splitlines()
+        assert len(lines) == 4
+        for line in lines:
+            assert "forked from a rank" in line and "hint:" in line, line

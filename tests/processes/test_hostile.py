@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strangers at every port that a job has open: they are turned away in time, and the job neither stops nor notices."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.hostile import Strangers, record
+from support.jobs import Job, python
+from support.world import World
+
+from horovod.core.channel import ChannelError
+from horovod.core.rendezvous import PURPOSE, Rendezvous
+
+HANDSHAKE_S = 10.0
+PATIENCE_S = HANDSHAKE_S + 3.0
+
+
+def reduce_ones(round_: int) -> float:
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    return float(hvd.allreduce(np.ones(1000, np.float32), op=hvd.Sum, name=f"x.{round_ % 3}").sum())
+
+
+def start_again() -> None:
+    import horovod.core as hvd
+
+    hvd.shutdown()
+    hvd.init()
+
+
+def secret_of(world: World) -> bytes:
+    return os.pread(world._secret_file._descriptor, 100, 0)
+
+
+def dial_tcp(port: int, address: str = "127.0.0.1") -> Callable[[], socket.socket]:
+    return lambda: socket.create_connection((address, port), timeout=5)
+
+
+def dial_unix(name: str) -> Callable[[], socket.socket]:
+    def dial() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(5)
+        connection.connect("\0" + name)
+        return connection
+
+    return dial
+
+
+def memory_kib() -> int:
+    return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(transport: str) -> None:
+    with World(2, {"HOROVOD_TRANSPORT": transport}) as world:
+        assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
+        dial = dial_tcp(world.rendezvous.port)
+        world.rendezvous.put("contested", "old")
+        message = {"op": "put", "key": "contested", "value": "recorded"}
+        tape, channel = record(dial(), secret_of(world), PURPOSE, message)
+        channel.receive(time.monotonic() + 10)
+        channel.close()
+        world.rendezvous.put("contested", "new")
+        before = threading.active_count(), descriptors(), memory_kib()
+        with Strangers(dial, PATIENCE_S, also=(tape, tape[:36], tape[:68], tape[36:], tape[68:], tape * 2)):
+            client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
+            began = time.monotonic()
+            client.put("served", 1)
+            assert client.get("served") == 1 and time.monotonic() - began < 2.0
+            for round_ in range(20):
+                assert world.run(reduce_ones, round_) == [2000.0, 2000.0]
+            world.run(start_again)  # which meets at the rendezvous
+            assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
+            client.close()
+        assert world.rendezvous.get("contested") == "new", "a recorded message was taken"
+        assert world.rendezvous.refused >= 60
+        assert world.run(reduce_ones, 1) == [2000.0, 2000.0]
+        deadline = time.monotonic() + 10
+        while (threading.active_count() > before[0] or descriptors() > before[1]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert threading.active_count() <= before[0] and descriptors() <= before[1]
+        assert memory_kib() - before[2] < 64 * 1024
+
+
+def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
+    with World(2) as world:
+        assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
+        before = memory_kib()
+        most_threads = 0
+        crowd = []
+        try:
+            for _ in range(1000):
+                crowd.append(dial_tcp(world.rendezvous.port)())
+                most_threads = max(most_threads, threading.active_count())
+            assert most_threads < 600, "as many threads as connections"
+            assert memory_kib() - before < 128 * 1024
+            client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
+            began = time.monotonic()
+            client.put("served", 1)
+            assert time.monotonic() - began < 5.0
+            client.close()
+            world.run(start_again)
+            assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
+        finally:
+            for connection in crowd:
+                connection.close()
+
+
+def start_when_told(folder: str, hold: str) -> list[float]:
+    """Starts; when this rank's own port is open, says where it is and waits to be told to go on."""
+    import horovod.core as hvd
+    from horovod.core import links
+
+    rank = os.environ["HOROVOD_RANK"]
+
+    def say_and_wait(place: str) -> None:
+        Path(folder, f"port.{rank}.new").write_text(place)
+        Path(folder, f"port.{rank}.new").rename(Path(folder, f"port.{rank}"))
+        with open(Path(folder, f"go.{rank}"), "rb") as told:  # a pipe
+            told.read()
+
+    real_connect, real_attach = links.Mesh.connect, links.attach
+    if hold == "mesh":
+
+        def connect(self: links.Mesh, *arguments: object) -> None:
+            say_and_wait(f"{self.address} {self.port}")
+            real_connect(self, *arguments)  # type: ignore[arg-type]
+
+        links.Mesh.connect = connect  # type: ignore[method-assign]
+    else:
+
+        def attach(name: str, *arguments: object) -> links.Link:
+            say_and_wait(name)
+            return real_attach(name, *arguments)  # type: ignore[arg-type]
+
+        links.attach = attach  # type: ignore[assignment]
+    try:
+        hvd.init()
+    finally:
+        links.Mesh.connect, links.attach = real_connect, real_attach  # type: ignore[method-assign]
+    return [reduce_ones(round_) for round_ in range(5)]
+
+
+def wait_for_file(path: Path) -> str:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not come"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_strangers_at_the_ports_of_ranks_that_start_do_not_disturb_the_start(transport: str, tmp_path: Path) -> None:
+    holding = [1, 2] if transport == "shm" else [0, 1, 2]
+    for rank in holding:
+        os.mkfifo(tmp_path / f"go.{rank}")
+    with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
+        call = world.start(start_when_told, str(tmp_path), "mesh" if transport == "tcp" else "attach")
+        places = [wait_for_file(tmp_path / f"port.{rank}") for rank in holding]
+        if transport == "tcp":
+            dials = [dial_tcp(int(place.split()[1]), place.split()[0]) for place in places]
+            purpose, hello = "link", {"rank": 1, "generation": 99, "purpose": 2, "index": 0}
+        else:
+            dials = [dial_unix(places[0])]
+            purpose, hello = "local link", {"rank": 1, "generation": 99}
+        crowds = []
+        for dial in dials:
+            tape, channel = record(dial(), secret_of(world), purpose, hello)
+            with pytest.raises(ChannelError):  # another generation: hung up on
+                channel.receive(time.monotonic() + 10)
+            channel.close()
+            # Holders of the secret that say what makes no sense are hung up on too.
+            for nonsense in (7, {}, {"rank": 77, "generation": 0, "purpose": 2, "index": 0}, {"rank": "1"}):
+                _, channel = record(dial(), secret_of(world), purpose, nonsense)
+                with pytest.raises(ChannelError):
+                    channel.receive(time.monotonic() + 10)
+                channel.close()
+            crowds.append(Strangers(dial, PATIENCE_S, also=(tape, tape[:68], tape * 2)))
+        for crowd in crowds:
+            crowd.__enter__()
+        for rank in holding:
+            (tmp_path / f"go.{rank}").write_bytes(b"go")
+        assert call.results() == [[3000.0] * 5] * 3
+        for crowd in crowds:
+            crowd.__exit__(None)
+        assert world.run(reduce_ones, 0) == [3000.0] * 3
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_has_started_listens_nowhere(transport: str) -> None:
+    def listening() -> list[str]:
+        """This process' sockets that accept connections."""
+        reduce_ones(0)
+        own = {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        }
+        inodes = {name[8:-1] for name in own if name.startswith("socket:")}
+        found = []
+        for table, state, inode, accepts in (("tcp", 3, 9, "0A"), ("tcp6", 3, 9, "0A"), ("unix", 3, 6, "00010000")):
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[inode] in inodes and fields[state] == accepts:
+                    found.append(line)
+        return found
+
+    with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
+        assert world.run(listening) == [[], [], []]
+
+
+def test_a_real_job_starts_again_and_reduces_while_strangers_are_at_its_port(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        os.mkfifo(tmp_path / f"go.{rank}")
+    script = """
+import numpy as np, horovod.core as hvd
+hvd.init()
+os.write(1, b"port %d\\n" % int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+open(f"go.{rank}").read()
+for generation in range(3):
+    for step in range(50):
+        assert hvd.allreduce(np.ones(10), op=hvd.Sum, name="x")[0] == 2
+    hvd.shutdown(); hvd.init()
+os.write(1, b"unharmed\\n")
+"""
+    with Job(tmp_path, "-np", "2", python(script)) as job:
+        port = int(job.wait_for_line(r"port (\d+)", count=2)[0][1])
+        with Strangers(dial_tcp(port), PATIENCE_S):
+            for rank in (0, 1):
+                (tmp_path / f"go.{rank}").write_bytes(b"go")
+            job.wait_for_line("unharmed", count=2)
+            assert job.wait().code == 0
