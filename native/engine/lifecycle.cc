@@ -123,7 +123,8 @@ Status Engine::connect_shared_memory() {
   Status status = share_memory(local);
   if (status.ok()) return status;
   const bool names_it = status.text().starts_with("rank ");
-  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text());
+  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text(),
+                     status.failed_rank());
   for (const auto* link : local) send_refusal(link->fd, cause);
   return Status(cause).while_doing("the ranks of this host cannot share memory");
 }

@@ -188,3 +188,9 @@ def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
         job.assert_gone()
         assert job.process.wait() == 128 + 13
         assert "Traceback" not in job.shown() and "Exception" not in job.shown()
+
+
+def test_mpi_control_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "ls", env={"HOROVOD_CONTROLLER": "mpi"})
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("horovodrun: HOROVOD_CONTROLLER=mpi is not supported yet\nhint: ")
