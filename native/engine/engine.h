@@ -236,6 +236,7 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
+  std::atomic<uint64_t> ticked_ns_{0};   // the monitor's last tick
   std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.

@@ -130,7 +130,8 @@ Status Engine::connect_shared_memory() {
   Status status = share_memory(local);
   if (status.ok()) return status;
   const bool names_it = status.text().starts_with("rank ");
-  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text());
+  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text(),
+                     status.failed_rank());
   for (const auto* link : local) send_refusal(link->fd, cause);
   return Status(cause).while_doing("the ranks of this host cannot share memory");
 }
@@ -216,6 +217,7 @@ Status Engine::start_monitor() {
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
     if (!coordinates()) return;
+    ticked_ns_.store(now_ns());
     stall_check_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);

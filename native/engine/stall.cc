@@ -69,6 +69,9 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
 void Engine::report_stalls() {
   const EngineSettings& settings = options_.settings;
   if (settings.stall_warning_ms == 0) return;
+  // Asked for before a pause that the monitor has yet to notice: it asks again.
+  constexpr uint64_t kStaleNs = 1000000000;
+  if (now_ns() - ticked_ns_.load() > kStaleNs) return;
   std::vector<Undecided> waiting = coordinator_->undecided();
   if (!spans_hosts()) {
     for (Undecided& item : undecided_on_this_host()) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -199,6 +200,68 @@ def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
         os.kill(pids[1], signal.SIGUSR1)
         os.kill(pids[0], signal.SIGUSR1)
         assert job.wait().code == 0
+
+
+def test_a_rank_that_stays_stopped_ends_the_job_though_no_other_waits_for_it(tmp_path: Path) -> None:
+    env = {"HOROVOD_FROZEN_TIMEOUT_SECONDS": "0.5"}
+    with Job(tmp_path, "-np", "2", python(WAIT), env=env) as job:
+        pids = job.wait_ready(2)
+        os.kill(pids[1], signal.SIGSTOP)
+        done = job.wait()
+    assert done.code == 128 + signal.SIGSTOP
+    assert "horovodrun: rank 1 on host localhost was stopped by SIGSTOP and not continued" in done.stderr
+
+
+def test_a_stopped_rank_is_waited_for_where_the_limit_is_off(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1), env={"HOROVOD_FROZEN_TIMEOUT_SECONDS": "0"}) as job:
+        pids = job.wait_ready(2)
+        os.kill(pids[1], signal.SIGSTOP)
+        job.wait_for_line("the other ranks wait for it", "stderr")
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGUSR1)
+        assert job.wait().code == 0
+
+
+def test_a_launcher_that_is_stopped_suspends_its_ranks(tmp_path: Path) -> None:
+    """As batch systems do, which stop the process that they started."""
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
+        pids = job.wait_ready(2)
+        os.kill(job.process.pid, signal.SIGSTOP)
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
+        os.kill(job.process.pid, signal.SIGCONT)
+        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        done = job.wait()
+    assert (done.code, done.stderr) == (0, "")
+
+
+def test_the_agent_says_that_the_launcher_was_killed(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT)) as job:
+        job.wait_ready(2)
+        launcher = job.process.pid
+        os.kill(launcher, signal.SIGKILL)
+        done = job.wait()
+    assert done.stderr == f"horovodrun: the launcher (process {launcher}) was killed; all ranks have been ended\n"
+
+
+@pytest.mark.parametrize("last_words", ["sys.exit(3)", "sys.exit(0)"])
+def test_ranks_that_wait_in_init_are_told_of_one_that_is_gone(tmp_path: Path, last_words: str) -> None:
+    code = (
+        f"if rank == 1: ready(); os.read(os.open('go', os.O_RDONLY), 1); {last_words}\n"
+        "import horovod.core as hvd; ready(); hvd.init()"
+    )
+    os.mkfifo(tmp_path / "go")
+    with Job(tmp_path, "-np", "3", "--start-timeout", "60", python(code)) as job:
+        job.wait_ready(3)
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        done = job.wait()
+    assert done.seconds < 20 and done.code != 0
+    how = f"exited with code {last_words[-2]}"
+    for rank in (0, 2):
+        assert re.search(rf"\[{rank}\].*StartError: rank {rank} cannot go on in init: rank 1 .* {how}", done.stderr)
+    assert f"horovodrun: rank 1 on host localhost {how}" in done.stderr
 
 
 def wait_until(condition: Callable[[], bool], job: Job) -> None:

@@ -137,6 +137,7 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
         ),
         (["-np", "2", "-H", "localhost:", "ls"], 2, "'localhost:' is not a host\nhint: write name:slots"),
         (["-np", "2", "-H", "localhost", "ls"], 2, "2 ranks were asked for, but the hosts have 1 slots (localhost:1)"),
+        (["-np", "2", "--output-filename", "train.py", "ls"], 2, "hint: it names a folder"),
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
         (["-np", "2", "--autotune", "ls"], 2, "--autotune is not supported yet"),
@@ -187,3 +188,9 @@ def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
         job.assert_gone()
         assert job.process.wait() == 128 + 13
         assert "Traceback" not in job.shown() and "Exception" not in job.shown()
+
+
+def test_mpi_control_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "ls", env={"HOROVOD_CONTROLLER": "mpi"})
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("horovodrun: HOROVOD_CONTROLLER=mpi is not supported yet\nhint: ")

@@ -26,6 +26,12 @@ def test_one_of_many_without_a_rendezvous_is_an_error(variable: str) -> None:
         bootstrap.connect(Settings.from_environment({variable: "4"}), 0)
 
 
+def test_a_world_size_that_is_no_number_is_asked_about() -> None:
+    with pytest.raises(StartError, match="WORLD_SIZE='abc': expected the number of processes .*\nhint: unset it"):
+        bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc"}), 0)
+    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc", "HOROVOD_SIZE": "1"}), 0).size == 1
+
+
 def test_independent_processes_can_be_asked_for() -> None:
     assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "4", "HOROVOD_SIZE": "1"}), 0).size == 1
 

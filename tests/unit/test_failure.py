@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
+from horovod.launcher import memory
 from horovod.launcher.failure import Cause, RankExit, report, root_cause
 
 RECORD = {"rank": 1, "code": 5, "text": "rank 1 died"}
@@ -59,6 +61,48 @@ def test_a_report_names_rank_host_what_happened_and_what_to_do() -> None:
 def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
     text = report(Cause(1, 2, "a\nhint: do b"), [RankExit(1, 2, 1.0)], "h1", [])
     assert text == "horovodrun: rank 1 on host h1 exited with code 2\n  as the ranks saw it: a\n    hint: do b"
+
+
+@pytest.mark.parametrize(
+    ("known", "happened", "hint"),
+    [
+        (memory.IN_CGROUP, "was killed by SIGKILL: out of memory", "the job's memory limit"),
+        (memory.ON_MACHINE, "was killed by SIGKILL", "for lack of memory"),
+        (memory.NOBODY, "was killed by SIGKILL", "not for lack of memory: the process itself sent it, or somebody"),
+        (memory.UNKNOWN, "was killed by SIGKILL", "who sent it is not known"),
+    ],
+)
+def test_a_kill_says_what_is_known_of_its_sender(known: str, happened: str, hint: str) -> None:
+    lines = report(Cause(1, -9), [RankExit(1, -9, 1.0, memory=known)], "h1", []).splitlines()
+    assert lines[0] == f"horovodrun: rank 1 on host h1 {happened}"
+    assert hint in lines[-1]
+
+
+STOPPED = {1: int(signal.SIGSTOP)}
+
+
+@pytest.mark.parametrize(
+    ("exits", "record", "expected"),
+    [
+        # The others failed because of it, or were ended with it.
+        ([RankExit(0, 1, 1.0)], RECORD, Cause(1, 1, "rank 1 died", 19)),
+        ([RankExit(0, -15, 1.0, asked=True)], None, Cause(1, -19, "", 19)),
+        ([RankExit(0, -15, 1.0, asked=True)], RECORD, Cause(1, -19, "rank 1 died", 19)),
+        # Another one is named, or failed without a word about this one.
+        ([RankExit(0, 1, 1.0)], {"rank": 0, "text": "a"}, Cause(0, 1, "a")),
+        ([RankExit(0, 3, 1.0)], None, Cause(0, 3)),
+    ],
+)
+def test_a_stopped_rank_is_the_cause_of_what_it_caused(
+    exits: list[RankExit], record: dict[str, Any] | None, expected: Cause
+) -> None:
+    assert root_cause(exits, record, STOPPED) == expected
+
+
+def test_a_stopped_rank_is_reported_as_stopped() -> None:
+    text = report(Cause(1, -19, "", 19), [RankExit(1, -15, 1.0, asked=True)], "h1", [])
+    assert text.startswith("horovodrun: rank 1 on host h1 was stopped by SIGSTOP and not continued\nhint: ")
+    assert Cause(1, -19, "", 19).exit_code == 147
 
 
 def test_an_unknown_signal_is_shown_by_number() -> None:
