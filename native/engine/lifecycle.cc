@@ -38,6 +38,11 @@ Engine::Engine(EngineOptions options)
     if (r == rank_) local_rank_ = static_cast<uint32_t>(ranks_of_host_.size());
     ranks_of_host_.push_back(r);
   }
+  auto all = std::make_shared<ProcessSet>();
+  for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
+  all->member = rank_;
+  all->local_members = static_cast<uint32_t>(ranks_of_host_.size());
+  sets_.emplace(0, std::move(all));
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
@@ -217,7 +222,13 @@ Status Engine::start_monitor() {
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
-  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
+  events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
+    if (kind == FrameKind::kAbort) {
+      take_abort(peer, payload);
+    } else {
+      poison_unreadable(peer, "a sign of life", payload.size());
+    }
+  };
   const bool warns = options_.settings.warnings;
   events.on_debugger = [warns](const std::string& text) {
     if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());
@@ -285,6 +296,7 @@ Status Engine::stop(uint32_t timeout_ms) {
 
 void Engine::drop_transport() {
   const std::lock_guard lock(transport_mutex_);
+  for (const auto& [number, set] : sets_) set->transport.reset();
   transport_.reset();
 }
 
