@@ -164,10 +164,17 @@ int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* han
 }
 
 int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why, hvd_status* status) {
-  return guarded(status, [&]() -> Status {
-    if (process_set != 0) return {HVD_INVALID_ARGUMENT, "unknown process set " + std::to_string(process_set)};
-    return context->engine->refuse(name, why == nullptr ? "" : why);
-  });
+  return guarded(status,
+                 [&]() -> Status { return context->engine->refuse(name, process_set, why == nullptr ? "" : why); });
+}
+
+int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nranks, hvd_handle* handle,
+                        hvd_status* status) {
+  return guarded(status, [&] { return context->engine->add_process_set(ranks, nranks, handle); });
+}
+
+int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->remove_process_set(process_set, handle); });
 }
 
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {

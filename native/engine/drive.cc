@@ -110,6 +110,9 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
+  const bool of_entry =
+      record.kind == RecordKind::kDefine || record.kind == RecordKind::kError || record.kind == RecordKind::kReady;
+  if (of_entry && !takes_part_in(record.id)) return;
   switch (record.kind) {
     case RecordKind::kDefine:
       apply_definition(record.id);
@@ -166,7 +169,8 @@ void Engine::apply_definition(uint32_t id) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  Entry* entry = intern(definition.name);
+  ProcessSet* const set = find_set(definition.set);
+  Entry* entry = set == nullptr ? nullptr : intern(set, definition.name);
   if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
   if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
   entry_of_id_[id] = entry;
@@ -186,8 +190,10 @@ void Engine::apply_error(uint32_t id) {
   SubmissionPtr failed;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(failure.name);
-    if (found != entries_.end()) failed = found->second->in_flight;
+    const ProcessSet* set = find_set(failure.set);
+    if (set == nullptr) return;
+    const auto found = set->entries.find(failure.name);
+    if (found != set->entries.end()) failed = found->second->in_flight;
   }
   if (failed != nullptr) complete(failed, {HVD_MISMATCH, failure.text, failure.culprit});
 }
@@ -212,11 +218,13 @@ void Engine::fail_all(const Status& cause) {
   std::vector<SubmissionPtr> failed;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [name, entry] : entries_) {
-      if (entry->in_flight == nullptr) continue;
-      failed.push_back(entry->in_flight);
-      failed.insert(failed.end(), entry->deferred.begin(), entry->deferred.end());
-      entry->deferred.clear();
+    for (auto& [number, set] : sets_) {
+      for (auto& [name, entry] : set->entries) {
+        if (entry->in_flight == nullptr) continue;
+        failed.push_back(entry->in_flight);
+        failed.insert(failed.end(), entry->deferred.begin(), entry->deferred.end());
+        entry->deferred.clear();
+      }
     }
     ready_here_.clear();
     ready_here_bytes_.store(0);

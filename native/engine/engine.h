@@ -10,12 +10,14 @@
 // What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
-// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), leader.cc (rank 0's coordinator and the
-// leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start, stop), monitor.h (deaths).
+// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, leader.cc (rank 0's
+// coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start, stop),
+// monitor.h (deaths).
 #pragma once
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,6 +29,7 @@
 #include "engine/bells.h"
 #include "engine/link.h"
 #include "engine/monitor.h"
+#include "engine/process_set.h"
 #include "engine/settings.h"
 #include "engine/submission.h"
 #include "negotiation/coordinator.h"
@@ -66,7 +69,9 @@ class Engine {
   Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
   Status submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
                 uint32_t flags, hvd_handle* handle);
-  Status refuse(const char* name, const std::string& why);
+  Status refuse(const char* name, int32_t process_set, const std::string& why);
+  Status add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle);
+  Status remove_process_set(int32_t process_set, hvd_handle* handle);
 
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
@@ -83,7 +88,7 @@ class Engine {
   Status connect();
   Status connect_shared_memory();
   Status share_memory(const std::vector<const EngineOptions::Link*>& local);
-  void give_up(const Status& why);
+  Status give_up(const Status& why);
   Status make_transport();
   Status start_monitor();
   void drop_transport();
@@ -95,13 +100,14 @@ class Engine {
     bool sync = false;
     bool asked_leader = false;  // a slow request went out
   };
-  Entry* intern(const std::string& name);
-  Entry* next_unnamed();
+  Entry* intern(ProcessSet* set, const std::string& name);
+  Entry* next_unnamed(ProcessSet* set);
   Announcement begin(const SubmissionPtr& submission);
   void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
   bool wait_for_room_in_log(bool driving);
   Status refuse_if_ended();
+  Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
   // drive.cc
   bool take_token() {
@@ -148,7 +154,24 @@ class Engine {
   Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
   Status run_alltoall(Submission* submission);
+  Transport& transport_of(const ProcessSet& set) { return set.number == 0 ? *transport_ : *set.transport; }
   void transport_failed(const Status& status, const std::string& doing);
+
+  // process_sets.cc
+  Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
+  Status run_add_process_set(Submission* submission);
+  Status run_remove_process_set(Submission* submission);
+  Status make_set_transport(ProcessSet* set);
+  std::string close_set(ProcessSet* set);
+  // The set, where it exists; for the holder of the token.
+  ProcessSet* find_set(int32_t number) const {
+    const auto found = sets_.find(number);
+    return found == sets_.end() ? nullptr : found->second.get();
+  }
+  bool takes_part_in(uint32_t id) const {
+    const ProcessSet* set = id < kMaxEntries ? find_set(segment_->set_of(id)) : nullptr;
+    return set != nullptr && set->member >= 0;
+  }
 
   // leader.cc
   bool serve();
@@ -166,6 +189,7 @@ class Engine {
   void take_abort(int from, const std::string& payload);
   void link_closed(SocketLink* link);
   void spread_abort();
+  void assign_entry(const Decision& decision);
   void send_leave();
 
   // stall.cc
@@ -194,8 +218,8 @@ class Engine {
 
   // Shared with users' threads.
   std::mutex mutex_;
-  std::unordered_map<std::string, std::unique_ptr<Entry>> entries_;
-  uint64_t unnamed_ = 0;
+  std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
+  size_t names_ = 0;                                     // entries in all of them
   RingSender to_leader_;
   std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
   std::atomic<uint64_t> ready_here_bytes_{0};

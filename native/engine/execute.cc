@@ -27,6 +27,19 @@ int64_t row_bytes_of(const TensorSpec& tensor) {
   return bytes;
 }
 
+// Adds up what another rank says that it gives. False where no memory could hold it: that would overrun this rank's.
+bool add_rows(int64_t rows, int64_t row_bytes, int64_t* all_rows, int64_t* bytes, int64_t* all_bytes) {
+  return rows >= 0 && !__builtin_mul_overflow(rows, row_bytes, bytes) &&
+         !__builtin_add_overflow(*all_bytes, *bytes, all_bytes) && !__builtin_add_overflow(*all_rows, rows, all_rows);
+}
+
+Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
+  return {HVD_RANK_LOST,
+          "rank " + std::to_string(rank) + " says that it gives " + std::to_string(rows) + " rows of " +
+              std::to_string(row_bytes) + " bytes",
+          rank};
+}
+
 }  // namespace
 
 void Engine::execute(std::vector<SubmissionPtr> closed) {
@@ -39,12 +52,12 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
   Status failure;
   for (const Batch& batch : batches) {
     if (!failure.ok()) break;
-    Submission* first = batch.tensors.empty() ? nullptr : closed[batch.tensors[0].entry].get();
     statistics_.batches.fetch_add(1, std::memory_order_relaxed);
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(first->entry->name));
+      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +
+                                    quote_name(closed[batch.entry]->entry->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -54,7 +67,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
   for (size_t i = 0; i < closed.size(); ++i) {
     if (closed[i]->done.load()) continue;
     if (failure.ok()) {
-      complete(closed[i], {});  // a barrier has no tensors
+      complete(closed[i], closed[i]->outcome);  // of no tensors
     } else {
       complete(closed[i], Status(segment_->cause()).while_doing(quote_name(closed[i]->entry->name) + " failed"));
     }
@@ -69,11 +82,15 @@ Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
       case HVD_REDUCESCATTER:
         return run_reducescatter(batch, closed);
       case HVD_BROADCAST:
-        return run_broadcast(*closed[batch.tensors[0].entry]);
+        return run_broadcast(*closed[batch.entry]);
       case HVD_ALLGATHER:
-        return run_allgather(closed[batch.tensors[0].entry].get());
+        return run_allgather(closed[batch.entry].get());
       case HVD_ALLTOALL:
-        return run_alltoall(closed[batch.tensors[0].entry].get());
+        return run_alltoall(closed[batch.entry].get());
+      case HVD_ADD_PROCESS_SET:
+        return run_add_process_set(closed[batch.entry].get());
+      case HVD_REMOVE_PROCESS_SET:
+        return run_remove_process_set(closed[batch.entry].get());
       case HVD_BARRIER:
         break;  // that all have submitted it is all there is to it
     }
@@ -97,12 +114,14 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_->allreduce(slices, reduction_of(batch, world_size_));
+  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  return transport_of(set).allreduce(slices, reduction_of(batch, set.size()));
 }
 
 // The rows of each tensor are dealt to the members in order.
 Status Engine::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
-  std::vector<std::vector<Slice>> parts(static_cast<size_t>(world_size_));
+  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  std::vector<std::vector<Slice>> parts(static_cast<size_t>(set.size()));
   int64_t elements = 0;
   for (const BatchTensor& tensor : batch.tensors) {
     const Submission& submission = *closed[tensor.entry];
@@ -111,9 +130,9 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
     if (count == 0) continue;
     const int64_t row_elements = count / spec.shape[0];
     const std::byte* input = static_cast<const std::byte*>(submission.inputs[tensor.tensor]);
-    for (int m = 0; m < world_size_; ++m) {
-      const int64_t part = rows_of_member(spec.shape[0], world_size_, m) * row_elements;
-      std::byte* const output = m == rank_ ? static_cast<std::byte*>(submission.outputs[tensor.tensor]) : nullptr;
+    for (int m = 0; m < set.size(); ++m) {
+      const int64_t part = rows_of_member(spec.shape[0], set.size(), m) * row_elements;
+      std::byte* const output = m == set.member ? static_cast<std::byte*>(submission.outputs[tensor.tensor]) : nullptr;
       if (part > 0) parts[static_cast<size_t>(m)].push_back({input, output, part});
       input += part * static_cast<int64_t>(element_size(spec.dtype));
     }
@@ -121,7 +140,7 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_->reducescatter(parts, reduction_of(batch, world_size_));
+  return transport_of(set).reducescatter(parts, reduction_of(batch, set.size()));
 }
 
 Status Engine::run_broadcast(const Submission& submission) {
@@ -137,49 +156,46 @@ Status Engine::run_broadcast(const Submission& submission) {
   }
   if (bytes == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
-  return transport_->broadcast(slices, 1, submission.prepared->descriptor.root_rank);
+  const ProcessSet& set = *submission.entry->set;
+  return transport_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
 Status Engine::run_allgather(Submission* submission) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
-  const size_t world = static_cast<size_t>(world_size_);
+  const ProcessSet& set = *submission->entry->set;
+  const size_t members = static_cast<size_t>(set.size());
   constexpr size_t kTensorsAtOnce = 4096;  // an exchange carries at most 64 KiB a member
-  std::vector<int64_t> rows(tensors.size() * world);
+  std::vector<int64_t> rows(tensors.size() * members);
   for (size_t start = 0; start < tensors.size(); start += kTensorsAtOnce) {
     const size_t length = std::min(kTensorsAtOnce, tensors.size() - start);
     std::vector<int64_t> mine(length);
-    std::vector<int64_t> all(length * world);
+    std::vector<int64_t> all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
-    HVD_RETURN_IF_ERROR(transport_->exchange(mine.data(), length * sizeof(int64_t), all.data()));
-    for (size_t member = 0; member < world; ++member) {
-      for (size_t i = 0; i < length; ++i) rows[(start + i) * world + member] = all[member * length + i];
+    HVD_RETURN_IF_ERROR(transport_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    for (size_t member = 0; member < members; ++member) {
+      for (size_t i = 0; i < length; ++i) rows[(start + i) * members + member] = all[member * length + i];
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     Gathered result;
-    result.rows.assign(rows.begin() + static_cast<ptrdiff_t>(i * world),
-                       rows.begin() + static_cast<ptrdiff_t>((i + 1) * world));
+    result.rows.assign(rows.begin() + static_cast<ptrdiff_t>(i * members),
+                       rows.begin() + static_cast<ptrdiff_t>((i + 1) * members));
     result.shape = tensors[i].shape;
     const int64_t row_bytes = row_bytes_of(tensors[i]);
-    std::vector<int64_t> bytes_of_member(world);
+    std::vector<int64_t> bytes_of_member(members);
     int64_t total_bytes = 0;
     result.shape[0] = 0;
-    for (size_t member = 0; member < world; ++member) {
+    for (size_t member = 0; member < members; ++member) {
       // The other ranks' word: what no memory could hold would overrun this rank's.
       const int64_t rows_there = result.rows[member];
-      if (rows_there < 0 || __builtin_mul_overflow(rows_there, row_bytes, &bytes_of_member[member]) ||
-          __builtin_add_overflow(total_bytes, bytes_of_member[member], &total_bytes) ||
-          __builtin_add_overflow(result.shape[0], rows_there, &result.shape[0])) {
-        return {HVD_RANK_LOST,
-                "rank " + std::to_string(member) + " says that it gives " + std::to_string(rows_there) + " rows of " +
-                    std::to_string(row_bytes) + " bytes",
-                static_cast<int>(member)};
+      if (!add_rows(rows_there, row_bytes, &result.shape[0], &bytes_of_member[member], &total_bytes)) {
+        return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
     result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(transport_->allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      HVD_RETURN_IF_ERROR(transport_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
       statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
     }
     submission->results.push_back(std::move(result));
@@ -190,22 +206,32 @@ Status Engine::run_allgather(Submission* submission) {
 // Everybody's splits first; then all know how much goes between any two members.
 Status Engine::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
-  const size_t world = static_cast<size_t>(world_size_);
-  std::vector<int64_t> bytes(world * world);
-  HVD_RETURN_IF_ERROR(transport_->exchange(submission->prepared->splits.data(), world * sizeof(int64_t), bytes.data()));
+  const ProcessSet& set = *submission->entry->set;
+  const size_t members = static_cast<size_t>(set.size());
+  std::vector<int64_t> rows(members * members), bytes(members * members);
+  HVD_RETURN_IF_ERROR(
+      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+  const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
   result.shape[0] = 0;
-  for (size_t member = 0; member < world; ++member) {
-    result.rows.push_back(bytes[member * world + static_cast<size_t>(rank_)]);
-    result.shape[0] += result.rows.back();
+  int64_t received_bytes = 0;
+  for (size_t from = 0; from < members; ++from) {
+    int64_t sent_rows = 0, sent_bytes = 0, ignored = 0;
+    for (size_t to = 0; to < members; ++to) {
+      const size_t pair = from * members + to;
+      if (!add_rows(rows[pair], row_bytes, &sent_rows, &bytes[pair], &sent_bytes)) {
+        return impossible_rows(set.ranks[from], rows[pair], row_bytes);
+      }
+    }
+    result.rows.push_back(rows[from * members + static_cast<size_t>(set.member)]);
+    if (!add_rows(result.rows.back(), row_bytes, &result.shape[0], &ignored, &received_bytes)) {
+      return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
+    }
   }
-  const int64_t row_bytes = row_bytes_of(tensor);
-  for (int64_t& part : bytes) part *= row_bytes;
-  const auto received_bytes = static_cast<size_t>(result.shape[0] * row_bytes);
-  result.data = std::make_unique_for_overwrite<std::byte[]>(received_bytes);
-  HVD_RETURN_IF_ERROR(transport_->alltoall(submission->inputs[0], bytes, result.data.get()));
-  statistics_.bytes.fetch_add(received_bytes, std::memory_order_relaxed);
+  result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(received_bytes));
+  HVD_RETURN_IF_ERROR(transport_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
+  statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));
   return {};
 }

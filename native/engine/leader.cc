@@ -108,10 +108,11 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
       RequestFrame request;
       if (!parse_request(kind, payload, world_size_, &request)) return false;
       if (options_.host_of_rank[request.rank] != host) return false;
+      if (!coordinator_->is_member(request.rank, request.set)) return false;
       if (kind == FrameKind::kRequest) {
-        coordinator_->request(request.rank, request.name, request.body, request.waits, now, effects);
+        coordinator_->request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
       } else {
-        coordinator_->refuse(request.rank, request.name, request.body, now, effects);
+        coordinator_->refuse(request.rank, request.set, request.name, request.body, now, effects);
       }
       return true;
     }
@@ -160,8 +161,10 @@ void Engine::spread(Effects effects) {
       Writer payload;
       payload.put(id);
       const std::string frame = payload.take();
-      for (SocketLink& link : control_) link.send(FrameKind::kRecall, frame);
-      answer_recall(id, &effects);
+      for (SocketLink& link : control_) {
+        if (coordinator_->counts_on(id, options_.host_of_rank[link.peer()])) link.send(FrameKind::kRecall, frame);
+      }
+      if (coordinator_->counts_on(id, host_)) answer_recall(id, &effects);
     }
   }
   if (effects.decisions.empty()) return;
@@ -225,6 +228,7 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
       poison(HVD_ABORTED, failure.culprit, quote_name(failure.name) + ": " + failure.text);
       return;
     }
+    assign_entry(decision);
     bool stored = true;
     if (decision.kind == RecordKind::kDefine) stored = segment_->write_definition(decision.id, decision.payload);
     if (decision.kind == RecordKind::kError) stored = segment_->write_error(decision.id, decision.payload);
@@ -238,8 +242,29 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (!wait_for_room_in_log(true)) return;
     segment_->append({decision.kind, decision.id});
   }
-  // This thread drives: it reads on by itself, and lingers or closes.
-  if (spans_hosts() || segment_->header().waiting.load() > 0) bells_->ring_others();
+  // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
+  const auto foreign = [this](const Decision& decision) {
+    return decision.kind != RecordKind::kClose && decision.kind != RecordKind::kLeave && !takes_part_in(decision.id);
+  };
+  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, foreign)) {
+    bells_->ring_others();
+  }
+}
+
+// Before the first record of an entry, and whenever its set may have come back with other members.
+void Engine::assign_entry(const Decision& decision) {
+  Definition definition;
+  Failure failure;
+  int32_t number = 0;
+  if (decision.kind == RecordKind::kDefine && parse_definition(decision.payload, &definition)) {
+    number = definition.set;
+  } else if (decision.kind == RecordKind::kError && parse_failure(decision.payload, world_size_, &failure)) {
+    number = failure.set;
+  } else {
+    return;
+  }
+  const ProcessSet* set = find_set(number);
+  segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.

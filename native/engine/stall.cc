@@ -6,7 +6,6 @@
 #include <map>
 
 #include "engine/engine.h"
-#include "negotiation/names.h"
 #include "platform/clock.h"
 
 namespace hvd {
@@ -44,21 +43,25 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
 
 }  // namespace
 
-// The in-flight rows tell who waits for an entry that all know; new names are known to the coordinator only.
+// The in-flight rows tell who waits for an entry that is defined; who waits for a new name, the coordinator alone
+// knows.
 std::vector<Undecided> Engine::undecided_on_this_host() {
   std::vector<Undecided> found;
-  const std::lock_guard lock(mutex_);
-  for (uint32_t id = 0; id < entry_of_id_.size(); ++id) {
-    if (entry_of_id_[id] == nullptr) continue;
-    Undecided item{entry_of_id_[id]->name, entry_of_id_[id]->definition, 0, {}, {}};
+  std::vector<int> members;
+  Undecided item;
+  for (uint32_t id = 0; coordinator_->describe(id, &item.name, &members); ++id) {
+    item.id = id;
+    item.arrived.clear();
+    item.missing.clear();
     uint64_t oldest_ms = 0;
     for (uint32_t r = 0; r < segment_->local_size(); ++r) {
+      if (!std::binary_search(members.begin(), members.end(), ranks_of_host_[r])) continue;
       const uint64_t since_ms = segment_->in_flight(r, id).load();
       (since_ms != 0 ? item.arrived : item.missing).push_back(ranks_of_host_[r]);
       if (since_ms != 0 && (oldest_ms == 0 || since_ms < oldest_ms)) oldest_ms = since_ms;
     }
     item.since = static_cast<double>(oldest_ms) * 1e-3;
-    if (!item.arrived.empty() && !item.missing.empty()) found.push_back(std::move(item));
+    if (!item.arrived.empty() && !item.missing.empty()) found.push_back(item);
   }
   return found;
 }
@@ -72,7 +75,7 @@ void Engine::report_stalls() {
   std::vector<Undecided> waiting = coordinator_->undecided();
   if (!spans_hosts()) {
     for (Undecided& item : undecided_on_this_host()) {
-      std::erase_if(waiting, [&](const Undecided& other) { return other.name == item.name; });
+      std::erase_if(waiting, [&](const Undecided& other) { return other.id == item.id; });
       waiting.push_back(std::move(item));
     }
   }
@@ -84,7 +87,7 @@ void Engine::report_stalls() {
     const double waited_s = now - std::max(item.since, resumed_s);
     if (item.missing.empty() || waited_s * 1e3 < static_cast<double>(settings.stall_warning_ms)) continue;
     Group& group = stalled[{item.arrived, item.missing}];
-    group.names.push_back(quote_name(item.name, item.descriptor));
+    group.names.push_back(item.name);
     group.waited_s = std::max(group.waited_s, waited_s);
   }
   std::string report;

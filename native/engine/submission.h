@@ -18,6 +18,7 @@
 namespace hvd {
 
 struct Entry;
+struct ProcessSet;
 
 // A request without its tensor pointers; what hvd_prepare returns. Immutable once made.
 struct Prepared {
@@ -27,12 +28,13 @@ struct Prepared {
   std::vector<TensorSpec> tensors;  // with the true dimension 0 of a ragged operation's input
   std::vector<int64_t> splits;      // alltoall: rows for each member
   uint64_t total_bytes = 0;
-  Entry* entry = nullptr;  // for named requests
+  std::shared_ptr<ProcessSet> set;
+  Entry* entry = nullptr;  // for named requests; the set's
   hvd_done_fn done = nullptr;
   void* user = nullptr;
 };
 
-struct Gathered {  // an output whose size was known only on the way
+struct Gathered {  // an output that was known only on the way; of a new process set, its number as the only row
   std::unique_ptr<std::byte[]> data;
   std::vector<int64_t> shape;
   std::vector<int64_t> rows;
@@ -49,13 +51,15 @@ struct Submission {
 
   Status status;                  // written before `done`
   std::vector<Gathered> results;  // likewise
+  Status outcome;                 // likewise: why an operation that ran did not succeed, the same on all ranks
   std::atomic<bool> done{false};
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;
 
-// One name as this rank knows it. Guarded by the engine's mutex.
+// One name of a process set as this rank, a member, knows it. Guarded by the engine's mutex.
 struct Entry {
+  ProcessSet* set = nullptr;
   std::string name;
   int64_t id = -1;         // given by the coordinator
   std::string definition;  // the descriptor that all ranks know; empty where none has been agreed

@@ -84,7 +84,7 @@ Status check_splits(const hvd_request& request, int members, const std::string& 
 }
 
 // Null where there is something to read or to write.
-Status check_addresses(const Prepared& prepared, const Submission& submission, int rank, int size) {
+Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
   const hvd_kind kind = prepared.descriptor.kind;
   const auto missing = [&](size_t i, const char* end) {
     return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
@@ -94,15 +94,15 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
     if (prepared.tensors[i].count() == 0) continue;
     if (submission.inputs[i] == nullptr) return missing(i, "input");
     if (is_ragged(kind)) continue;
-    const bool is_empty = kind == HVD_REDUCESCATTER && rows_of_member(prepared.tensors[i].shape[0], size, rank) == 0;
+    const bool is_empty = kind == HVD_REDUCESCATTER &&
+                          rows_of_member(prepared.tensors[i].shape[0], prepared.set->size(), prepared.set->member) == 0;
     if (!is_empty && (submission.outputs.empty() || submission.outputs[i] == nullptr)) return missing(i, "output");
   }
   return {};
 }
 
-Status check_request(const hvd_request& request, int world_size, const std::string& what) {
+Status check_request(const hvd_request& request, const ProcessSet& set, const std::string& what) {
   if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
-  if (request.process_set != 0) return invalid(what + ": unknown process set " + std::to_string(request.process_set));
   if (request.tensor_size != 0 && request.tensor_size != sizeof(hvd_tensor)) {
     return invalid(what + ": hvd_tensor has another size in the caller");
   }
@@ -114,8 +114,9 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
       (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
   }
-  if (request.kind == HVD_BROADCAST && (request.root_rank < 0 || request.root_rank >= world_size)) {
-    return invalid(what + ": expected a root rank below " + std::to_string(world_size) + ", seen " +
+  if (request.kind == HVD_BROADCAST && set.member_of(request.root_rank) < 0) {
+    return invalid(what + ": expected a root rank among the ranks " +
+                   describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", seen " +
                    std::to_string(request.root_rank));
   }
   for (uint32_t i = 0; i < request.ntensors; ++i) {
@@ -129,15 +130,17 @@ Status check_request(const hvd_request& request, int world_size, const std::stri
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
   const std::string what = describe(rank_, name);
-  HVD_RETURN_IF_ERROR(check_request(request, world_size_, what));
+  auto prepared = std::make_shared<Prepared>();
+  HVD_RETURN_IF_ERROR(find_set_for_use(request.process_set, what, &prepared->set));
+  HVD_RETURN_IF_ERROR(check_request(request, *prepared->set, what));
   if (name.size() > kMaxNameBytes) return name_too_long(what);
 
-  auto prepared = std::make_shared<Prepared>();
   Descriptor& descriptor = prepared->descriptor;
   prepared->name = name;
   prepared->done = request.done;
   prepared->user = request.user;
   descriptor.kind = static_cast<hvd_kind>(request.kind);
+  descriptor.process_set = request.process_set;
   // Fields without a meaning for the operation are fixed, so that ranks cannot differ in them.
   const bool reduction = reduces(descriptor.kind);
   descriptor.op = reduction ? static_cast<ReduceOp>(request.op) : HVD_SUM;
@@ -153,14 +156,14 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
     descriptor.tensors.push_back(std::move(spec));
   }
   if (descriptor.kind == HVD_ALLTOALL) {
-    HVD_RETURN_IF_ERROR(check_splits(request, world_size_, what, &prepared->splits));
+    HVD_RETURN_IF_ERROR(check_splits(request, prepared->set->size(), what, &prepared->splits));
   }
   prepared->bytes = descriptor.encode();
   if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
     return invalid(what + ": the group has too many tensors");
   if (!name.empty()) {
     const std::lock_guard lock(mutex_);
-    prepared->entry = intern(name);
+    prepared->entry = intern(prepared->set.get(), name);
     if (prepared->entry == nullptr) {
       return invalid(what + ": this job has used " + std::to_string(kMaxNames) +
                      " different tensor names\nhint: give a tensor the same name in every step, or none");
@@ -170,17 +173,35 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   return {};
 }
 
-Entry* Engine::intern(const std::string& name) {
-  const auto found = entries_.find(name);
-  if (found != entries_.end()) return found->second.get();
-  if (entries_.size() >= kMaxNames) return nullptr;
-  auto entry = std::make_unique<Entry>();
-  entry->name = name;
-  return entries_.emplace(name, std::move(entry)).first->second.get();
+Status Engine::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sets_.find(number);
+  if (found == sets_.end() || found->second->closing) {
+    return invalid(what + ": unknown process set " + std::to_string(number) +
+                   "\nhint: add it first; it may have been removed");
+  }
+  if (found->second->member < 0) {
+    return invalid(what + ": this rank is no member of process set " + std::to_string(number) +
+                   ", which has the ranks " +
+                   describe_shape({found->second->ranks.begin(), found->second->ranks.end()}));
+  }
+  *out = found->second;
+  return {};
 }
 
-Entry* Engine::next_unnamed() {
-  return intern(std::string(kUnnamedPrefix) + std::to_string(unnamed_++ % kUnnamedEntries));
+Entry* Engine::intern(ProcessSet* set, const std::string& name) {
+  const auto found = set->entries.find(name);
+  if (found != set->entries.end()) return found->second.get();
+  if (names_ >= kMaxNames) return nullptr;
+  auto entry = std::make_unique<Entry>();
+  entry->set = set;
+  entry->name = name;
+  ++names_;
+  return set->entries.emplace(name, std::move(entry)).first->second.get();
+}
+
+Entry* Engine::next_unnamed(ProcessSet* set) {
+  return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
 }
 
 Status Engine::refuse_if_ended() {
@@ -193,9 +214,9 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
                       uint32_t flags, hvd_handle* handle) {
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
-  submission->inputs.assign(inputs, inputs + tensors);
+  if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
-  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_, world_size_));
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->prepared = std::move(prepared);
   // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
@@ -207,9 +228,11 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
     const std::lock_guard lock(mutex_);
     // Under the lock: after that, fail_all() finds the submission.
     HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
+    ProcessSet* const set = submission->prepared->set.get();
+    if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
     Entry* entry = submission->prepared->entry;
     const bool named = entry != nullptr;
-    if (!named) entry = next_unnamed();
+    if (!named) entry = next_unnamed(set);
     if (entry == nullptr) return invalid("no place for another unnamed request");
     submission->entry = entry;
     if (entry->in_flight == nullptr) {
@@ -230,18 +253,21 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   return {};
 }
 
-Status Engine::refuse(const char* name, const std::string& why) {
+Status Engine::refuse(const char* name, int32_t process_set, const std::string& why) {
   if (name != nullptr && std::strlen(name) > kMaxNameBytes) {
     return name_too_long(describe(rank_, name));
   }
   auto submission = std::make_shared<Submission>();
+  std::shared_ptr<ProcessSet> set;
+  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(rank_, name == nullptr ? "" : name), &set));
   submission->is_refusal = true;
   submission->refusal = why.substr(0, kMaxReasonBytes);
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
     HVD_RETURN_IF_ERROR(refuse_if_ended());
-    Entry* entry = name != nullptr && *name != '\0' ? intern(name) : next_unnamed();
+    if (set->closing) return invalid("the process set has been removed");
+    Entry* entry = name != nullptr && *name != '\0' ? intern(set.get(), name) : next_unnamed(set.get());
     if (entry == nullptr) return invalid("no place for another name");
     submission->entry = entry;
     if (entry->in_flight == nullptr) {
@@ -273,7 +299,9 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
 
   statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
   Writer payload;
-  payload.put(rank_).put_string(entry->name);
+  payload.put(rank_);
+  if (submission->is_refusal) payload.put(entry->set->number);
+  payload.put_string(entry->name);
   payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
   if (!submission->is_refusal) payload.put(static_cast<uint8_t>(submission->sync));
   to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());

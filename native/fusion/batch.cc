@@ -23,7 +23,7 @@ std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint
   for (uint32_t e = 0; e < entries.size(); ++e) {
     const Descriptor& descriptor = *entries[e];
     if (!reduces(descriptor.kind)) {
-      Batch alone{&descriptor, HVD_UINT8, {}};
+      Batch alone{&descriptor, HVD_UINT8, {}, e};
       for (uint32_t t = 0; t < descriptor.tensors.size(); ++t) alone.tensors.push_back({e, t});
       batches.push_back(std::move(alone));
       continue;
@@ -40,7 +40,7 @@ std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint
         target->bytes += bytes;
         continue;
       }
-      batches.push_back({&descriptor, tensor.dtype, {{e, t}}});
+      batches.push_back({&descriptor, tensor.dtype, {{e, t}}, e});
       if (target != nullptr) {
         *target = {batches.size() - 1, bytes};
       } else {

@@ -20,6 +20,7 @@ struct Batch {
   const Descriptor* descriptor;  // kind, op, scales of all tensors of the batch
   DataType dtype;
   std::vector<BatchTensor> tensors;
+  uint32_t entry = 0;  // the first one
 };
 
 // Allreduces, and likewise reducescatters, of one dtype, op, scale and set fuse, in the order of their first, up to

@@ -27,19 +27,48 @@ std::string list_ranks(const std::vector<int>& ranks) {
 }  // namespace
 
 Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::move(host_of_rank)) {
-  for (const int host : host_of_rank_) {
-    if (static_cast<size_t>(host) >= members_of_host_.size()) members_of_host_.resize(host + 1, 0);
-    ++members_of_host_[host];
+  std::vector<int> all;
+  for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
+    hosts_ = std::max(hosts_, host_of_rank_[rank] + 1);
+    all.push_back(static_cast<int>(rank));
+  }
+  add_set(0, std::move(all));
+}
+
+void Coordinator::add_set(int32_t set, std::vector<int> ranks) {
+  Set& added = sets_[set];
+  added.ranks = std::move(ranks);
+  added.members_of_host.assign(static_cast<size_t>(hosts_), 0);
+  added.hosts = 0;
+  for (const int rank : added.ranks) added.hosts += added.members_of_host[host_of_rank_[rank]]++ == 0 ? 1 : 0;
+}
+
+void Coordinator::remove_set(int32_t set) {
+  sets_[set].ranks.clear();
+  // Whoever has the number next has other members, who must hear of each name's definition anew.
+  for (const auto& [name, id] : sets_[set].id_of_name) {
+    entries_[id].defined = false;
+    entries_[id].definition.clear();
   }
 }
 
-Coordinator::Entry* Coordinator::find_or_create(int rank, const std::string& name, Effects* effects) {
-  const auto found = id_of_name_.find(name);
-  if (found != id_of_name_.end()) return &entries_[found->second];
+bool Coordinator::is_member(int rank, int32_t set) const {
+  const auto found = sets_.find(set);
+  return found != sets_.end() && std::binary_search(found->second.ranks.begin(), found->second.ranks.end(), rank);
+}
+
+std::string Coordinator::in_words(const Entry& entry, std::string_view descriptor) {
+  return quote_name(entry.name, descriptor) + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
+}
+
+Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std::string& name, Effects* effects) {
+  auto& id_of_name = sets_[set].id_of_name;
+  const auto found = id_of_name.find(name);
+  if (found != id_of_name.end()) return &entries_[found->second];
   if (entries_.size() == kMaxEntries) {
     Decision decision{RecordKind::kError, kMaxEntries, false, {}};
     Writer payload;
-    payload.put_string(name).put(rank).put_string(
+    payload.put(set).put_string(name).put(rank).put_string(
         "more than " + std::to_string(kMaxEntries) +
         " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
     payload.put(uint32_t{0});
@@ -48,37 +77,42 @@ Coordinator::Entry* Coordinator::find_or_create(int rank, const std::string& nam
     return nullptr;
   }
   Entry entry;
+  entry.set = set;
   entry.name = name;
   entry.id = static_cast<uint32_t>(entries_.size());
-  entry.host_ready.assign(members_of_host_.size(), false);
-  entry.host_answered.assign(members_of_host_.size(), false);
-  id_of_name_.emplace(name, entry.id);
+  entry.host_ready.assign(static_cast<size_t>(hosts_), false);
+  entry.host_answered.assign(static_cast<size_t>(hosts_), false);
+  id_of_name.emplace(name, entry.id);
   entries_.push_back(std::move(entry));
   return &entries_.back();
 }
 
-void Coordinator::request(int rank, const std::string& name, const std::string& descriptor, bool waits, double now,
-                          Effects* effects) {
-  add_slow(rank, name, Slow{descriptor, "", waits}, now, effects);
+void Coordinator::request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits,
+                          double now, Effects* effects) {
+  add_slow(rank, set, name, Slow{descriptor, "", waits}, now, effects);
 }
 
-void Coordinator::refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects) {
-  add_slow(rank, name, Slow{"", why.empty() ? "its call failed" : why, true}, now, effects);
+void Coordinator::refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now,
+                         Effects* effects) {
+  add_slow(rank, set, name, Slow{"", why.empty() ? "its call failed" : why, true}, now, effects);
 }
 
-void Coordinator::add_slow(int rank, const std::string& name, Slow slow, double now, Effects* effects) {
-  Entry* entry = find_or_create(rank, name, effects);
+void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name, Slow slow, double now,
+                           Effects* effects) {
+  Entry* entry = find_or_create(rank, set_number, name, effects);
   if (entry == nullptr) return;
+  Set& set = sets_[set_number];
   if (entry->slow.empty()) {
     if (entry->hosts_ready == 0) entry->since = now;
-    slow_by_subject_[subject_of(name)].push_back(entry->id);
+    set.slow_by_subject[subject_of(name)].push_back(entry->id);
     entry->answers_missing = 0;
     entry->counted = 0;
     for (int host = 0; host < hosts(); ++host) {
-      if (entry->host_ready[host]) entry->counted += members_of_host_[host];
-      // An undefined entry has never been counted anywhere: there is nothing to recall.
-      entry->host_answered[host] = !entry->defined;
-      entry->answers_missing += entry->defined ? 1 : 0;
+      if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
+      // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
+      const bool counts = entry->defined && set.members_of_host[host] > 0;
+      entry->host_answered[host] = !counts;
+      entry->answers_missing += counts ? 1 : 0;
     }
     if (entry->defined) effects->recalls.push_back(entry->id);
   }
@@ -88,7 +122,9 @@ void Coordinator::add_slow(int rank, const std::string& name, Slow slow, double 
 }
 
 bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined || count > members_of_host_[host]) return false;
+  if (id >= entries_.size() || !entries_[id].defined || count > sets_[entries_[id].set].members_of_host[host]) {
+    return false;
+  }
   Entry* entry = &entries_[id];
   if (entry->slow.empty() || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
@@ -101,16 +137,16 @@ bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effec
 }
 
 bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined) return false;
+  if (id >= entries_.size() || !entries_[id].defined || !counts_on(id, host)) return false;
   if (entries_[id].host_ready[host]) return true;
   Entry* entry = &entries_[id];
   if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
   entry->host_ready[host] = true;
   ++entry->hosts_ready;
   if (!entry->slow.empty()) {
-    entry->counted += members_of_host_[host];
+    entry->counted += sets_[entry->set].members_of_host[host];
     decide_if_complete(entry, effects);
-  } else if (entry->hosts_ready == hosts()) {
+  } else if (entry->hosts_ready == sets_[entry->set].hosts) {
     finish(entry);
     effects->decisions.push_back({RecordKind::kReady, id, false, {}});
   }
@@ -118,7 +154,9 @@ bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
 }
 
 void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
-  if (entry->answers_missing > 0 || entry->counted + entry->slow.size() < host_of_rank_.size()) return;
+  if (entry->answers_missing > 0 || entry->counted + entry->slow.size() < sets_[entry->set].ranks.size()) {
+    return;
+  }
   int culprit = -1;
   const std::string text = verdict(*entry, &culprit);
   if (!text.empty()) {
@@ -145,7 +183,7 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
   for (const auto& [rank, slow] : entry.slow) {
     if (!slow.refusal.empty()) {
       *culprit = rank;
-      return "rank " + std::to_string(rank) + " could not submit " + quote_name(entry.name) + ": " + slow.refusal;
+      return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + slow.refusal;
     }
     ranks_by_descriptor[slow.descriptor].push_back(rank);
   }
@@ -170,7 +208,7 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     expected_bytes = entry.definition;
     expected_by = "the other ranks";
   }
-  std::string text = "the ranks disagree about " + quote_name(entry.name);
+  std::string text = "the ranks disagree about " + in_words(entry);
   Descriptor want, got;
   Descriptor::decode(expected_bytes, &want);
   for (const auto& [bytes, ranks] : ranks_by_descriptor) {
@@ -191,7 +229,8 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
 // others' operation.
 void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
-  const std::vector<uint32_t> ids = slow_by_subject_[subject_of(entry->name)];
+  Set& set = sets_[entry->set];
+  const std::vector<uint32_t> ids = set.slow_by_subject[subject_of(entry->name)];
   if (ids.size() < 2) return;
   std::vector<bool> waits(host_of_rank_.size(), false);
   size_t waiting = 0;
@@ -206,9 +245,9 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
       ++waiting;
       ranks.push_back(rank);
     }
-    text += "; " + list_ranks(ranks) + ": " + quote_name(other.name);
+    text += "; " + list_ranks(ranks) + ": " + in_words(other);
   }
-  if (waiting < host_of_rank_.size()) return;
+  if (waiting < set.ranks.size()) return;
   text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
   for (const uint32_t id : ids) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
@@ -221,8 +260,8 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
 void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
                        Effects* effects) {
   Writer payload;
-  payload.put_string(entry->name).put(culprit).put_string(std::string_view(text).substr(0, kMaxTextBytes));
-  payload.put(static_cast<uint32_t>(ranks.size()));
+  payload.put(entry->set).put_string(entry->name).put(culprit);
+  payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
   effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
   finish(entry);
@@ -230,9 +269,10 @@ void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const
 
 void Coordinator::finish(Entry* entry) {
   if (!entry->slow.empty()) {
-    auto& ids = slow_by_subject_[subject_of(entry->name)];
+    auto& by_subject = sets_[entry->set].slow_by_subject;
+    auto& ids = by_subject[subject_of(entry->name)];
     std::erase(ids, entry->id);
-    if (ids.empty()) slow_by_subject_.erase(subject_of(entry->name));
+    if (ids.empty()) by_subject.erase(subject_of(entry->name));
   }
   entry->slow.clear();
   entry->counted = 0;
@@ -246,20 +286,31 @@ std::vector<Undecided> Coordinator::undecided() const {
   for (const Entry& entry : entries_) {
     if (entry.slow.empty() && entry.hosts_ready == 0) continue;
     const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
-    Undecided item{entry.name, descriptor, entry.since, {}, {}};
-    for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
-      const bool here = entry.slow.contains(static_cast<int>(rank)) || entry.host_ready[host_of_rank_[rank]];
-      (here ? item.arrived : item.missing).push_back(static_cast<int>(rank));
+    Undecided item{entry.id, in_words(entry, descriptor), entry.since, {}, {}};
+    for (const int rank : sets_.at(entry.set).ranks) {
+      const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
+      (here ? item.arrived : item.missing).push_back(rank);
     }
     all.push_back(std::move(item));
   }
   return all;
 }
 
+bool Coordinator::counts_on(uint32_t id, int host) const {
+  return id < entries_.size() && sets_.at(entries_[id].set).members_of_host[host] > 0;
+}
+
+bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {
+  if (id >= entries_.size()) return false;
+  *name = in_words(entries_[id], entries_[id].definition);
+  *ranks = sets_.at(entries_[id].set).ranks;
+  return true;
+}
+
 std::string Coordinator::snapshot() const {
   Writer text;
   for (const Entry& entry : entries_) {
-    text.put_string(entry.name).put(entry.defined).put_string(entry.definition).put(entry.counted);
+    text.put(entry.set).put_string(entry.name).put(entry.defined).put_string(entry.definition).put(entry.counted);
     text.put(entry.answers_missing).put(entry.hosts_ready);
     for (const bool ready : entry.host_ready) text.put(ready);
     for (const bool answered : entry.host_answered) text.put(answered);

@@ -28,20 +28,20 @@ struct Decision {
   RecordKind kind = RecordKind::kNone;
   uint32_t id = 0;
   bool reset = false;
-  // DEFINE: string name | string descriptor
-  // ERROR: string name | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
+  // DEFINE: string name | string descriptor, which holds the set
+  // ERROR: i32 set | string name | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
   std::string payload;
 };
 
 struct Effects {
-  std::vector<uint32_t> recalls;  // to every host, before the decisions
+  std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
   std::vector<Decision> decisions;
 };
 
 // What a stall report says about one entry that some ranks wait for.
 struct Undecided {
-  std::string name;
-  std::string descriptor;  // encoded, of one of them
+  uint32_t id = 0;
+  std::string name;  // as people read it: quoted, with the set
   double since = 0;
   std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
   std::vector<int> missing;
@@ -49,20 +49,29 @@ struct Undecided {
 
 class Coordinator {
  public:
-  explicit Coordinator(std::vector<int> host_of_rank);
+  explicit Coordinator(std::vector<int> host_of_rank);  // with set 0, all ranks
 
-  // `waits`: the rank will submit nothing else before this is done.
-  void request(int rank, const std::string& name, const std::string& descriptor, bool waits, double now,
+  // At the moment when all ranks do so, and nothing of the set is under way. A number may come back with other ranks.
+  void add_set(int32_t set, std::vector<int> ranks);
+  void remove_set(int32_t set);
+  bool is_member(int rank, int32_t set) const;
+
+  // The rank is a member of the set. `waits`: it will submit nothing else before this is done.
+  void request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits, double now,
                Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
-  void refuse(int rank, const std::string& name, const std::string& why, double now, Effects* effects);
+  void refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
   // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: how many of its ranks had arrived the fast way.
   bool recalled(int host, uint32_t id, uint32_t count, Effects* effects);
 
-  int hosts() const { return static_cast<int>(members_of_host_.size()); }
+  int hosts() const { return hosts_; }
   std::vector<Undecided> undecided() const;
+  // Whether the host has members of the entry's set: only such a host counts, and is asked.
+  bool counts_on(uint32_t id, int host) const;
+  // What an id stands for; names it as people read it. False for an unknown one.
+  bool describe(uint32_t id, std::string* name, std::vector<int>* ranks) const;
   // For the model checker: coordinators with equal snapshots behave alike.
   std::string snapshot() const;
 
@@ -72,7 +81,15 @@ class Coordinator {
     std::string refusal;
     bool waits = false;
   };
+  struct Set {
+    std::vector<int> ranks;  // empty: the set does not exist now
+    std::vector<uint32_t> members_of_host;
+    int hosts = 0;                                         // with members
+    std::unordered_map<std::string, uint32_t> id_of_name;  // stays when the set is removed: its number may come back
+    std::unordered_map<std::string, std::vector<uint32_t>> slow_by_subject;
+  };
   struct Entry {
+    int32_t set = 0;
     std::string name;
     uint32_t id = 0;
     bool defined = false;
@@ -87,19 +104,20 @@ class Coordinator {
     uint32_t counted = 0;
   };
 
-  Entry* find_or_create(int rank, const std::string& name, Effects* effects);
-  void add_slow(int rank, const std::string& name, Slow slow, double now, Effects* effects);
+  Entry* find_or_create(int rank, int32_t set, const std::string& name, Effects* effects);
+  void add_slow(int rank, int32_t set, const std::string& name, Slow slow, double now, Effects* effects);
   void decide_if_complete(Entry* entry, Effects* effects);
   void decide_conflict(Entry* entry, Effects* effects);
   std::string verdict(const Entry& entry, int* culprit) const;
   void fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
   void finish(Entry* entry);
 
+  static std::string in_words(const Entry& entry, std::string_view descriptor = {});
+
   std::vector<int> host_of_rank_;
-  std::vector<uint32_t> members_of_host_;
-  std::unordered_map<std::string, uint32_t> id_of_name_;
+  int hosts_ = 0;
+  std::map<int32_t, Set> sets_;
   std::vector<Entry> entries_;  // by id
-  std::unordered_map<std::string, std::vector<uint32_t>> slow_by_subject_;
 };
 
 }  // namespace hvd

@@ -10,9 +10,11 @@ bool is_rank(int rank, int world_size) { return rank >= 0 && rank < world_size; 
 
 bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
 
-bool is_descriptor(std::string_view bytes) {
-  Descriptor ignored;
-  return Descriptor::decode(bytes, &ignored);
+bool read_descriptor(std::string_view bytes, int32_t* set) {
+  Descriptor descriptor;
+  if (!Descriptor::decode(bytes, &descriptor)) return false;
+  *set = descriptor.process_set;
+  return true;
 }
 
 bool is_record(const Decision& decision, int world_size) {
@@ -41,11 +43,12 @@ bool parse_request(FrameKind kind, std::string_view payload, int world_size, Req
   Reader reader(payload);
   const bool is_request = kind == FrameKind::kRequest;
   out->rank = reader.get<int32_t>();
+  if (!is_request) out->set = reader.get<int32_t>();
   out->name = reader.get_string();
   out->body = reader.get_string();
   out->waits = is_request && reader.get<uint8_t>() != 0;
   if (!is_whole(reader) || !is_rank(out->rank, world_size) || !is_name(out->name)) return false;
-  return is_request ? is_descriptor(out->body) : out->body.size() <= kMaxTextBytes;
+  return is_request ? read_descriptor(out->body, &out->set) : out->body.size() <= kMaxTextBytes;
 }
 
 bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids) {
@@ -116,11 +119,12 @@ bool parse_definition(std::string_view payload, Definition* out) {
   Reader reader(payload);
   out->name = reader.get_string();
   out->descriptor = reader.get_string();
-  return is_whole(reader) && is_name(out->name) && is_descriptor(out->descriptor);
+  return is_whole(reader) && is_name(out->name) && read_descriptor(out->descriptor, &out->set);
 }
 
 bool parse_failure(std::string_view payload, int world_size, Failure* out) {
   Reader reader(payload);
+  out->set = reader.get<int32_t>();
   out->name = reader.get_string();
   out->culprit = reader.get<int32_t>();
   out->text = reader.get_string();

@@ -18,6 +18,7 @@ namespace hvd {
 
 struct RequestFrame {  // kRequest and kRefuse
   int rank = 0;
+  int32_t set = 0;
   std::string name;
   std::string body;  // an encoded descriptor, or why the rank's call failed
   bool waits = false;
@@ -35,11 +36,13 @@ struct AbortFrame {
 };
 
 struct Definition {  // of a DEFINE record
+  int32_t set = 0;
   std::string name;
   std::string descriptor;
 };
 
 struct Failure {  // of an ERROR record
+  int32_t set = 0;
   std::string name;
   int culprit = -1;
   std::string text;

@@ -90,7 +90,7 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
     close(memfd);
     return status;
   }
-  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     Status status = system_error("cannot seal shared memory");
     close(memfd);
     return status;
@@ -166,6 +166,53 @@ Segment::Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size)
 Segment::~Segment() {
   munmap(base_, bytes_);
   close(memfd_);
+}
+
+Status Segment::take_area(size_t bytes, uint64_t* offset) {
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  const auto fits = [&](const Area& area) { return !area.taken && area.bytes == bytes; };
+  auto area = std::find_if(areas_.begin(), areas_.end(), fits);
+  if (area == areas_.end()) {
+    const uint64_t end = areas_.empty() ? bytes_ : areas_.back().offset + areas_.back().bytes;
+    area = areas_.insert(areas_.end(), {end, bytes, false});
+  }
+  // Makes the file longer where the area is new, and fills the hole where it was given back.
+  const int error = posix_fallocate(memfd_, static_cast<off_t>(area->offset), static_cast<off_t>(area->bytes));
+  if (error != 0) {
+    errno = error;
+    return system_error("cannot allocate " + std::to_string(bytes >> 20) + " MiB of shared memory for a process set");
+  }
+  area->taken = true;
+  *offset = area->offset;
+  return {};
+}
+
+void Segment::release_area(uint64_t offset) {
+  for (Area& area : areas_) {
+    if (area.offset != offset || !area.taken) continue;
+    // What cannot be punched out would not be zeros when it is taken again: such an area is lost.
+    const auto begin = static_cast<off_t>(area.offset), length = static_cast<off_t>(area.bytes);
+    area.taken = fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length) != 0;
+  }
+}
+
+Status Segment::map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byte>* out) {
+  // The leader's word; an access beyond the end would be a SIGBUS.
+  struct stat facts{};
+  if (fstat(memfd_, &facts) != 0) return system_error("cannot look at the shared memory");
+  const auto end = static_cast<uint64_t>(facts.st_size);
+  if (offset % kPage != 0 || offset > end || bytes > end - offset) {
+    return {HVD_UNAVAILABLE, "the area of a process set does not lie in the shared memory"};
+  }
+  const std::lock_guard lock(mapped_mutex_);
+  std::weak_ptr<std::byte>& known = mapped_[offset];
+  if (*out = known.lock(); *out != nullptr) return {};
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, static_cast<off_t>(offset));
+  if (base == MAP_FAILED) return system_error("cannot map the shared memory of a process set");
+  madvise(base, bytes, MADV_DONTFORK);
+  out->reset(static_cast<std::byte*>(base), [bytes](std::byte* mapped) { munmap(mapped, bytes); });
+  known = *out;
+  return {};
 }
 
 bool Segment::log_has_room() {

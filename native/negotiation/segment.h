@@ -4,6 +4,7 @@
 // generation.
 //
 //   header | rank blocks | in-flight rows | cells | log | definitions, errors | request rings | arena | transport area
+//   | areas of process sets, added and given back while the generation runs
 //
 // Who writes what: `abort` whoever is first; a rank block, its in-flight rows and the producing end of its ring its own
 // process; cells and log everybody; definitions, errors and the arena the leader (local rank 0), before it appends the
@@ -14,9 +15,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "negotiation/coordinator.h"
 #include "negotiation/log.h"
@@ -54,7 +57,8 @@ struct SegmentHeader {
   alignas(128) std::atomic<uint64_t> ready_bytes;  // announced since the last CLOSE
 };
 
-// A string in the arena. The leader replaces it only in a later round of its entry, that is, after all have read it.
+// A string in the arena. The leader replaces it only in a later round of its entry, that is, after all members of its
+// set have read it; other ranks must not.
 struct SharedText {
   std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
 };
@@ -80,7 +84,16 @@ class Segment {
 
   // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
   std::atomic<uint64_t>& in_flight(uint32_t local_rank, uint32_t id) { return rows_[local_rank * kMaxEntries + id]; }
-  Tally<SharedWord> tally(uint32_t id) { return {SharedWord(cells_[id].word), local_size()}; }
+  Tally<SharedWord> tally(uint32_t id) {
+    return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed)};
+  }
+  // Leader only, before the first record of the entry: its set, which never changes, and how many ranks of this host
+  // the set has now.
+  void assign(uint32_t id, int32_t set, uint32_t members) {
+    cells_[id].set.store(set, std::memory_order_relaxed);
+    cells_[id].members.store(members, std::memory_order_relaxed);
+  }
+  int32_t set_of(uint32_t id) const { return cells_[id].set.load(std::memory_order_relaxed); }
 
   bool peek(uint64_t position, Record* record) { return Log<SharedWord>::peek(Slots{log_}, position, record); }
   bool try_append_at(uint64_t position, Record record) {
@@ -96,6 +109,13 @@ class Segment {
   std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
   std::string_view error(uint32_t id) const { return read(errors_[id]); }
 
+  // Further memory, for the transports of process sets. Leader only: finds `bytes` of zeros, allocated for good, at
+  // `offset`; gives them back once nobody maps them.
+  Status take_area(size_t bytes, uint64_t* offset);
+  void release_area(uint64_t offset);
+  // By any rank. Ranks in one process get one mapping.
+  Status map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byte>* out);
+
   // The first cause wins; true where it was this one.
   bool poison(hvd_code code, int failed_rank, std::string_view text);
   Status cause() const;  // OK where not poisoned
@@ -103,6 +123,8 @@ class Segment {
  private:
   struct alignas(64) Cell {
     std::atomic<uint64_t> word;
+    std::atomic<uint32_t> members;
+    std::atomic<int32_t> set;
   };
   struct Layout;
   struct Slots {
@@ -132,6 +154,14 @@ class Segment {
   std::byte* transport_area_;
   uint64_t arena_used_ = 0;                                   // leader only, like the next
   std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
+  struct Area {
+    uint64_t offset;
+    size_t bytes;
+    bool taken;
+  };
+  std::vector<Area> areas_;  // leader only
+  std::mutex mapped_mutex_;
+  std::unordered_map<uint64_t, std::weak_ptr<std::byte>> mapped_;  // by offset
 };
 
 }  // namespace hvd

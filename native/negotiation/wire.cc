@@ -27,6 +27,8 @@ std::string Descriptor::encode() const {
     writer.put(static_cast<uint8_t>(tensor.dtype)).put(static_cast<uint8_t>(tensor.shape.size()));
     for (const int64_t extent : tensor.shape) writer.put(extent);
   }
+  writer.put(static_cast<uint32_t>(ranks.size()));
+  for (const int32_t rank : ranks) writer.put(rank);
   return writer.take();
 }
 
@@ -34,7 +36,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
-  if (kind > HVD_REDUCESCATTER || op > HVD_PRODUCT) return false;
+  if (kind > HVD_REMOVE_PROCESS_SET || op > HVD_PRODUCT) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -53,6 +55,9 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
     if (!tensor.possible()) return false;
     out->tensors.push_back(std::move(tensor));
   }
+  const auto ranks = reader.get<uint32_t>();
+  out->ranks.clear();
+  for (uint32_t i = 0; i < ranks && !reader.broken(); ++i) out->ranks.push_back(reader.get<int32_t>());
   return !reader.broken() && reader.at_end();
 }
 
@@ -74,9 +79,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast",
-                                           "barrier",   "alltoall",  "reducescatter"};
-  return kind <= HVD_REDUCESCATTER ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast",       "barrier",
+                                           "alltoall",  "reducescatter", "add_process_set", "remove_process_set"};
+  return kind <= HVD_REMOVE_PROCESS_SET ? kNames[kind] : "unknown";
 }
 
 namespace {
@@ -130,6 +135,13 @@ std::string difference(const Descriptor& expected, const Descriptor& seen) {
     return differ("postscale factor", scale_text(expected.postscale), scale_text(seen.postscale));
   }
   if (expected.op != seen.op) return differ("reduce operation", name_of(expected.op), name_of(seen.op));
+  if (expected.ranks != seen.ranks) {
+    return differ("ranks of the set", describe_shape({expected.ranks.begin(), expected.ranks.end()}),
+                  describe_shape({seen.ranks.begin(), seen.ranks.end()}));
+  }
+  if (expected.kind == HVD_REMOVE_PROCESS_SET && expected.root_rank != seen.root_rank) {
+    return differ("process set", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
+  }
   if (expected.root_rank != seen.root_rank) {
     return differ("root rank", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
   }

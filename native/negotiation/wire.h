@@ -5,7 +5,7 @@
 //   frame      = u32 length of what follows | u8 kind | payload
 //   string     = u32 length | bytes
 //   descriptor = u8 kind | u8 op | i32 set | i32 root | f64 prescale | f64 postscale | u32 n | n x (u8 dtype | u8 ndim
-//   | ndim x i64)
+//   | ndim x i64) | u32 n | n x i32 rank
 //
 // Parsing never trusts a length: a Reader that ran over its end says so and yields zeros from then on.
 #pragma once
@@ -106,11 +106,12 @@ constexpr int64_t rows_of_member(int64_t rows, int members, int member) {
 struct Descriptor {
   hvd_kind kind = HVD_ALLREDUCE;
   ReduceOp op = HVD_SUM;
-  int32_t process_set = 0;
+  int32_t process_set = 0;  // where it takes place; of a removal: 0, the set to be removed stands in root_rank
   int32_t root_rank = -1;
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<TensorSpec> tensors;
+  std::vector<int32_t> ranks;  // a process set to be added
 
   std::string encode() const;
   static bool decode(std::string_view bytes, Descriptor* out);
@@ -127,7 +128,7 @@ std::string difference(const Descriptor& expected, const Descriptor& seen);
 
 enum class FrameKind : uint8_t {
   kRequest = 1,    // to rank 0: i32 rank | string name | string descriptor | u8 waits for it at once
-  kRefuse = 2,     // to rank 0: i32 rank | string name | string why
+  kRefuse = 2,     // to rank 0: i32 rank | i32 set | string name | string why
   kHostReady = 3,  // to rank 0: u32 n | n x u32 entry
   kRecalled = 4,   // to rank 0: u32 entry | u32 count
   kLeave = 5,      // to rank 0: i32 rank

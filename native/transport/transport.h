@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +50,14 @@ class Transport {
   // destination, one after another; `all` receives the parts by source.
   virtual Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) = 0;
   virtual Status barrier() = 0;
+
+  // A transport among some of the members (`places` among them, ascending, `member` an index into it) over the same
+  // links; nothing but links is shared, so only TCP has one. The two are used one after the other. Null where there is
+  // none.
+  virtual std::unique_ptr<Transport> among(std::span<const int> places, int member) const {
+    (void)places, (void)member;
+    return nullptr;
+  }
 
   // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for
   // example "\"hop_ns\": 41, \"stores\": \"cached\"".

@@ -215,7 +215,10 @@ def broadcast_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator
 
 def wrong_rows(framework_name: str, dtype_name: str) -> list[str]:
     """Runs in a rank: every row of the dtype; returns those that went wrong, and how many there were."""
-    framework = frameworks.load(framework_name)
+    return wrong_rows_of(frameworks.load(framework_name), dtype_name)
+
+
+def wrong_rows_of(framework: Any, dtype_name: str) -> list[str]:
     dtype = frameworks.dtype_of(dtype_name)
     rank, size = framework.hvd.rank(), framework.hvd.size()
     wrong, count = [], 0
@@ -242,6 +245,36 @@ def test_results_are_those_of_the_reference(
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
     for wrong in worlds(size, {"HOROVOD_TRANSPORT": transport}).run(wrong_rows, framework, dtype):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize(("size", "transport"), [(3, "shm"), (4, "shm"), (4, "tcp")])
+@pytest.mark.parametrize("framework", NAMES)
+def test_results_over_overlapping_sets_are_those_of_the_reference(
+    worlds: WorldPool, framework: str, size: int, transport: str, dtype: str
+) -> None:
+    if why := frameworks.missing(framework):
+        pytest.skip(why)
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
+
+    def run(framework_name: str, dtype_name: str) -> list[str]:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        # The first is without the host's leader; the last rank is in both.
+        lists = [[1, hvd.size() - 1], [rank for rank in range(hvd.size()) if rank != 1]]
+        sets = [hvd.add_process_set(ranks) for ranks in lists]
+        wrong = []
+        for process_set in sets:
+            if process_set.included():
+                wrong += wrong_rows_of(frameworks.InSet(framework, process_set), dtype_name)
+        hvd.barrier()
+        assert [hvd.remove_process_set(process_set) for process_set in sets] == [True, True]
+        return wrong
+
+    env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    for wrong in worlds(size, env).run(run, framework, dtype):
         assert wrong == []
 
 

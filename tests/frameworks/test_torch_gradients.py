@@ -135,6 +135,24 @@ def test_the_gradient_of(worlds: WorldPool, size: int, transport: str, case: Cal
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, case) == [True] * size
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removesuffix("_case"))
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_gradient_over_a_set_of(worlds: WorldPool, transport: str, case: Callable[..., None]) -> None:
+    def run(case: Callable[..., None]) -> bool:
+        from support.frameworks import SetModule
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        pair = hvd.add_process_set([0, 2])
+        if pair.included():
+            case(SetModule(hvd, pair), pair.rank(), pair.size())
+        return hvd.remove_process_set(pair)
+
+    env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    assert worlds(3, env).run(run, case) == [True] * 3
+
+
 def test_what_has_no_gradient_says_so(worlds: WorldPool) -> None:
     def run() -> bool:
         import horovod.torch as hvd

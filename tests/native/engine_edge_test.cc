@@ -418,15 +418,15 @@ TEST(requests_that_cannot_be_right_are_refused) {
       EXPECT(has(engine.submit(prepared, &no_input, &output, 0, &handle), HVD_INVALID_ARGUMENT, {"`x`", "input"}));
       EXPECT(engine.submit(prepared, &input, &output, 0, &handle).ok());
       EXPECT(engine.wait(handle, 1000).ok());
-      EXPECT(has(engine.refuse(std::string(5000, 'n').c_str(), "why"), HVD_INVALID_ARGUMENT, {"4096"}));
+      EXPECT(has(engine.refuse(std::string(5000, 'n').c_str(), 0, "why"), HVD_INVALID_ARGUMENT, {"4096"}));
     });
     run_world(make_world(2, Wiring::kSharedMemory), [&](Engine& engine, int rank) {
       std::vector<float> values(4, 1);
       const std::string odd = "n\n\t\"\\ \xff\xfe %s %n";
       if (rank == 1) {
-        EXPECT(engine.refuse(odd.c_str(), std::string(20 << 20, 'y')).ok());
+        EXPECT(engine.refuse(odd.c_str(), 0, std::string(20 << 20, 'y')).ok());
       } else {
-        EXPECT(has(sum(engine, odd, values), HVD_MISMATCH, {"rank 1", quote_name(odd).c_str(), "yyy"}));
+        EXPECT(has(sum(engine, odd, values), HVD_MISMATCH, {"rank 1", "`n\\n\\x09\"\\ ", "yyy"}));
       }
       std::vector<float> after(4, 1);
       EXPECT(sum(engine, odd, after).ok());

@@ -70,7 +70,7 @@ class Operation {
 
   void submit(uint32_t flags) {
     if (step_.kind == Step::kRefusal && rank_ == step_.chosen) {
-      EXPECT(engine_.refuse(step_.name.c_str(), "chosen to be wrong").ok());
+      EXPECT(engine_.refuse(step_.name.c_str(), 0, "chosen to be wrong").ok());
       return;
     }
     constexpr hvd_kind kKinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER,

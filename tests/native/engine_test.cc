@@ -221,7 +221,7 @@ TEST(a_refusal_fails_the_peers_and_the_name_works_again) {
       for (int round = 0; round < 5; ++round) {
         std::vector<float> values(8, 1);
         if (rank == 1) {
-          EXPECT(engine.refuse("x", "unsupported dtype complex64").ok());
+          EXPECT(engine.refuse("x", 0, "unsupported dtype complex64").ok());
         } else {
           EXPECT(has(sum(engine, "x", values), HVD_MISMATCH, {"rank 1", "`x`", "complex64"}));
         }

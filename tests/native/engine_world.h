@@ -90,6 +90,10 @@ class Call {
     request_.op = op;
     return *this;
   }
+  Call& in(int32_t process_set) {
+    request_.process_set = process_set;
+    return *this;
+  }
   Call& root(int rank) {
     request_.root_rank = rank;
     return *this;
@@ -150,6 +154,24 @@ class Call {
   std::vector<int64_t> splits_;
   std::vector<std::unique_ptr<std::vector<int64_t>>> shapes_;
 };
+
+// Adds a process set and waits for it; its number, or -1 with the error in `*status`.
+inline int32_t add_set(Engine& engine, std::vector<int32_t> ranks, Status* status = nullptr) {
+  hvd_handle handle = 0;
+  Status outcome = engine.add_process_set(ranks.data(), static_cast<uint32_t>(ranks.size()), &handle);
+  if (outcome.ok()) outcome = engine.wait(handle, 20000);
+  const int32_t number = outcome.ok() ? static_cast<int32_t>(engine.find(handle)->results[0].rows[0]) : -1;
+  engine.release(handle);
+  if (status != nullptr) *status = outcome;
+  return number;
+}
+inline Status remove_set(Engine& engine, int32_t number) {
+  hvd_handle handle = 0;
+  HVD_RETURN_IF_ERROR(engine.remove_process_set(number, &handle));
+  Status outcome = engine.wait(handle, 20000);
+  engine.release(handle);
+  return outcome;
+}
 
 // Runs the body in a process of its own, so that a hang is a failure within the limit and not the end of the program.
 inline void in_child(unsigned limit_s, const std::function<void()>& body) {

@@ -64,9 +64,10 @@ class Victim {
   std::unique_ptr<Engine> engine_;
 };
 
-std::string descriptor_of(std::vector<int64_t> shape, hvd_kind kind = HVD_ALLREDUCE) {
+std::string descriptor_of(std::vector<int64_t> shape, hvd_kind kind = HVD_ALLREDUCE, int32_t set = 0) {
   Descriptor descriptor;
   descriptor.kind = kind;
+  descriptor.process_set = set;
   descriptor.tensors = {{HVD_FLOAT32, std::move(shape)}};
   return descriptor.encode();
 }
@@ -74,6 +75,12 @@ std::string descriptor_of(std::vector<int64_t> shape, hvd_kind kind = HVD_ALLRED
 std::string request(int rank, const std::string& name, const std::string& descriptor) {
   Writer payload;
   payload.put(rank).put_string(name).put_string(descriptor).put(uint8_t{1});
+  return payload.take();
+}
+
+std::string refusal(int rank, int32_t set, const std::string& name, const std::string& why) {
+  Writer payload;
+  payload.put(rank).put(set).put_string(name).put_string(why);
   return payload.take();
 }
 
@@ -93,7 +100,7 @@ std::string record(RecordKind kind, uint32_t id, const std::string& payload, uin
 
 std::string failure(const std::string& name, int culprit, const std::string& text, std::vector<int> ranks = {}) {
   Writer payload;
-  payload.put_string(name).put(culprit).put_string(text).put(static_cast<uint32_t>(ranks.size()));
+  payload.put(int32_t{0}).put_string(name).put(culprit).put_string(text).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
   return payload.take();
 }
@@ -149,8 +156,11 @@ std::vector<Nonsense> for_the_coordinator() {
       {"no name", FrameKind::kRequest, request(1, "", good)},
       {"a name without end", FrameKind::kRequest, request(1, std::string(kMaxNameBytes + 1, 'n'), good)},
       {"bytes after the request", FrameKind::kRequest, request(1, "x", good) + "x"},
-      {"a reason without end", FrameKind::kRefuse,
-       request(1, "x", std::string(1u << 20, 'y')).substr(0, 4 + 5 + 4 + (1u << 20))},
+      {"a reason without end", FrameKind::kRefuse, refusal(1, 0, "x", std::string(1u << 20, 'y'))},
+      {"a request in a set that is none", FrameKind::kRequest, request(1, "x", descriptor_of({4}, HVD_ALLREDUCE, 7))},
+      {"a refusal in a set that is none", FrameKind::kRefuse, refusal(1, -1, "x", "why")},
+      {"more ranks than bytes", FrameKind::kRequest,
+       request(1, "x", good.substr(0, good.size() - 4) + "\xff\xff\xff\xff")},
       {"an entry that is none", FrameKind::kHostReady, numbers(uint32_t{1}, uint32_t{5})},
       {"an entry beyond all", FrameKind::kHostReady, numbers(uint32_t{1}, UINT32_MAX)},
       {"more entries than bytes", FrameKind::kHostReady, numbers(UINT32_MAX, uint32_t{0})},
@@ -279,6 +289,32 @@ TEST(rows_that_no_memory_holds_are_named) {
     const Status status = Call(HVD_ALLGATHER, "rows").tensor(values, HVD_FLOAT32, {2, 3}).run(world.engine());
     EXPECT(has(status, HVD_RANK_LOST, {"rank 1 says that it gives", std::to_string(rows).c_str(), "rows"}));
     EXPECT(status.failed_rank() == 1);
+  }
+}
+
+TEST(splits_that_no_memory_holds_are_named) {
+  for (const int64_t rows : {int64_t{-1}, INT64_MIN, INT64_MAX, INT64_MAX / 8, int64_t{1} << 61}) {
+    for (const bool to_the_victim : {true, false}) {
+      Victim world(0);
+      world.send(FrameKind::kRequest, request(1, "rows", descriptor_of({0, 3}, HVD_ALLTOALL)));
+      world.send_data(0, to_the_victim ? numbers(rows, int64_t{0}) : numbers(int64_t{0}, rows));
+      std::vector<float> values(6, 1);
+      const Status status = Call(HVD_ALLTOALL, "rows").tensor(values, HVD_FLOAT32, {2, 3}).run(world.engine());
+      EXPECT(has(status, HVD_RANK_LOST, {"rank 1 says that it gives", std::to_string(rows).c_str(), "rows"}));
+      EXPECT(status.failed_rank() == 1);
+    }
+  }
+}
+
+TEST(an_area_beyond_the_shared_memory_is_not_mapped) {
+  std::unique_ptr<Segment> segment;
+  EXPECT(Segment::create(1, 2, 8192, &segment).ok());
+  uint64_t offset = 0;
+  EXPECT(segment->take_area(8192, &offset).ok());
+  std::shared_ptr<std::byte> area;
+  EXPECT(segment->map_area(offset, 8192, &area).ok() && area.get()[8191] == std::byte{0});
+  for (const uint64_t wrong : {offset + 4096, offset + 1, uint64_t{1} << 40, UINT64_MAX - 4095}) {
+    EXPECT(has(segment->map_area(wrong, 8192, &area), HVD_UNAVAILABLE, {"area"}));
   }
 }
 

@@ -252,8 +252,9 @@ class Checker {
       const Event event = next.up[h].front();
       next.up[h].pop_front();
       Effects effects;
-      if (event.kind == FrameKind::kRequest) next.coordinator.request(event.rank, "x", event.text, true, 0, &effects);
-      if (event.kind == FrameKind::kRefuse) next.coordinator.refuse(event.rank, "x", event.text, 0, &effects);
+      if (event.kind == FrameKind::kRequest)
+        next.coordinator.request(event.rank, 0, "x", event.text, true, 0, &effects);
+      if (event.kind == FrameKind::kRefuse) next.coordinator.refuse(event.rank, 0, "x", event.text, 0, &effects);
       if (event.kind == FrameKind::kHostReady) next.coordinator.host_ready(static_cast<int>(h), 0, 0, &effects);
       if (event.kind == FrameKind::kRecalled) next.coordinator.recalled(static_cast<int>(h), 0, event.count, &effects);
       for (auto& queue : next.down) {

@@ -26,6 +26,7 @@ std::string error_text(const Effects& effects) {
   for (const Decision& decision : effects.decisions) {
     if (decision.kind != RecordKind::kError) continue;
     Reader reader(decision.payload);
+    reader.get<int32_t>();
     reader.get_string();
     reader.get<int32_t>();
     return std::string(reader.get_string());
@@ -148,10 +149,10 @@ TEST(a_segment_of_another_start_is_refused) {
 TEST(the_majority_is_the_expected) {
   Coordinator coordinator({0, 0, 0});
   Effects effects;
-  coordinator.request(0, "x", descriptor({4}).encode(), true, 0, &effects);
-  coordinator.request(1, "x", descriptor({3}).encode(), true, 0, &effects);
+  coordinator.request(0, 0, "x", descriptor({4}).encode(), true, 0, &effects);
+  coordinator.request(1, 0, "x", descriptor({3}).encode(), true, 0, &effects);
   EXPECT(effects.decisions.empty());
-  coordinator.request(2, "x", descriptor({3}).encode(), true, 0, &effects);
+  coordinator.request(2, 0, "x", descriptor({3}).encode(), true, 0, &effects);
   const std::string text = error_text(effects);
   EXPECT(text.find("rank 0: expected shape [3], seen [4]") != std::string::npos);
   EXPECT(text.find("ranks 1, 2") != std::string::npos);

@@ -90,6 +90,39 @@ class Torch:
         return self._torch.zeros(3, dtype=self._torch.complex64)
 
 
+class InSet:
+    """A framework seen from inside a process set: ranks, sizes and roots are the set's own."""
+
+    def __init__(self, framework: Any, process_set: Any) -> None:
+        self._framework = framework
+        self.hvd = SetModule(framework.hvd, process_set)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._framework, name)
+
+
+class SetModule:
+    """The package of a framework whose operations take place in a process set."""
+
+    def __init__(self, hvd: Any, process_set: Any) -> None:
+        self._hvd = hvd
+        self.process_set = process_set
+        self.rank = process_set.rank
+        self.size = process_set.size
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._hvd, name)
+        if not callable(value) or name in ("poll", "synchronize"):
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name.startswith("broadcast"):  # (tensor, root): a root is a rank of the world
+                arguments = (arguments[0], self.process_set.ranks[arguments[1]], *arguments[2:])
+            return value(*arguments, **options, process_set=self.process_set)
+
+        return call
+
+
 def load(name: str) -> Any:
     """The framework of that name, with Horovod initialized in this rank."""
     framework = {"core": Core, "torch": Torch}[name]()

@@ -66,7 +66,9 @@ typedef enum {
   HVD_BROADCAST = 2,
   HVD_BARRIER = 3,
   HVD_ALLTOALL = 4,
-  HVD_REDUCESCATTER = 5
+  HVD_REDUCESCATTER = 5,
+  HVD_ADD_PROCESS_SET = 6, /* these two only through hvd_add_process_set and hvd_remove_process_set */
+  HVD_REMOVE_PROCESS_SET = 7
 } hvd_kind;
 
 /* hvd_request.flags */
@@ -135,8 +137,8 @@ typedef void (*hvd_done_fn)(void* user,
 typedef struct {
   uint32_t size;
   int32_t kind, op;    /* hvd_kind, hvd_op */
-  int32_t process_set; /* 0 = all ranks */
-  int32_t root_rank;   /* world rank; broadcast only */
+  int32_t process_set; /* 0 = all ranks; others: see hvd_add_process_set. This rank must be a member */
+  int32_t root_rank;   /* world rank, a member; broadcast only */
   uint32_t flags;
   uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0, alltoall: 1 */
   uint32_t tensor_size; /* sizeof(hvd_tensor) */
@@ -156,7 +158,8 @@ typedef struct {
   int32_t ndim;
   const void* data;
   const int64_t* shape; /* dimension 0 is the sum of `rows` */
-  const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order */
+  const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order.
+                           hvd_add_process_set: one number, the set's */
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
@@ -182,6 +185,14 @@ HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_
    (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
 HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why,
                           hvd_status* status);
+
+/* Collective over all ranks, members or not, in the same order everywhere: start an operation that adds a set of world
+   ranks (ascending, each once), or removes one. Wait for the handle; the result of adding is the set's number, the
+   lowest that is free. A set with an operation in flight on any rank is not removed (HVD_MISMATCH names it). */
+HVD_EXPORT int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nranks, hvd_handle* handle,
+                                   hvd_status* status);
+HVD_EXPORT int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle,
+                                      hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */

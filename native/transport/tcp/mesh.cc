@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
@@ -56,21 +57,41 @@ Mesh::Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> w
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       interrupt_(interrupt),
-      sockets_(std::move(sockets)) {}
+      sockets_(std::make_shared<Sockets>(std::move(sockets))),
+      places_(world_ranks_.size()) {
+  std::iota(places_.begin(), places_.end(), 0);
+}
 
-Mesh::~Mesh() {
-  for (const std::vector<int>& of_peer : sockets_) {
-    for (int fd : of_peer) close_private(fd);
+Mesh::Mesh(const Mesh& whole, std::span<const int> places, int member)
+    : member_(member),
+      size_(static_cast<int>(places.size())),
+      world_ranks_([&] {
+        std::vector<int> ranks;
+        for (const int place : places) ranks.push_back(whole.world_ranks_[static_cast<size_t>(place)]);
+        return ranks;
+      }()),
+      interrupt_(whole.interrupt_),
+      is_part_(true),
+      sockets_(whole.sockets_) {
+  for (const int place : places) places_.push_back(whole.places_[static_cast<size_t>(place)]);
+}
+
+Mesh::Sockets::~Sockets() {
+  for (const std::vector<int>& sockets : of_peer) {
+    for (int fd : sockets) close_private(fd);
   }
 }
 
 Status Mesh::open() {
-  if (static_cast<int>(sockets_.size()) != size_) {
-    return Status(HVD_INVALID_ARGUMENT,
-                  "data links for " + std::to_string(sockets_.size()) + " members, expected " + std::to_string(size_));
+  const auto sockets_to = [&](int peer) -> const std::vector<int>& {
+    return sockets_->of_peer[static_cast<size_t>(places_[static_cast<size_t>(peer)])];
+  };
+  if (static_cast<int>(sockets_->of_peer.size()) != size_ && !is_part_) {
+    return Status(HVD_INVALID_ARGUMENT, "data links for " + std::to_string(sockets_->of_peer.size()) +
+                                            " members, expected " + std::to_string(size_));
   }
   for (int peer = 0; peer < size_; ++peer) {
-    const std::vector<int>& of_peer = sockets_[static_cast<size_t>(peer)];
+    const std::vector<int>& of_peer = sockets_to(peer);
     if (peer == member_) {
       if (!of_peer.empty()) return Status(HVD_INVALID_ARGUMENT, "a data link of a member with itself");
       continue;
@@ -87,7 +108,7 @@ Status Mesh::open() {
   links_.resize(static_cast<size_t>(size_ * links_per_peer_));
   for (int peer = 0; peer < size_; ++peer) {
     for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
-      link(peer, i).fd = sockets_[static_cast<size_t>(peer)][static_cast<size_t>(i)];
+      link(peer, i).fd = sockets_to(peer)[static_cast<size_t>(i)];
       link(peer, i).peer = peer;
     }
   }

@@ -14,7 +14,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "platform/interrupt.h"
@@ -30,9 +33,20 @@ class Mesh {
     int64_t tag;
   };
 
+  // Open sockets by peer, closed with the last mesh that uses them. Meshes over the same sockets, of a set and of some
+  // of its members, are used one after the other, in an order that every two members have alike.
+  struct Sockets {
+    explicit Sockets(std::vector<std::vector<int>> opened) : of_peer(std::move(opened)) {}
+    ~Sockets();
+    Sockets(const Sockets&) = delete;
+    Sockets& operator=(const Sockets&) = delete;
+    const std::vector<std::vector<int>> of_peer;
+  };
+
   // sockets[m]: to member m, the same number for every peer. Takes ownership, whatever open() returns.
   Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
-  ~Mesh();
+  // Among some of the members of `whole`, which are `places` there; `member` is an index into it.
+  Mesh(const Mesh& whole, std::span<const int> places, int member);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
   // Checks the sockets' number and makes them nonblocking.
@@ -82,7 +96,9 @@ class Mesh {
   const std::vector<int> world_ranks_;
   const Interrupt interrupt_;
   int links_per_peer_ = 0;
-  std::vector<std::vector<int>> sockets_;
+  const bool is_part_ = false;
+  const std::shared_ptr<const Sockets> sockets_;
+  std::vector<int> places_;  // by member: the peer's place in the sockets
   std::vector<Link> links_;  // by peer, then index; the member's own stay unused
   size_t pending_ = 0;       // queued pieces that are not done
   std::vector<pollfd> polled_;

@@ -24,6 +24,9 @@ class TcpTransport final : public Transport {
                const Interrupt& interrupt)
       : mesh_(std::move(sockets), member, world_ranks, interrupt) {}
 
+  TcpTransport(const TcpTransport& whole, std::span<const int> places, int member)
+      : kernels_(whole.kernels_), mesh_(whole.mesh_, places, member) {}
+
   Status start(InstructionSet isa) {
     HVD_RETURN_IF_ERROR(Kernels::create(isa, &kernels_));
     return mesh_.open();
@@ -60,6 +63,11 @@ class TcpTransport final : public Transport {
     return mesh_alltoall(mesh_, kernels_, mine, bytes, all);
   }
   Status barrier() override { return mesh_barrier(mesh_); }
+
+  std::unique_ptr<Transport> among(std::span<const int> places, int member) const override {
+    auto part = std::make_unique<TcpTransport>(*this, places, member);
+    return part->mesh_.open().ok() ? std::move(part) : nullptr;
+  }
 
   std::string describe() const override {
     return "\"transport\": \"tcp\", \"links_per_peer\": " + std::to_string(mesh_.links_per_peer()) + ", \"isa\": \"" +

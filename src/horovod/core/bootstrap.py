@@ -22,7 +22,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod import __version__
@@ -44,6 +44,8 @@ _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
     ("size", "HOROVOD_SIZE"),
+    ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
+    ("process_sets", "the process sets given to init"),
 )
 
 # What ranks publish in each step: the fields and their types, checked before any is used.
@@ -97,13 +99,14 @@ class World:
             self.rendezvous.close()
 
 
-def connect(settings: Settings, generation: int) -> World:
-    """Joins the world of this generation. Blocks for about the start timeout at most; raises StartError."""
+def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence[int]] = ()) -> World:
+    """Joins the world of this generation. Blocks for about the start timeout at most; raises StartError.
+    `process_sets`: what all ranks must give alike."""
     if unsupported := settings.unsupported():
         raise StartError(unsupported)
     if not settings.rendezvous_address:
         return _alone(settings, generation)
-    start = _Start(settings, generation)
+    start = _Start(settings, generation, process_sets)
     try:
         return start.run()
     except AuthenticationError as error:
@@ -183,8 +186,9 @@ def _identity(settings: Settings) -> _Identity:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, generation: int) -> None:
+    def __init__(self, settings: Settings, generation: int, process_sets: Sequence[Sequence[int]]) -> None:
         self.settings = settings
+        self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = generation
         self.identity = _identity(settings)
         self.rank, self.size = self.identity.rank, self.identity.size
@@ -247,6 +251,8 @@ class _Start:
             **dataclasses.asdict(self.identity),
             "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
             "transport": self.settings.transport,
+            "dynamic_process_sets": self.settings.dynamic_process_sets,
+            "process_sets": str(self.process_sets),
             "local_address": self.leader.name if self.leader else None,
         }
         winner = self.rendezvous.compare_and_set(self._key("rank", self.rank), record, self._remaining())
@@ -369,6 +375,12 @@ class _Start:
         self.mesh = None
 
 
+def _second_process_hint() -> str:
+    if multiprocessing.parent_process() is not None:
+        return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
+    return "has the script started a child that calls it too?"
+
+
 def _check_record(rank: int, record: Any, fields: _Fields) -> None:
     """What another rank has published has these fields, of these types."""
     wrong = list(fields)
@@ -381,12 +393,6 @@ def _check_record(rank: int, record: Any, fields: _Fields) -> None:
         )
 
 
-def _second_process_hint() -> str:
-    if multiprocessing.parent_process() is not None:
-        return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
-    return "has the script started a child that calls it too?"
-
-
 def _check_equal(records: dict[int, dict[str, Any]]) -> None:
     for keyword, variable in (*_EQUAL_SETTINGS, ("version", "the installed version of Horovod")):
         ranks_of_value: dict[Any, list[int]] = {}
@@ -396,7 +402,7 @@ def _check_equal(records: dict[int, dict[str, Any]]) -> None:
             seen = ", ".join(f"{value} on {_ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
             raise StartError(
                 f"the ranks disagree about {variable}: {seen}\n"
-                "hint: set it for the whole job, on horovodrun's command line or before it"
+                "hint: give it to all ranks alike: a setting on horovodrun's command line or before it"
             )
 
 

@@ -104,7 +104,7 @@ class Collectives(Generic[T]):
             output = staged if in_place or private else adapter.empty_like(staged)
             handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "allreduce", name, error)
+            refuse(context, "allreduce", name, error, _told_in(how[-1]))
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -134,7 +134,7 @@ class Collectives(Generic[T]):
                 context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
             )
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_allreduce", name, error)
+            refuse(context, "grouped_allreduce", name, error, _told_in(how[-1]))
         finish = self._write_back if in_place else self._deliver
         pairs = list(zip(tensors, outputs, strict=True))
 
@@ -161,7 +161,7 @@ class Collectives(Generic[T]):
             members, _ = context.place(set_number)
             handle = submit_one(context, entry, adapter.address(staged), None, flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "allgather", name, error)
+            refuse(context, "allgather", name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             result, rows = gathered(operation, 0, adapter, dtype, members)
@@ -190,7 +190,7 @@ class Collectives(Generic[T]):
             members, _ = context.place(set_number)
             handle = submit_group(context, entry, [adapter.address(s) for s in staged], [None] * len(staged), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_allgather", name, error)
+            refuse(context, "grouped_allgather", name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             results: list[Any] = []
@@ -227,7 +227,7 @@ class Collectives(Generic[T]):
             members, _ = context.place(set_number)
             handle = submit_one(context, entry, adapter.address(staged), None, flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "alltoall", name, error)
+            refuse(context, "alltoall", name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             result, rows = gathered(operation, 0, adapter, dtype, members)
@@ -270,7 +270,7 @@ class Collectives(Generic[T]):
             output = adapter.empty(_own_rows(context.place(set_number), shape), dtype)
             handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "reducescatter", name, error)
+            refuse(context, "reducescatter", name, error, _told_in(how[-1]))
         return Operation(context, handle, (tensor, output), staged, self._deliver)
 
     def grouped_reducescatter(
@@ -290,7 +290,7 @@ class Collectives(Generic[T]):
                 context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
             )
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_reducescatter", name, error)
+            refuse(context, "grouped_reducescatter", name, error, _told_in(how[-1]))
 
         def collect(operation: Operation) -> Any:
             return [adapter.deliver(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
@@ -318,13 +318,13 @@ class Collectives(Generic[T]):
             staged, dtype, shape = adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
             entry = context.entries.get(key) or prepare(
-                context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank)
+                context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank, set_number)
             )
             private = staged is not tensor
             output = staged if in_place or private else adapter.empty_like(staged)
             handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "broadcast", name, error)
+            refuse(context, "broadcast", name, error, _told_in(process_set))
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -332,18 +332,18 @@ class Collectives(Generic[T]):
     # Barrier
 
     def barrier(self, process_set: ProcessSet | None) -> None:
-        """Blocks until every rank has called it."""
+        """Blocks until every rank of the set has called it."""
         context = contexts.current()
         try:
             key = (BARRIER, None, None, None, None, 1.0, 1.0, number_of(process_set))
             entry = _entry(context, key, "barrier", ())
         except LOCAL_ERRORS as error:
-            refuse(context, "barrier", None, error)
+            refuse(context, "barrier", None, error, _told_in(process_set))
         Operation(context, submit_group(context, entry, [], [], SYNC), None, None, None).wait()
 
-    def refuse(self, label: str, name: str | None, error: Exception) -> NoReturn:
+    def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""
-        refuse(contexts.current(), label, name, error)
+        refuse(contexts.current(), label, name, error, _told_in(process_set))
 
     # What a finished operation gives back
 
@@ -368,6 +368,14 @@ class Collectives(Generic[T]):
         return [mine for mine, _, _ in staged], tuple((dtype, shape) for _, dtype, shape in staged)
 
 
+def _told_in(process_set: ProcessSet | None) -> int:
+    """Where the peers of a call that failed wait: in its set; in the global one, where it has none."""
+    try:
+        return number_of(process_set)
+    except InvalidRequestError:
+        return 0
+
+
 def _entry(
     context: Context, key: Key, label: str, metas: Metas, splits: Sequence[int] | None = None
 ) -> int | native.Request:
@@ -388,8 +396,12 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
     return finish(operation)
 
 
-def _checked_root(context: Context, root_rank: Any) -> int:
+def _checked_root(context: Context, root_rank: Any, set_number: int) -> int:
     root = operator.index(root_rank)
     if not 0 <= root < context.size:
         raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")
+    if set_number != 0 and root not in context.sets[set_number].ranks:
+        raise InvalidRequestError(
+            f"root_rank={root}: expected one of the ranks {context.sets[set_number].ranks} of the process set"
+        )
     return root

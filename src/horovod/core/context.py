@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import json
 import os
 import sys
@@ -41,6 +42,9 @@ class Context:
         self.process_id = os.getpid()
         self.entries: dict[tuple[Any, ...], int] = {}
         self.sighted: set[tuple[Any, ...]] = set()
+        self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
+        self.dynamic_process_sets = settings.dynamic_process_sets
+        self._places = {0: (world.size, world.rank)}
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.library = native.library()
@@ -85,8 +89,20 @@ class Context:
         return pointer.value
 
     def place(self, process_set: int) -> tuple[int, int]:
-        """(number of members, this rank's index among them) of a set by the native core's number of it."""
-        return self.size, self.rank
+        """(number of members, this rank's index among them or -1) of a set by the native core's number of it."""
+        return self._places[process_set]
+
+    def enter_set(self, number: int, process_set: Any, ranks: list[int]) -> None:
+        """A set that all ranks have added: from here on operations may name it."""
+        self._places[number] = len(ranks), ranks.index(self.rank) if self.rank in ranks else -1
+        self.sets[number] = process_set
+
+    def leave_set(self, number: int) -> None:
+        """A set that all ranks have removed: its number may come back for another one."""
+        self.sets.pop(number).process_set_id = None
+        for key in [key for key in self.entries if key[-1] == number]:
+            del self.entries[key]
+        self.sighted = {key for key in self.sighted if key[-1] != number}
 
     def stop(self) -> None:
         """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
@@ -94,6 +110,9 @@ class Context:
         if not self.running:
             return
         self.running = False
+        for process_set in self.sets.values():
+            process_set.process_set_id = None
+        self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
         status = native.Status()
@@ -167,18 +186,39 @@ def current() -> Context:
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError)."""
+    """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
+
+    process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
+    add_process_set and remove_process_set.
+    """
     global _current, _starts
     with _lock:
         if _current is not None:
             return
-        _check_process_sets(process_sets)
+        sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
+        native.library()  # what is missing here is known before anybody waits for this rank
         settings = Settings.from_environment()
+        if process_sets == "dynamic":
+            settings = dataclasses.replace(settings, dynamic_process_sets=True)
         _check_comm(comm, settings.size or 1)
         if _starts == 0:
             atexit.register(shutdown)
         _starts += 1
-        _current = Context(bootstrap.connect(settings, _starts - 1), settings)
+        world = bootstrap.connect(settings, _starts - 1, [process_set.ranks for process_set in sets])
+        try:
+            _current = Context(world, settings)
+        except BaseException:
+            world.close()
+            raise
+        # Not before: a process set needs operations, which need this module.
+        from horovod.core.process_sets import register_set
+
+        try:
+            for process_set in sets:
+                register_set(_current, process_set)
+        except BaseException:
+            shutdown()
+            raise
 
 
 def shutdown() -> None:
@@ -297,11 +337,9 @@ def _check_comm(comm: Any, world_size: int) -> None:
     raise NotImplementedError(f"init(comm={comm!r}) with a part of the ranks is not supported yet")
 
 
-def _check_process_sets(process_sets: Any) -> None:
-    if process_sets is None or process_sets == "dynamic" or process_sets == []:
-        return
-    if isinstance(process_sets, str):
+def _checked_sets(process_sets: Any) -> list[Any]:
+    from horovod.core.process_sets import ProcessSet
+
+    if not isinstance(process_sets, (list, tuple)) or not all(isinstance(item, ProcessSet) for item in process_sets):
         raise InvalidRequestError(f"init(process_sets={process_sets!r}): expected a list of ProcessSet or 'dynamic'")
-    raise NotImplementedError(
-        "process sets other than the global one are not supported yet\nhint: call init() without process_sets"
-    )
+    return list(process_sets)

@@ -61,8 +61,17 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 # hvd_kind
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER = range(6)
-KIND_NAMES = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter")
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, ADD_PROCESS_SET, REMOVE_PROCESS_SET = range(8)
+KIND_NAMES = (
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "barrier",
+    "alltoall",
+    "reducescatter",
+    "add_process_set",
+    "remove_process_set",
+)
 
 # hvd_request.flags
 SYNC = 1
@@ -180,6 +189,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
+    "hvd_add_process_set": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_remove_process_set": (ctypes.c_int, [c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),

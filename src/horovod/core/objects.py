@@ -23,7 +23,7 @@ def broadcast_object(
     """The root's `obj` on every rank; the other ranks' is ignored. `name` as in every operation."""
     size_name, data_name = (None, None) if name is None else (f"{name}.sz", f"{name}.t")
     is_root = context.rank() == root_rank
-    payload = _pickled(obj, "broadcast", size_name) if is_root else b""
+    payload = _pickled(obj, "broadcast", size_name, process_set) if is_root else b""
     # The size first: nobody else knows how much memory the object takes.
     length = np.array([len(payload)], np.int64)
     collectives.broadcast(length, root_rank, size_name, process_set, True, SYNC).wait()
@@ -32,18 +32,18 @@ def broadcast_object(
     return obj if is_root else cloudpickle.loads(data.tobytes())
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Every rank's `obj`, by rank."""
+def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Every rank's `obj`, in rank order."""
     wire_name = None if name is None else f"{name}.t"
-    payload = np.frombuffer(_pickled(obj, "allgather", wire_name), np.uint8)
-    data, lengths = collectives.allgather(payload, wire_name, global_process_set, SYNC, with_rows=True).wait()
+    payload = np.frombuffer(_pickled(obj, "allgather", wire_name, process_set), np.uint8)
+    data, lengths = collectives.allgather(payload, wire_name, process_set, SYNC, with_rows=True).wait()
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [cloudpickle.loads(part.tobytes()) for part in parts]
 
 
-def _pickled(obj: Any, label: str, name: str | None) -> bytes:
+def _pickled(obj: Any, label: str, name: str | None, process_set: ProcessSet) -> bytes:
     try:
         return bytes(cloudpickle.dumps(obj))
     except Exception as error:
         # Pickling runs the object's own code: any exception, and the peers are waiting already.
-        collectives.refuse(label, name, TypeError(f"cannot pickle {type(obj).__name__}: {error}"))
+        collectives.refuse(label, name, TypeError(f"cannot pickle {type(obj).__name__}: {error}"), process_set)

@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of ranks that operate together. Today there is one: the global set, all ranks, number 0 in the native core."""
+"""Sets of ranks that operate together. The global set, all ranks, is number 0 in the native core; others are given to
+init, or come and go with add_process_set and remove_process_set, which all ranks call in the same order.
+
+A set of a generation that has ended is no longer registered. Thread safety: any thread; one change at a time.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core import context
+from horovod.core import context as contexts
+from horovod.core import native
+from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.operations import Operation
+from horovod.core.requests import LOCAL_ERRORS, NotAMemberError, refuse_as
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "number_of", "remove_process_set"]
 
-_NOT_YET = "process sets other than the global one are not supported yet\nhint: leave process_set at its default"
+_changing = threading.Lock()
 
 
 class ProcessSet:
@@ -29,19 +39,22 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Number of ranks in the set; None where it is not registered."""
-        if self.process_set_id is None:
-            return None
-        return context.size()
+        return None if self.process_set_id is None else contexts.current().place(self.process_set_id)[0]
 
     def rank(self) -> int | None:
-        """This process' index in the set; None where it is not registered."""
+        """This process' index in the set; None where it is not registered. Raises ValueError where this process is no
+        member."""
         if self.process_set_id is None:
             return None
-        return context.rank()
+        context = contexts.current()
+        _, index = context.place(self.process_set_id)
+        if index < 0:
+            raise InvalidRequestError(f"rank {context.rank} is no member of {self}")
+        return index
 
     def included(self) -> bool:
         """Whether this process is a member. Raises NotInitializedError before init."""
-        return self.ranks is None or context.rank() in self.ranks
+        return contexts.rank() in (self.ranks or ())
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -58,7 +71,7 @@ class _GlobalProcessSet(ProcessSet):
     @property
     def ranks(self) -> list[int] | None:
         """All ranks of the running world; None before init."""
-        return list(range(context.size())) if context.is_initialized() else None
+        return list(range(contexts.size())) if contexts.is_initialized() else None
 
     @ranks.setter
     def ranks(self, value: list[int] | None) -> None:
@@ -69,19 +82,98 @@ global_process_set = _GlobalProcessSet()
 
 
 def number_of(process_set: ProcessSet | None) -> int:
-    """The native core's number of a set. Raises InvalidRequestError for one that is not registered."""
+    """The native core's number of a set. Raises InvalidRequestError where it is not registered or this rank is no
+    member."""
     if process_set is global_process_set or process_set is None:
         return 0
     if not isinstance(process_set, ProcessSet):
         raise InvalidRequestError(f"process_set: expected a ProcessSet, seen {process_set!r}")
-    raise InvalidRequestError(f"{process_set} is not registered; {_NOT_YET}")
+    context = contexts.current()
+    number = process_set.process_set_id
+    if number is None or context.sets.get(number) is not process_set:
+        raise InvalidRequestError(
+            f"{process_set} is not registered\nhint: give it to init(process_sets=[...]), or call add_process_set"
+        )
+    if context.place(number)[1] < 0:
+        raise NotAMemberError(f"rank {context.rank} is no member of {process_set}")
+    return number
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set of ranks. Not supported yet."""
-    raise NotImplementedError(_NOT_YET)
+    """Registers a set of ranks (an empty list: all) and returns it. All ranks call it, members or not; blocks until
+    they have. Raises ValueError where the set exists already, or the job does not allow changes (see init), and
+    HorovodInternalError where the ranks disagree."""
+    context = contexts.current()
+    _check_dynamic(context, "add_process_set")
+    return register_set(context, process_set)
+
+
+def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """add_process_set, whether or not the job allows it to scripts: what init does with its sets."""
+    with _changing:
+        try:
+            if not isinstance(process_set, ProcessSet):
+                process_set = ProcessSet(process_set)
+            number = process_set.process_set_id
+            if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
+                raise InvalidRequestError(f"{process_set} is registered already")
+            ranks = process_set.ranks or list(range(context.size))
+            handle = ctypes.c_uint64()
+            status = native.Status()
+            code = context.library.hvd_add_process_set(
+                context.pointer,
+                ctypes.addressof((ctypes.c_int32 * len(ranks))(*ranks)),
+                len(ranks),
+                ctypes.addressof(handle),
+                ctypes.addressof(status),
+            )
+            if code != native.OK:
+                context.raise_failure(code, status)
+        except LOCAL_ERRORS as error:
+            refuse_as(context, "add_process_set", "add_process_set", error, 0)
+        number = Operation(context, handle.value, None, None, _number_given).wait()
+        process_set.ranks = ranks
+        process_set.process_set_id = number
+        context.enter_set(number, process_set, ranks)
+        return process_set
+
+
+def _number_given(operation: Operation) -> int:
+    result = native.Result(size=ctypes.sizeof(native.Result))
+    status = native.Status()
+    code = operation.context.library.hvd_get_result(
+        operation.context.pointer, operation.handle, 0, ctypes.addressof(result), ctypes.addressof(status)
+    )
+    if code != native.OK:
+        operation.context.raise_failure(code, status)
+    return int(result.rows[0])
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a set away; False for the global one, which always stays. As only that exists, nothing is ever removed."""
-    return False
+    """Takes a set away; its object is not registered any more. All ranks call it; blocks until they have. False for
+    the global set and for one that is not registered. Raises HorovodInternalError where the ranks disagree, or an
+    operation is in flight in the set."""
+    context = contexts.current()
+    number = getattr(process_set, "process_set_id", None)
+    if process_set is global_process_set or number is None or context.sets.get(number) is not process_set:
+        return False
+    _check_dynamic(context, "remove_process_set")
+    with _changing:
+        handle = ctypes.c_uint64()
+        status = native.Status()
+        code = context.library.hvd_remove_process_set(
+            context.pointer, number, ctypes.addressof(handle), ctypes.addressof(status)
+        )
+        if code != native.OK:
+            context.raise_failure(code, status)
+        Operation(context, handle.value, None, None, None).wait()
+        context.leave_set(number)
+        return True
+
+
+def _check_dynamic(context: Context, function: str) -> None:
+    if not context.dynamic_process_sets:
+        raise InvalidRequestError(
+            f"{function}: the process sets of this job are fixed\n"
+            "hint: call init(process_sets='dynamic') or set HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks"
+        )

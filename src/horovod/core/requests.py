@@ -17,7 +17,17 @@ from horovod.core.context import Context
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BOOL, REDUCESCATTER, Adasum, Max, Min, Sum
 
-__all__ = ["LOCAL_ERRORS", "Key", "Metas", "prepare", "refuse", "submit_group", "submit_one"]
+__all__ = [
+    "LOCAL_ERRORS",
+    "Key",
+    "Metas",
+    "NotAMemberError",
+    "prepare",
+    "refuse",
+    "refuse_as",
+    "submit_group",
+    "submit_one",
+]
 
 # (kind, name, op or root or splits, dtype, shape, prescale, postscale, process set): what a request is cached by.
 Key = tuple[Any, ...]
@@ -25,6 +35,11 @@ Metas = tuple[tuple[int, tuple[int, ...]], ...]  # by tensor: dtype, shape
 
 # Entries live as long as their generation: names that never come back must not fill it.
 MAX_ENTRIES = 16384
+
+
+class NotAMemberError(InvalidRequestError):
+    """This rank is no member of the process set: nobody waits for it there."""
+
 
 # What a rank may get wrong in its own call.
 LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
@@ -185,14 +200,18 @@ def _submit_request(
     return scratch.handle.value
 
 
-def refuse(context: Context, label: str, name: Any, error: Exception) -> NoReturn:
-    """Tells the peers why this rank's call failed, then raises the same error with rank and operation in front."""
-    if isinstance(error, DuplicateNameError):
-        raise error
+def refuse(context: Context, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
+    """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the same error with rank and
+    operation in front."""
     shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
-    text = f"rank {context.rank}: {shown}: {error}"
     # A name that is no str is what the peers may well have as one: they wait under it.
-    wire_name = None if name is None else f"{label}.{name}".partition("\0")[0]
-    text += context.refuse(wire_name, 0, str(error))
+    refuse_as(context, None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
+
+
+def refuse_as(context: Context, wire_name: str | None, shown: str, error: Exception, process_set: int) -> NoReturn:
+    """refuse() for any name: as the native core knows it, and as people read it."""
+    if isinstance(error, (DuplicateNameError, NotAMemberError)):
+        raise error
+    text = f"rank {context.rank}: {shown}: {error}" + context.refuse(wire_name, process_set, str(error))
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

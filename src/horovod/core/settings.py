@@ -152,6 +152,13 @@ class Settings:
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
     )
 
+    dynamic_process_sets: bool = _setting(
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+        _switch(),
+        False,
+        "Allows add_process_set and remove_process_set after init; init(process_sets='dynamic') does so too.",
+    )
+
     # Failures
     stall_check_disable: bool = _setting(
         "HOROVOD_STALL_CHECK_DISABLE",

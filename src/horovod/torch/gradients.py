@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horovod.core import context
 from horovod.core.collectives import Reduction
 from horovod.core.native import OP_NAMES, SYNC, Average, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
@@ -91,7 +92,7 @@ class Broadcast(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         how = _averaged(ctx.process_set)
         averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
-        return averaged if ctx.process_set.rank() == ctx.root_rank else torch.zeros_like(averaged), None, None, None
+        return averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged), None, None, None
 
 
 class GroupedAllgather(torch.autograd.Function):

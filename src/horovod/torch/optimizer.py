@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from horovod.core import context
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_reducer import GradientReducer
@@ -190,7 +189,8 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Wraps an optimizer so that gradients are reduced over all ranks during backward().
+    """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward(); on other
+    ranks it stays as it is.
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
@@ -223,7 +223,7 @@ def DistributedOptimizer(
                 f"a gradient with layout {gradient.layout} is not supported yet\n"
                 "hint: pass sparse_as_dense=True to DistributedOptimizer, or make the embedding with sparse=False"
             )
-            collectives.refuse("allreduce", name, NotImplementedError(text))
+            collectives.refuse("allreduce", name, NotImplementedError(text), process_set)
         return collectives.allreduce(gradient, name, how, True)
 
     kind = type(optimizer)
@@ -235,7 +235,7 @@ def DistributedOptimizer(
     )
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
-    wrapped._hvd_active = context.size() > 1
+    wrapped._hvd_active = process_set.included() and (process_set.size() or 0) > 1
     wrapped._hvd_backward = lambda: None
     wrapped._hvd_register()
     return wrapped

@@ -29,7 +29,7 @@ def sparse_allreduce_async(
             known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
             raise ValueError(f"a sparse tensor has Average and Sum, seen op={OP_NAMES[op] if known else repr(op)}")
     except (TypeError, ValueError) as error:
-        collectives.refuse("grouped_allgather", name, error)
+        collectives.refuse("grouped_allgather", name, error, process_set)
     # Indices by row: that dimension is what an allgather joins.
     parts = [tensor._indices().t().contiguous(), tensor._values()]
     operation = collectives.grouped_allgather(parts, name, process_set)

@@ -13,7 +13,7 @@ from horovod.core import context
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object, broadcast_object
 from horovod.core.operations import Operation
-from horovod.core.process_sets import global_process_set
+from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.tensors import collectives
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -21,8 +21,9 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 _OBJECTS = (bool, int, float, type(None))
 
 
-def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrites parameters with those of the root. `params`: a state_dict, or named pairs as model.named_parameters().
+def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrites parameters with those of the root, a world rank. `params`: a state_dict, or named pairs as
+    model.named_parameters().
 
     Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
     ValueError for anything else, naming its key; HorovodInternalError where the ranks' tensors differ in shape or
@@ -36,13 +37,20 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             raise InvalidRequestError(
                 f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
             )
-    _broadcast_all(tensors, root_rank)
+    _broadcast_all(tensors, root_rank, process_set)
     if objects:
-        for name, value in broadcast_object(objects, root_rank, "broadcast_parameters.objects").items():
+        received = broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
+        for name, value in received.items():
             params[name] = value
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    *,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Gives every rank's optimizer the root's options and state. No step is ever run: what a rank lacks is made, what
     the root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no
     fixed set of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
@@ -51,8 +59,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
             "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
         )
     groups = optimizer.param_groups
-    _check_groups([len(group["params"]) for group in groups])
-    structure = broadcast_object(_structure(optimizer), root_rank, "optimizer_state.structure")
+    _check_groups([len(group["params"]) for group in groups], process_set)
+    structure = broadcast_object(_structure(optimizer), root_rank, "optimizer_state.structure", process_set)
     parameters = [parameter for group in groups for parameter in group["params"]]
     for group, options in zip(groups, structure["options"], strict=True):
         for key in [key for key in group if key != "params" and key not in options]:
@@ -72,7 +80,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                 continue
             state[key] = _fitting(state.get(key), value, parameter)
             tensors.append((f"optimizer_state.{index}.{key}", state[key]))
-    _broadcast_all(tensors, root_rank)
+    _broadcast_all(tensors, root_rank, process_set)
 
 
 def _named(params: Any) -> list[tuple[str, Any]]:
@@ -89,14 +97,14 @@ def _named(params: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in pairs if value is not None]
 
 
-def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int) -> None:
+def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_set: ProcessSet) -> None:
     """Starts all broadcasts in place, then waits for all: an error in one must not leave the peers without the
     others."""
     started: list[Operation] = []
     first_error: Exception | None = None
     for name, tensor in tensors:
         try:
-            started.append(collectives.broadcast(tensor.detach(), root_rank, name, global_process_set, True))
+            started.append(collectives.broadcast(tensor.detach(), root_rank, name, process_set, True))
         except Exception as error:
             first_error = first_error or error
     for operation in started:
@@ -108,13 +116,14 @@ def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int) -> None:
         raise first_error
 
 
-def _check_groups(mine: list[int]) -> None:
-    by_rank = allgather_object(mine, "optimizer_state.groups")
-    for rank, theirs in enumerate(by_rank):
+def _check_groups(mine: list[int], process_set: ProcessSet) -> None:
+    by_rank = allgather_object(mine, "optimizer_state.groups", process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, by_rank, strict=True):
         if theirs != by_rank[0]:
             raise MismatchError(
-                f"broadcast_optimizer_state: rank {rank} has parameter groups of {theirs} parameters, rank 0 of "
-                f"{by_rank[0]}: expected the same on all ranks (this is rank {context.rank()})"
+                f"broadcast_optimizer_state: rank {rank} has parameter groups of {theirs} parameters, rank "
+                f"{ranks[0]} of {by_rank[0]}: expected the same on all ranks (this is rank {context.rank()})"
             )
 
 

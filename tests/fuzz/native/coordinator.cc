@@ -19,7 +19,9 @@ const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 1}, {0, 1, 2}, {
 class Leader {
  public:
   explicit Leader(const std::vector<int>& host_of_rank)
-      : host_of_rank_(host_of_rank), world_size_(static_cast<int>(host_of_rank.size())), coordinator_(host_of_rank) {}
+      : host_of_rank_(host_of_rank), world_size_(static_cast<int>(host_of_rank.size())), coordinator_(host_of_rank) {
+    coordinator_.add_set(1, {world_size_ - 1});
+  }
 
   int hosts() const { return coordinator_.hosts(); }
   // False where the engine would end the generation.
@@ -29,7 +31,8 @@ class Leader {
     for (const uint32_t id : effects.recalls) require(id < kMaxEntries);
     require_readable(effects.decisions);
     for (const Undecided& open : coordinator_.undecided()) {
-      require(open.arrived.size() + open.missing.size() == host_of_rank_.size());
+      const size_t members = open.arrived.size() + open.missing.size();
+      require(members == host_of_rank_.size() || members == 1);
     }
     require(coordinator_.snapshot().size() < (64u << 20));
     return true;
@@ -44,10 +47,11 @@ class Leader {
       case FrameKind::kRequest:
       case FrameKind::kRefuse:
         if (!parse_request(kind, payload, world_size_, &request)) return false;
+        if (!coordinator_.is_member(request.rank, request.set)) return false;
         if (kind == FrameKind::kRequest) {
-          coordinator_.request(request.rank, request.name, request.body, request.waits, now, effects);
+          coordinator_.request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
         } else {
-          coordinator_.refuse(request.rank, request.name, request.body, now, effects);
+          coordinator_.refuse(request.rank, request.set, request.name, request.body, now, effects);
         }
         return true;
       case FrameKind::kHostReady:

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A process set as one rank's engine has it: the members, the names in use among them, and the transport that joins
+// them. Set 0, all ranks, is one of them. The rules of coming and going stand in engine/process_sets.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/submission.h"
+#include "transport/transport.h"
+
+namespace hvd {
+
+// Made and changed under the token; what stands below "mutex" is guarded by the engine's mutex. Prepared requests keep
+// it alive when it has been removed.
+struct ProcessSet {
+  // Fixed.
+  int32_t number = 0;
+  std::vector<int> ranks;      // world ranks, ascending; a member is an index into it
+  int member = -1;             // this rank's; -1 where it is none
+  uint32_t local_members = 0;  // on this host
+
+  // Token. Null where this rank is no member, and in set 0, whose transport is the engine's own.
+  std::unique_ptr<Transport> transport;
+  std::shared_ptr<std::byte> area;  // the shared memory that it stands in, if any, and its place
+  uint64_t area_offset = 0;
+
+  // mutex
+  bool closing = false;  // takes nothing new: it is being removed, or has been
+  std::unordered_map<std::string, std::unique_ptr<Entry>> entries;
+  uint64_t unnamed = 0;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  // The member that a world rank is; -1 where it is none.
+  int member_of(int rank) const {
+    const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+    return found != ranks.end() && *found == rank ? static_cast<int>(found - ranks.begin()) : -1;
+  }
+  std::string in_words() const { return number == 0 ? "" : " of process set " + std::to_string(number); }
+};
+
+}  // namespace hvd

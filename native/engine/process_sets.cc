@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
+// make the change between the same two batches.
+//
+// Adding. The number is the lowest free one, on all ranks alike. The host's leader takes memory for the transport and
+// says where; the members map it and say so; only when all could do the transport is made, which nothing but a death
+// can prevent. A failure before is everybody's, and the job goes on.
+//
+// Removing. Each rank closes the set, so that nothing new comes in, and says whether something is in flight in it. If
+// so anywhere, all reopen it and the removal fails. Otherwise no tally, no coordinator's entry, no ring and no link
+// holds anything of the set: whatever was submitted has been decided, run and completed. So the number may come back
+// with other members, and the names' entries with it.
+#include <cstring>
+
+#include "engine/engine.h"
+#include "negotiation/names.h"
+#include "transport/factories.h"
+
+namespace hvd {
+
+namespace {
+
+// What each rank tells the others before and after a step; fixed size, since it is exchanged.
+struct Fact {
+  int32_t code = HVD_OK;
+  uint64_t offset = 0;
+  char text[240] = {};
+
+  void say(hvd_code why, const std::string& words) {
+    code = why;
+    words.copy(text, sizeof text - 1);
+  }
+};
+
+// The first rank's failure; the same on all ranks.
+Status first_failure(const std::vector<Fact>& facts) {
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].code == HVD_OK) continue;
+    return {static_cast<hvd_code>(facts[rank].code), facts[rank].text, static_cast<int>(rank)};
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Engine::add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle) {
+  Descriptor descriptor;
+  descriptor.kind = HVD_ADD_PROCESS_SET;
+  if (nranks > 0) descriptor.ranks.assign(ranks, ranks + nranks);
+  const std::string words = describe_shape({descriptor.ranks.begin(), descriptor.ranks.end()});
+  const auto refused = [&](const std::string& why) -> Status {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ", process set " + words + ": " + why};
+  };
+  if (nranks == 0) return refused("expected at least one rank");
+  for (size_t i = 0; i < descriptor.ranks.size(); ++i) {
+    const int rank = descriptor.ranks[i];
+    if (rank < 0 || rank >= world_size_) {
+      return refused("expected ranks from 0 to " + std::to_string(world_size_ - 1));
+    }
+    if (i > 0 && rank <= descriptor.ranks[i - 1]) return refused("expected each rank once, in ascending order");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [number, set] : sets_) {
+      if (std::ranges::equal(set->ranks, descriptor.ranks)) {
+        return refused("process set " + std::to_string(number) + " has these ranks already");
+      }
+    }
+  }
+  return submit_set_change(std::move(descriptor), "add_process_set", handle);
+}
+
+Status Engine::remove_process_set(int32_t process_set, hvd_handle* handle) {
+  Descriptor descriptor;
+  descriptor.kind = HVD_REMOVE_PROCESS_SET;
+  descriptor.root_rank = process_set;
+  {
+    const std::lock_guard lock(mutex_);
+    if (process_set == 0 || !sets_.contains(process_set)) {
+      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": there is no process set " +
+                                        std::to_string(process_set) + " to be removed"};
+    }
+  }
+  return submit_set_change(std::move(descriptor), "remove_process_set", handle);
+}
+
+Status Engine::submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->name = name;
+  prepared->descriptor = std::move(descriptor);
+  prepared->bytes = prepared->descriptor.encode();
+  {
+    const std::lock_guard lock(mutex_);
+    prepared->set = sets_.at(0);
+    prepared->entry = intern(prepared->set.get(), name);
+  }
+  if (prepared->entry == nullptr) return {HVD_INVALID_ARGUMENT, "no place for another name"};
+  return submit(std::move(prepared), nullptr, nullptr, HVD_SYNC, handle);
+}
+
+Status Engine::run_add_process_set(Submission* submission) {
+  auto set = std::make_shared<ProcessSet>();
+  set->ranks = submission->prepared->descriptor.ranks;
+  set->member = set->member_of(rank_);
+  while (find_set(set->number) != nullptr) ++set->number;
+  for (const int rank : ranks_of_host_) set->local_members += set->member_of(rank) >= 0 ? 1 : 0;
+
+  const bool shares_memory = !spans_hosts() && set->size() > 1;
+  const size_t bytes = shares_memory ? shm_transport_bytes(set->size()) : 0;
+  Fact mine;
+  std::vector<Fact> facts(static_cast<size_t>(world_size_));
+  if (shares_memory && is_leader()) {
+    if (const Status taken = segment_->take_area(bytes, &mine.offset); !taken.ok())
+      mine.say(taken.code(), taken.text());
+  }
+  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
+  const uint64_t offset = facts[static_cast<size_t>(ranks_of_host_.front())].offset;
+  submission->outcome = first_failure(facts);
+  if (!submission->outcome.ok()) return {};
+
+  if (shares_memory && set->member >= 0) {
+    set->area_offset = offset;
+    if (const Status mapped = segment_->map_area(offset, bytes, &set->area); !mapped.ok()) {
+      mine.say(mapped.code(), mapped.text());
+    }
+  }
+  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
+  submission->outcome = first_failure(facts);
+  if (!submission->outcome.ok()) {
+    set->area.reset();
+    HVD_RETURN_IF_ERROR(transport_->barrier());
+    if (shares_memory && is_leader()) segment_->release_area(offset);
+    return {};
+  }
+  if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_transport(set.get()));
+  if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
+  if (coordinates()) coordinator_->add_set(set->number, set->ranks);
+  Gathered result;
+  result.rows.push_back(set->number);
+  submission->results.push_back(std::move(result));
+  const std::lock_guard lock(mutex_);
+  sets_.emplace(set->number, std::move(set));
+  return {};
+}
+
+Status Engine::make_set_transport(ProcessSet* set) {
+  TransportOptions options;
+  options.isa = options_.settings.instruction_set;
+  if (set->size() == 1) {
+    set->transport = make_loopback_transport(options);
+  } else if (set->area != nullptr) {
+    const Interrupt interrupt{&segment_->header().abort, poison_fd_};
+    return make_shm_transport(set->area.get(), set->member, set->ranks, options, interrupt, &set->transport);
+  } else {
+    set->transport = transport_->among(set->ranks, set->member);
+    if (set->transport == nullptr) return {HVD_INTERNAL, "the data links cannot be used for a process set"};
+  }
+  return {};
+}
+
+// What is in flight in the set on this rank, in words; empty where nothing is. Takes nothing new from here on.
+std::string Engine::close_set(ProcessSet* set) {
+  const std::lock_guard lock(mutex_);
+  set->closing = true;
+  for (const auto& [name, entry] : set->entries) {
+    if (entry->in_flight != nullptr) return quote_name(name);
+  }
+  return "";
+}
+
+Status Engine::run_remove_process_set(Submission* submission) {
+  const int32_t number = submission->prepared->descriptor.root_rank;
+  ProcessSet* const set = find_set(number);
+  if (set == nullptr) {  // removed by another thread's call, in this batch
+    submission->outcome = {HVD_MISMATCH, "process set " + std::to_string(number) + " has been removed already"};
+    return {};
+  }
+  Fact mine;
+  std::vector<Fact> facts(static_cast<size_t>(world_size_));
+  if (const std::string busy = close_set(set); !busy.empty()) {
+    mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
+                               " is in flight in it on rank " + std::to_string(rank_) + "\nhint: wait for it first");
+  }
+  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
+  submission->outcome = first_failure(facts);
+  if (!submission->outcome.ok()) {
+    const std::lock_guard lock(mutex_);
+    set->closing = false;
+    return {};
+  }
+  const bool shares_memory = !spans_hosts() && set->size() > 1;
+  const uint64_t offset = set->area_offset;
+  if (coordinates()) coordinator_->remove_set(number);
+  std::shared_ptr<ProcessSet> removed;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Entry*& entry : entry_of_id_) {
+      if (entry != nullptr && entry->set == set) entry = nullptr;
+    }
+    names_ -= set->entries.size();
+    removed = std::move(sets_.at(number));
+    sets_.erase(number);
+  }
+  removed->transport.reset();  // prepared requests may keep the rest
+  removed->area.reset();
+  // Nobody has it mapped any more.
+  HVD_RETURN_IF_ERROR(transport_->barrier());
+  if (shares_memory && is_leader()) segment_->release_area(offset);
+  return {};
+}
+
+}  // namespace hvd

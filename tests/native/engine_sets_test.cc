@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// Process sets end to end, ranks as threads: overlapping sets in flight at once, sets that come and go, and what each
+// rank is told when it goes wrong; shared memory and sockets.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "engine_world.h"
+#include "platform/clock.h"
+
+using namespace hvd;
+
+namespace {
+
+const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kRounds = 8;
+#else
+constexpr int kRounds = 40;
+#endif
+
+struct Group {
+  std::vector<int32_t> ranks;
+  int32_t number = 0;
+  bool has(int rank) const { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+  int sum() const { return std::accumulate(ranks.begin(), ranks.end(), 0); }
+};
+
+// Every overlap there can be among four ranks: disjoint, nested, crossing, a circle of pairs, one rank alone.
+std::vector<Group> overlapping() {
+  return {{{0, 1, 2, 3}}, {{0, 1}}, {{1, 2}}, {{2, 3}}, {{0, 3}}, {{1, 2, 3}}, {{0, 2}}, {{3}}};
+}
+
+void add_all(Engine& engine, std::vector<Group>* groups) {
+  for (size_t i = 1; i < groups->size(); ++i) {
+    (*groups)[i].number = add_set(engine, (*groups)[i].ranks);
+    EXPECT((*groups)[i].number == static_cast<int32_t>(i));
+  }
+}
+
+struct Flight {
+  hvd_handle handle = 0;
+  std::vector<float> values;
+  float expected = 0;
+};
+
+// Nobody leaves before all have finished: that would end the others' operations.
+void run_sets(int size, Wiring wiring, const std::function<void(Engine&, int)>& body) {
+  run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
+    body(engine, rank);
+    EXPECT(Call(HVD_BARRIER, "end").run(engine).ok());
+  });
+}
+
+}  // namespace
+
+TEST(every_operation_works_over_a_set) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(4, wiring, [](Engine& engine, int rank) {
+      const int32_t set = add_set(engine, {1, 3});
+      EXPECT(set == 1);
+      if (rank % 2 == 0) return;
+      const int member = rank / 2;
+      for (int round = 0; round < 3; ++round) {
+        for (const size_t count : {1u, 20u, 5000u, 300000u}) {
+          std::vector<float> values(count, static_cast<float>(rank));
+          EXPECT(Call(HVD_ALLREDUCE, "a").in(set).op(HVD_AVERAGE).tensor(values, HVD_FLOAT32).run(engine).ok());
+          EXPECT(values.front() == 2 && values.back() == 2);
+          values.assign(count, static_cast<float>(rank));
+          EXPECT(Call(HVD_BROADCAST, nullptr).in(set).root(3).tensor(values, HVD_FLOAT32).run(engine).ok());
+          EXPECT(values.front() == 3 && values.back() == 3);
+        }
+        std::vector<float> rows{1.0f * rank, 2.0f * rank, 3.0f * rank}, part(2);
+        EXPECT(Call(HVD_REDUCESCATTER, "r").in(set).tensor(rows, HVD_FLOAT32).into(part.data()).run(engine).ok());
+        EXPECT(member == 0 ? part == (std::vector<float>{4, 8}) : part[0] == 12);
+        EXPECT(Call(HVD_BARRIER, "b").in(set).run(engine).ok());
+
+        std::vector<int32_t> mine(static_cast<size_t>(rank), rank);
+        hvd_handle gathered = 0, exchanged = 0;
+        EXPECT(Call(HVD_ALLGATHER, "g").in(set).tensor(mine, HVD_INT32).submit(engine, &gathered).ok());
+        EXPECT(engine.wait(gathered, 20000).ok());
+        EXPECT(engine.find(gathered)->results[0].rows == (std::vector<int64_t>{1, 3}));
+        EXPECT(Call(HVD_ALLTOALL, "x").in(set).splits({0, 1}).tensor(mine, HVD_INT32).submit(engine, &exchanged).ok());
+        EXPECT(engine.wait(exchanged, 20000).ok());
+        EXPECT(engine.find(exchanged)->results[0].rows ==
+               (member == 0 ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{1, 1}));
+        engine.release(gathered);
+        engine.release(exchanged);
+      }
+    });
+  }
+}
+
+// Everything in flight at once, each rank in an order of its own, half of it without names.
+TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(4, wiring, [](Engine& engine, int rank) {
+      std::vector<Group> groups = overlapping();
+      add_all(engine, &groups);
+      std::mt19937 random(static_cast<unsigned>(rank));
+      std::mt19937 shared(7);  // what all ranks choose alike
+      for (int round = 0; round < kRounds; ++round) {
+        struct Plan {
+          const Group* group;
+          std::string name;
+          size_t count;
+        };
+        std::vector<Plan> plans;
+        for (size_t g = 0; g < groups.size(); ++g) {
+          for (int i = 0; i < 4; ++i) {
+            const size_t count = std::array<size_t, 4>{1, 40, 3000, 70000}[shared() % 4] + static_cast<size_t>(i);
+            if (groups[g].has(rank)) plans.push_back({&groups[g], "t" + std::to_string(i), count});
+          }
+        }
+        std::vector<Flight> flights(plans.size());
+        std::vector<size_t> order(plans.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        for (const size_t i : order) {
+          const Plan& plan = plans[i];
+          flights[i].values.assign(plan.count, static_cast<float>(rank));
+          flights[i].expected = static_cast<float>(plan.group->sum());
+          EXPECT(Call(HVD_ALLREDUCE, plan.name.c_str())
+                     .in(plan.group->number)
+                     .tensor(flights[i].values, HVD_FLOAT32)
+                     .submit(engine, &flights[i].handle)
+                     .ok());
+          if (random() % 8 == 0) sleep_ms(1);
+        }
+        std::shuffle(order.begin(), order.end(), random);
+        for (const size_t i : order) {
+          EXPECT(engine.wait(flights[i].handle, 20000).ok());
+          engine.release(flights[i].handle);
+          EXPECT(flights[i].values.front() == flights[i].expected && flights[i].values.back() == flights[i].expected);
+        }
+        // Unnamed ones meet by their order in each set; blocking calls over sets that cross.
+        for (const Group& group : groups) {
+          if (!group.has(rank)) continue;
+          std::vector<float> value(3, 1.0f);
+          EXPECT(Call(HVD_ALLREDUCE, nullptr).in(group.number).tensor(value, HVD_FLOAT32).run(engine).ok());
+          EXPECT(value[2] == static_cast<float>(group.ranks.size()));
+        }
+      }
+    });
+  }
+}
+
+TEST(one_name_may_be_in_flight_in_several_sets) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(3, wiring, [](Engine& engine, int rank) {
+      const int32_t front = add_set(engine, {0, 1}), back = add_set(engine, {1, 2});
+      std::vector<float> all(1, 1), pair(1, 1), other(5, 1);
+      hvd_handle handles[3] = {};
+      EXPECT(Call(HVD_ALLREDUCE, "x").tensor(all, HVD_FLOAT32).submit(engine, &handles[0]).ok());
+      if (rank < 2)
+        EXPECT(Call(HVD_ALLREDUCE, "x").in(front).tensor(pair, HVD_FLOAT32).submit(engine, &handles[1]).ok());
+      if (rank > 0)
+        EXPECT(Call(HVD_ALLREDUCE, "x").in(back).tensor(other, HVD_FLOAT32).submit(engine, &handles[2]).ok());
+      for (const hvd_handle handle : handles) {
+        if (handle != 0) EXPECT(engine.wait(handle, 20000).ok());
+      }
+      EXPECT(all[0] == 3 && pair[0] == (rank < 2 ? 2 : 1) && other[4] == (rank > 0 ? 2 : 1));
+    });
+  }
+}
+
+// The number comes back with other members: names, definitions and memory of the former set must not show through.
+TEST(sets_come_and_go_and_their_numbers_come_back) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(4, wiring, [](Engine& engine, int rank) {
+      std::mt19937 shared(3);
+      for (int round = 0; round < kRounds; ++round) {
+        std::vector<Group> groups = overlapping();
+        std::shuffle(groups.begin() + 1, groups.end(), shared);
+        groups.resize(4);
+        add_all(engine, &groups);
+        for (int step = 0; step < 3; ++step) {
+          for (const Group& group : groups) {
+            if (!group.has(rank)) continue;
+            const size_t count = 10 + static_cast<size_t>(round % 3) * 4000;
+            std::vector<float> values(count, static_cast<float>(rank));
+            EXPECT(Call(HVD_ALLREDUCE, "t").in(group.number).tensor(values, HVD_FLOAT32).run(engine).ok());
+            EXPECT(values.back() == static_cast<float>(group.sum()));
+          }
+        }
+        std::shuffle(groups.begin() + 1, groups.end(), shared);
+        for (size_t i = 1; i < groups.size(); ++i) EXPECT(remove_set(engine, groups[i].number).ok());
+      }
+      // Whoever kept a request of a removed set is told.
+      std::vector<float> value(1);
+      EXPECT(has(Call(HVD_ALLREDUCE, "t").in(1).tensor(value, HVD_FLOAT32).run(engine), HVD_INVALID_ARGUMENT,
+                 {"unknown process set 1"}));
+    });
+  }
+}
+
+TEST(a_prepared_request_of_a_removed_set_is_refused) {
+  run_sets(2, Wiring::kSharedMemory, [](Engine& engine, int) {
+    const int32_t set = add_set(engine, {0});
+    float value = 1;
+    const int64_t shape = 1;
+    const hvd_tensor tensor{&value, &value, &shape, 1, HVD_FLOAT32};
+    hvd_request request{};
+    request.size = sizeof request;
+    request.kind = HVD_ALLREDUCE;
+    request.op = HVD_SUM;
+    request.process_set = set;
+    request.ntensors = 1;
+    request.tensor_size = sizeof tensor;
+    request.name = "t";
+    request.tensors = &tensor;
+    request.prescale = request.postscale = 1;
+    std::shared_ptr<const Prepared> prepared;
+    const Status status = engine.prepare(request, &prepared);
+    EXPECT(status.ok() == (prepared != nullptr));
+    EXPECT(remove_set(engine, set).ok());
+    EXPECT(add_set(engine, {1}) == set);
+    if (prepared == nullptr) return;
+    const void* input = &value;
+    void* output = &value;
+    hvd_handle handle = 0;
+    EXPECT(has(engine.submit(prepared, &input, &output, 0, &handle), HVD_INVALID_ARGUMENT, {"has been removed"}));
+  });
+}
+
+TEST(a_set_with_something_in_flight_is_not_removed) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(3, wiring, [](Engine& engine, int rank) {
+      const int32_t set = add_set(engine, {0, 2});
+      std::vector<float> values(4, 1);
+      hvd_handle handle = 0;
+      if (rank == 2) {
+        EXPECT(Call(HVD_ALLREDUCE, "late").in(set).tensor(values, HVD_FLOAT32).submit(engine, &handle).ok());
+      }
+      EXPECT(has(remove_set(engine, set), HVD_MISMATCH, {"cannot be removed", "`late`", "rank 2", "hint"}));
+      if (rank == 0) EXPECT(Call(HVD_ALLREDUCE, "late").in(set).tensor(values, HVD_FLOAT32).run(engine).ok());
+      if (rank == 2) EXPECT(engine.wait(handle, 20000).ok());
+      if (rank != 1) EXPECT(values[0] == 2);
+      engine.release(handle);
+      EXPECT(remove_set(engine, set).ok());
+    });
+  }
+}
+
+TEST(ranks_that_disagree_about_a_set_are_told) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(3, wiring, [](Engine& engine, int rank) {
+      Status status;
+      EXPECT(add_set(engine, rank == 1 ? std::vector<int32_t>{0, 1} : std::vector<int32_t>{0, 2}, &status) == -1);
+      EXPECT(has(status, HVD_MISMATCH, {"ranks of the set", "[0, 2]", "[0, 1]", "rank 1"}));
+      const int32_t first = add_set(engine, {0, 2}), second = add_set(engine, {0, 1});
+      EXPECT(first == 1 && second == 2);
+      EXPECT(has(remove_set(engine, rank == 0 ? first : second), HVD_MISMATCH, {"process set", "rank 0"}));
+      add_set(engine, {2, 0}, &status);
+      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"ascending"}));
+      add_set(engine, {0, 3}, &status);
+      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"from 0 to 2"}));
+      add_set(engine, {0, 1, 2}, &status);
+      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"process set 0 has these ranks"}));
+      add_set(engine, {}, &status);
+      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"at least one rank"}));
+      EXPECT(has(remove_set(engine, 0), HVD_INVALID_ARGUMENT, {"no process set 0"}));
+      EXPECT(has(remove_set(engine, 9), HVD_INVALID_ARGUMENT, {"no process set 9"}));
+    });
+  }
+}
+
+TEST(errors_in_a_set_reach_its_members_alone) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(4, wiring, [](Engine& engine, int rank) {
+      const int32_t set = add_set(engine, {1, 2, 3});
+      for (int round = 0; round < 4; ++round) {
+        std::vector<float> values(rank == 2 && round % 2 == 0 ? 5 : 4, 1);
+        const Status status = Call(HVD_ALLREDUCE, "t").in(set).tensor(values, HVD_FLOAT32).run(engine);
+        if (rank == 0) {
+          EXPECT(has(status, HVD_INVALID_ARGUMENT, {"no member of process set 1", "[1, 2, 3]"}));
+        } else if (round % 2 == 0) {
+          EXPECT(has(status, HVD_MISMATCH, {"of process set 1", "rank 2", "expected", "[4]", "[5]"}));
+        } else {
+          EXPECT(status.ok() && values[0] == 3);
+        }
+        // One refuses: its peers in the set fail, and nobody else.
+        if (rank == 1) EXPECT(engine.refuse("u", set, "no tensor").ok());
+        if (rank > 1) {
+          EXPECT(has(Call(HVD_ALLREDUCE, "u").in(set).tensor(values, HVD_FLOAT32).run(engine), HVD_MISMATCH,
+                     {"rank 1", "no tensor"}));
+        }
+        std::vector<float> all(1, 1);
+        EXPECT(Call(HVD_ALLREDUCE, "u").tensor(all, HVD_FLOAT32).run(engine).ok() && all[0] == 4);
+      }
+      std::vector<float> value(1);
+      const Status root = Call(HVD_BROADCAST, "b").in(set).root(0).tensor(value, HVD_FLOAT32).run(engine);
+      EXPECT(root.code() == HVD_INVALID_ARGUMENT);
+      if (rank > 0)
+        EXPECT(has(root, HVD_INVALID_ARGUMENT, {"root rank among the ranks [1, 2, 3] of process set 1", "0"}));
+    });
+  }
+}
+
+// Where nobody waits, the members must be woken by a leader that takes no part itself.
+TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
+  for (const Wiring wiring : kBoth) {
+    run_sets(3, wiring, [](Engine& engine, int rank) {
+      const int32_t set = add_set(engine, {1, 2});
+      for (int round = 0; rank > 0 && round < 5; ++round) {
+        std::vector<float> values(3, 1);
+        std::atomic<bool> done{false};
+        const auto on_done = [](void* user, const hvd_status*) { static_cast<std::atomic<bool>*>(user)->store(true); };
+        hvd_handle handle = 0;
+        const std::string name = "t" + std::to_string(round);
+        EXPECT(Call(HVD_ALLREDUCE, name.c_str())
+                   .in(set)
+                   .done(on_done, &done)
+                   .tensor(values, HVD_FLOAT32)
+                   .submit(engine, &handle)
+                   .ok());
+        const uint64_t begin = now_ns();
+        while (!done.load() && now_ns() < begin + 20'000'000'000) sleep_ms(1);
+        EXPECT(done.load() && now_ns() < begin + 600'000'000);  // the watchdog alone would take a second
+        EXPECT(engine.wait(handle, 20000).ok());
+        engine.release(handle);
+      }
+    });
+  }
+}
+
+TEST(a_stall_in_a_set_names_the_missing_member) {
+  for (const Wiring wiring : kBoth) {
+    EngineSettings settings;
+    settings.stall_warning_ms = 200;
+    settings.stall_shutdown_ms = 700;
+    settings.warnings = false;
+    std::vector<std::thread> threads;
+    std::atomic<int> told{0};
+    for (EngineOptions& options : make_world(4, wiring, settings)) {
+      threads.emplace_back([&told, options = std::move(options)]() mutable {
+        const int rank = options.rank;
+        std::unique_ptr<Engine> engine;
+        EXPECT(Engine::start(std::move(options), &engine).ok());
+        const int32_t set = add_set(*engine, {1, 2, 3});
+        std::vector<float> value(1, 1);
+        for (int i = 0; rank > 0 && i < 2; ++i) {
+          EXPECT(Call(HVD_ALLREDUCE, "t").in(set).tensor(value, HVD_FLOAT32).run(*engine).ok());
+        }
+        if (rank == 1 || rank == 3) {
+          EXPECT(has(Call(HVD_ALLREDUCE, "t").in(set).tensor(value, HVD_FLOAT32).run(*engine), HVD_ABORTED,
+                     {"`t` of process set 1", "missing rank 2", "ranks 1, 3"}));
+          told.fetch_add(1);
+        }
+        while (told.load() < 2) sleep_ms(1);
+        EXPECT(engine->stop(3000).ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST_MAIN
