@@ -224,7 +224,13 @@ Status Engine::start_monitor() {
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
-  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
+  events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
+    if (kind == FrameKind::kAbort) {
+      take_abort(peer, payload);
+    } else {
+      poison_unreadable(peer, "a sign of life", payload.size());
+    }
+  };
   const bool warns = options_.settings.warnings;
   events.on_debugger = [warns](const std::string& text) {
     if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());

@@ -61,9 +61,8 @@ class Heard {
     Monitor::Events events;
     events.on_loss = [this](int rank, const std::string& text) { say("lost " + std::to_string(rank) + ": " + text); };
     events.on_debugger = [this](const std::string& text) { say("debugger: " + text); };
-    events.on_abort = [this](int peer, const std::string& payload) {
-      AbortFrame abort;
-      say("abort of " + std::to_string(peer) + ": " + (parse_abort(payload, 2, &abort) ? abort.text : "unreadable"));
+    events.on_frame = [this](int peer, FrameKind kind, const std::string&) {
+      say("frame " + std::to_string(static_cast<int>(kind)) + " of " + std::to_string(peer));
     };
     events.on_tick = [this] { say(""); };
     events.on_pause = [] {};
@@ -189,7 +188,7 @@ TEST(a_far_leader_is_lost_when_it_says_nothing_and_heard_when_it_says_why) {
   }
   EXPECT(other.receive());  // its own beats
   other.send(FrameKind::kAbort, abort_payload({HVD_ABORTED, "why", 1}));
-  EXPECT(watching.heard.wait(2) == "abort of 3: why");
+  EXPECT(watching.heard.wait(2) == "frame 8 of 3");
   const std::string word = watching.heard.wait(8);
   EXPECT(holds(word, "lost 3: rank 3 has given no sign of life for") && holds(word, "hint:"));
 }
