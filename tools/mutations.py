@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation(
         "average-is-a-sum",
         "native/engine/execute.cc",
-        "reduction.divisor = world_size_;",
+        "reduction.divisor = members;",
         "",
         "Average drops its 1/size",
         (native("engine_test", "average_of_integers"),),
@@ -191,6 +191,47 @@ MUTATIONS = (
         'if not hmac.compare_digest(proof, proof or _proof(secret, b"client", purpose, nonces)):',
         "a server takes whoever knows the protocol",
         (python("tests/unit/test_channel.py"),),
+    ),
+    # scattering and process sets
+    Mutation(
+        "section-of-another",
+        "native/collectives/slot_scatter.cc",
+        "const std::byte* const section = ring.input_slot(m, chunk - 1) + ring.member() * section_bytes;",
+        "const std::byte* const section = ring.input_slot(m, chunk - 1) + m * section_bytes;",
+        "a member folds what the others meant for themselves",
+        (native("transport_test", "random_operations_among_threads"),),
+    ),
+    Mutation(
+        "remainder-to-the-last",
+        "native/negotiation/wire.h",
+        "rows / members + (member < rows % members ? 1 : 0);",
+        "rows / members + (members - 1 - member < rows % members ? 1 : 0);",
+        "reducescatter gives the uneven rows to the last ranks",
+        (native("engine_test", "reducescatter"),),
+    ),
+    Mutation(
+        "sets-count-everybody",
+        "native/engine/leader.cc",
+        "segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);",
+        "segment_->assign(decision.id, number, segment_->local_size());",
+        "a set's tally waits for ranks that are no members",
+        (native("engine_sets_test", "every_operation_works_over_a_set"),),
+    ),
+    Mutation(
+        "foreign-leader-sleeps",
+        "native/engine/leader.cc",
+        "decision.kind != RecordKind::kLeave && !takes_part_in(decision.id);",
+        "decision.kind != RecordKind::kLeave && false;",
+        "members are not woken by a leader that takes no part",
+        (native("engine_sets_test", "what_nobody_waits_for"),),
+    ),
+    Mutation(
+        "definitions-outlive-their-set",
+        "native/negotiation/coordinator.cc",
+        "    entries_[id].defined = false;\n    entries_[id].definition.clear();\n  }\n}",
+        "  }\n}",
+        "a set that comes back with a number finds the former one's definitions",
+        (native("engine_sets_test", "sets_come_and_go"),),
     ),
 )
 
