@@ -233,6 +233,47 @@ MUTATIONS = (
         "a set that comes back with a number finds the former one's definitions",
         (native("engine_sets_test", "sets_come_and_go"),),
     ),
+    # hostile bytes
+    Mutation(
+        "rows-unchecked",
+        "native/engine/execute.cc",
+        "return rows >= 0 && !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
+        "return !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
+        "a rank may give fewer than no rows",
+        (native("hostile_test", "rows_that_no_memory_holds"),),
+    ),
+    Mutation(
+        "abort-means-well",
+        "native/negotiation/frames.cc",
+        "code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL",
+        "code > HVD_INTERNAL",
+        "a cause that says all is well is taken, and ends nothing",
+        (native("hostile_test", "rank_0_names_a_leader"),),
+    ),
+    Mutation(
+        "anybody-may-leave-for-anybody",
+        "native/engine/leader.cc",
+        "!parse_leave(payload, world_size_, &rank) || options_.host_of_rank[rank] != host",
+        "!parse_leave(payload, world_size_, &rank)",
+        "a host may say that another host's rank leaves",
+        (native("hostile_test", "rank_0_names_a_leader"),),
+    ),
+    Mutation(
+        "refusal-not-told",
+        "native/engine/lifecycle.cc",
+        "for (const auto* link : local) send_refusal(link->fd, cause);",
+        "",
+        "a rank that cannot share memory tells nobody why",
+        (python("tests/processes/test_limits.py", "-k", "named_by_every_rank"),),
+    ),
+    Mutation(
+        "one-proof-for-all-purposes",
+        "src/horovod/core/channel.py",
+        'b"\\0".join([b"horovod handshake 1", role, purpose.encode(), nonces])',
+        'b"\\0".join([b"horovod handshake 1", role, nonces])',
+        "a proof for one kind of connection is one for another",
+        (python("tests/unit/test_channel.py", "-k", "purpose"),),
+    ),
 )
 
 

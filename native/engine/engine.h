@@ -88,7 +88,7 @@ class Engine {
   Status connect();
   Status connect_shared_memory();
   Status share_memory(const std::vector<const EngineOptions::Link*>& local);
-  void give_up(const Status& why);
+  Status give_up(const Status& why);
   Status make_transport();
   Status start_monitor();
   void drop_transport();

@@ -64,8 +64,7 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
     status = Status(HVD_UNAVAILABLE, error.what());
   }
   if (!status.ok()) {
-    engine->give_up(status);
-    return status;
+    return engine->give_up(status);
   }
   engine->started_.store(true);
   *out = std::move(engine);
@@ -73,8 +72,10 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
 }
 
 // The peers that have started, or are about to, must not wait for this rank, and learn why.
-void Engine::give_up(const Status& why) {
-  const Status cause(why.code(), "rank " + std::to_string(rank_) + " could not start: " + why.text(), rank_);
+Status Engine::give_up(const Status& why) {
+  const bool names_somebody = why.text().starts_with("rank ") || why.text().starts_with("the ranks ");
+  const std::string prefix = names_somebody ? "" : "rank " + std::to_string(rank_) + " could not start: ";
+  const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : rank_);
   if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
@@ -83,6 +84,7 @@ void Engine::give_up(const Status& why) {
     link.send(FrameKind::kAbort, abort_payload(cause));
     link.finish_sending();
   }
+  return cause;
 }
 
 Status Engine::connect() {
@@ -220,7 +222,13 @@ Status Engine::start_monitor() {
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
-  events.on_abort = [this](int from, const std::string& payload) { take_abort(from, payload); };
+  events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
+    if (kind == FrameKind::kAbort) {
+      take_abort(peer, payload);
+    } else {
+      poison_unreadable(peer, "a sign of life", payload.size());
+    }
+  };
   const bool warns = options_.settings.warnings;
   events.on_debugger = [warns](const std::string& text) {
     if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());

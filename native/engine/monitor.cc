@@ -190,13 +190,9 @@ void Monitor::receive(FarWatch* watch) {
   std::string payload;
   while (watch->link.frames().next(&kind, &payload)) {
     ++watch->heard;
-    if (kind == FrameKind::kAbort) events_.on_abort(watch->link.peer(), payload);
+    if (kind != FrameKind::kBeat || !payload.empty()) events_.on_frame(watch->link.peer(), kind, payload);
   }
-  if (watch->link.frames().broken()) {
-    events_.on_loss(watch->link.peer(), "rank " + std::to_string(watch->link.peer()) +
-                                            " sent what is no frame\nhint: do all ranks run the same version of "
-                                            "Horovod?");
-  }
+  if (watch->link.frames().broken() && !watch->over) events_.on_frame(watch->link.peer(), FrameKind::kBeat, payload);
   watch->over = watch->over || watch->link.closed() || watch->link.frames().broken();
 }
 

@@ -69,9 +69,10 @@ class Monitor {
   };
   // All run on the monitor's thread.
   struct Events {
-    std::function<void(int, const std::string&)> on_loss;   // rank, what happened to it
-    std::function<void(int, const std::string&)> on_abort;  // another host's leader ended the generation: rank, frame
-    std::function<void(const std::string&)> on_debugger;    // once per time that one holds a peer
+    std::function<void(int, const std::string&)> on_loss;  // rank, what happened to it
+    // What another host's leader sent beside beats; kBeat where it was no frame.
+    std::function<void(int, FrameKind, const std::string&)> on_frame;
+    std::function<void(const std::string&)> on_debugger;  // once per time that one holds a peer
     std::function<void()> on_tick;
     std::function<void()> on_pause;  // this process itself did not run for a while
   };

@@ -48,6 +48,13 @@ Status refused(int socket, int peer) {
   return {known ? static_cast<hvd_code>(code) : HVD_UNAVAILABLE, std::move(text), peer};
 }
 
+// A peer that has hung up may have said why.
+Status failed_unless_refused(const std::string& what, int socket, int peer) {
+  const Status failure = failed(what, peer);
+  char byte = 0;
+  return recv(socket, &byte, 1, MSG_DONTWAIT) == 1 && byte == kRefuses ? refused(socket, peer) : failure;
+}
+
 void close_all(const cmsghdr* header) {
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) return;
   for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
@@ -74,7 +81,7 @@ Status send_descriptor(int socket, int descriptor, int peer) {
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
   while (sendmsg(socket, &message, MSG_NOSIGNAL) != 1) {
-    if (errno != EINTR) return failed("cannot hand the shared memory to", peer);
+    if (errno != EINTR) return failed_unless_refused("cannot hand the shared memory to", socket, peer);
   }
   return {};
 }
@@ -106,7 +113,7 @@ Status receive_descriptor(int socket, int peer, uint64_t deadline_ns, int* descr
 Status send_byte(int socket, int peer) {
   const char byte = kAttached;
   while (send(socket, &byte, 1, MSG_NOSIGNAL) != 1) {
-    if (errno != EINTR) return failed("cannot answer", peer);
+    if (errno != EINTR) return failed_unless_refused("cannot answer", socket, peer);
   }
   return {};
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "engine_world.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 
 using namespace hvd;

@@ -18,7 +18,9 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,13 @@ SLACK_S = 2.0
 LAUNCHER_KILLED_S = 5.0
 
 SEED = int(os.environ.get("HVD_FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short name: below it lie the workers' sockets, whose paths have 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="f") as name:
+        yield Path(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +138,7 @@ context = multiprocessing.get_context("fork")
 for _ in range(2):
     started = context.Event()
     context.Process(target=work, args=(started,), daemon=True).start()
-    started.wait()
+    assert started.wait(20)
 """
 
 
@@ -230,20 +239,20 @@ def check_launcher(case: Case, done: Done, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", chosen(), ids=str)
-def test_a_job_ends_as_promised_whatever_happens_at_a_named_moment(case: Case, tmp_path: Path) -> None:
-    check(case, tmp_path)
+def test_a_job_ends_as_promised_whatever_happens_at_a_named_moment(case: Case, folder: Path) -> None:
+    check(case, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", random_cases(), ids=str)
-def test_a_job_ends_as_promised_at_random_moments(case: Case, tmp_path: Path) -> None:
-    check(case, tmp_path)
+def test_a_job_ends_as_promised_at_random_moments(case: Case, folder: Path) -> None:
+    check(case, folder)
 
 
-def test_an_unknown_fault_is_an_error_and_no_silence(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def test_an_unknown_fault_is_an_error_and_no_silence(folder: Path) -> None:
+    script = folder / "train.py"
     script.write_text("import horovod.core as hvd\nhvd.init()\n")
     env = {"HOROVOD_FAULT_POINT": "append:explode"}
-    with Job(tmp_path, "-np", "1", [sys.executable, str(script)], env=env) as job:
+    with Job(folder, "-np", "1", [sys.executable, str(script)], env=env) as job:
         done = job.wait()
     assert done.code == 1 and "setting `fault_point` cannot be `append:explode`" in done.stderr

@@ -23,7 +23,9 @@ def start_with(limits: dict[int, tuple[str, int]]) -> str:
     import numpy as np
 
     import horovod.core as hvd
+    from horovod.core import native
 
+    native.library()
     rank = int(os.environ["HOROVOD_RANK"])
     if rank in limits:
         name, room = limits[rank]

@@ -375,6 +375,12 @@ class _Start:
         self.mesh = None
 
 
+def _second_process_hint() -> str:
+    if multiprocessing.parent_process() is not None:
+        return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
+    return "has the script started a child that calls it too?"
+
+
 def _check_record(rank: int, record: Any, fields: _Fields) -> None:
     """What another rank has published has these fields, of these types."""
     wrong = list(fields)
@@ -385,12 +391,6 @@ def _check_record(rank: int, record: Any, fields: _Fields) -> None:
             f"rank {rank} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
             "hint: do all ranks run the same version of Horovod?"
         )
-
-
-def _second_process_hint() -> str:
-    if multiprocessing.parent_process() is not None:
-        return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
-    return "has the script started a child that calls it too?"
 
 
 def _check_equal(records: dict[int, dict[str, Any]]) -> None:

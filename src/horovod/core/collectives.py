@@ -104,7 +104,7 @@ class Collectives(Generic[T]):
             output = staged if in_place or private else adapter.empty_like(staged)
             handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "allreduce", name, error, _told_in(how[4]))
+            refuse(context, "allreduce", name, error, _told_in(how[-1]))
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -134,7 +134,7 @@ class Collectives(Generic[T]):
                 context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
             )
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_allreduce", name, error, _told_in(how[4]))
+            refuse(context, "grouped_allreduce", name, error, _told_in(how[-1]))
         finish = self._write_back if in_place else self._deliver
         pairs = list(zip(tensors, outputs, strict=True))
 
@@ -270,7 +270,7 @@ class Collectives(Generic[T]):
             output = adapter.empty(_own_rows(context.place(set_number), shape), dtype)
             handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "reducescatter", name, error, _told_in(how[4]))
+            refuse(context, "reducescatter", name, error, _told_in(how[-1]))
         return Operation(context, handle, (tensor, output), staged, self._deliver)
 
     def grouped_reducescatter(
@@ -290,7 +290,7 @@ class Collectives(Generic[T]):
                 context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
             )
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_reducescatter", name, error, _told_in(how[4]))
+            refuse(context, "grouped_reducescatter", name, error, _told_in(how[-1]))
 
         def collect(operation: Operation) -> Any:
             return [adapter.deliver(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]

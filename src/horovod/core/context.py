@@ -196,6 +196,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _current is not None:
             return
         sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
+        native.library()  # what is missing here is known before anybody waits for this rank
         settings = Settings.from_environment()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
@@ -204,7 +205,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             atexit.register(shutdown)
         _starts += 1
         world = bootstrap.connect(settings, _starts - 1, [process_set.ranks for process_set in sets])
-        _current = Context(world, settings)
+        try:
+            _current = Context(world, settings)
+        except BaseException:
+            world.close()
+            raise
         # Not before: a process set needs operations, which need this module.
         from horovod.core.process_sets import register_set
 

@@ -48,7 +48,7 @@ class Rendezvous:
 
     def compare_and_set(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
-        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value")["value"]
+        return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
@@ -62,11 +62,7 @@ class Rendezvous:
         """Waits until all keys are there or the time is up; returns those that are. Raises RankGone where a key is
         missing and a rank is known to be gone."""
         request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
-        answer = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
-        gone = answer.get("gone")
-        if isinstance(gone, dict) and isinstance(gone.get("rank"), int):
-            raise RankGone(str(gone.get("text")), gone["rank"])
-        values: dict[str, Any] = answer["values"]
+        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
         return values
 
     def local_address(self) -> str:
@@ -86,10 +82,8 @@ class Rendezvous:
         if channel is not None:
             channel.close()
 
-    def _ask(
-        self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object
-    ) -> dict[str, Any]:
-        """The answer, in which `field` is there and is a `kind`."""
+    def _ask(self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object) -> Any:
+        """The answer's `field`, which must be a `kind`; without a field, only that the server agreed."""
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             raise ChannelError(f"the rendezvous at {self._where()} is still busy with another request of this rank")
@@ -106,9 +100,14 @@ class Rendezvous:
             self._lock.release()
         if not isinstance(answer, dict) or "error" in answer:
             raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
-        if field is not None and (field not in answer or not isinstance(answer[field], kind)):
+        match answer.get("gone"):
+            case {"rank": int(rank), "text": str(text)}:
+                raise RankGone(text, rank)
+        if field is None:
+            return None
+        if not isinstance(answer.get(field), kind) or field not in answer:
             raise ChannelError(f"the rendezvous at {self._where()} gave no {field}: {answer}")
-        return answer
+        return answer[field]
 
     def _connected(self, deadline: float) -> Channel:
         if self._owner != os.getpid() and self._channel is not None:

@@ -21,8 +21,8 @@ __all__ = ["RendezvousServer"]
 
 MAX_WAIT_S = 3600
 MAX_KEYS = 1 << 18
-_GENERATION_DIGITS = 18
 _LOOK_S = 1.0  # how often a wait looks whether its client is still there
+_GENERATION_DIGITS = 18
 
 
 class RendezvousServer:

@@ -300,10 +300,10 @@ class _Supervisor:
         if self._not_started is not None:
             self._warn(self._not_started)
             return 127
+        stopped = {rank: one.number for rank, one in self._stopped.items()}
         record = self._server.failure()
         if record is not None and record.get("rank") not in range(-1, len(self._job.placements)):
             record = None  # not of this job's world: it would name nobody
-        stopped = {rank: one.number for rank, one in self._stopped.items()}
         cause = root_cause(self._exits, record, stopped)
         if cause is not None:
             hostname = self._job.placements[cause.rank].hostname

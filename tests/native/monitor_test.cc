@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// The monitor tells a stopped, a debugged, a silent and a dead process apart, and measures nobody's silence over a time
+// in which it did not run itself. Peers are real processes that never beat.
+#include "engine/monitor.h"
+
+#include <poll.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+
+#include "check.h"
+#include "negotiation/frames.h"
+#include "negotiation/names.h"
+#include "platform/clock.h"
+#include "platform/fault_point.h"
+#include "platform/process_state.h"
+
+using namespace hvd;
+
+namespace {
+
+constexpr uint64_t kMs = 1000000;
+
+// A child that waits for its end.
+class Child {
+ public:
+  explicit Child(bool traced = false) {
+    pid_ = fork();
+    if (pid_ == 0) {
+      if (traced) {
+        ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+        raise(SIGTRAP);
+      }
+      for (;;) pause();
+    }
+    if (traced) waitpid(pid_, nullptr, WUNTRACED);
+  }
+  ~Child() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void stop() const {
+    kill(pid_, SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
+  int pid() const { return pid_; }
+
+ private:
+  int pid_;
+};
+
+// What a monitor said, and a wait for it.
+class Heard {
+ public:
+  Monitor::Events events() {
+    Monitor::Events events;
+    events.on_loss = [this](int rank, const std::string& text) { say("lost " + std::to_string(rank) + ": " + text); };
+    events.on_debugger = [this](const std::string& text) { say("debugger: " + text); };
+    events.on_frame = [this](int peer, FrameKind kind, const std::string&) {
+      say("frame " + std::to_string(static_cast<int>(kind)) + " of " + std::to_string(peer));
+    };
+    events.on_tick = [this] { say(""); };
+    events.on_pause = [] {};
+    return events;
+  }
+  // Empty where `ticks` went by without a word.
+  std::string wait(int ticks) {
+    std::unique_lock lock(mutex_);
+    const int until = ticks_ + ticks;
+    changed_.wait(lock, [&] { return !words_.empty() || ticks_ >= until; });
+    if (words_.empty()) return "";
+    const std::string first = words_.front();
+    words_.erase(words_.begin());
+    return first;
+  }
+
+ private:
+  void say(const std::string& word) {
+    const std::lock_guard lock(mutex_);
+    if (word.empty()) {
+      ++ticks_;
+    } else {
+      words_.push_back(word);
+    }
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> words_;
+  int ticks_ = 0;
+};
+
+struct Watching {
+  Heard heard;
+  std::unique_ptr<Segment> segment;
+  std::unique_ptr<Monitor> monitor;  // ends first
+
+  explicit Watching(Monitor::Options options) {
+    EXPECT(Segment::create(1, 2, 0, &segment).ok());
+    EXPECT(Monitor::start(*segment, 0, std::move(options), heard.events(), &monitor).ok());
+  }
+};
+
+Monitor::Options peer(const Child& child, uint64_t frozen_ms) {
+  Monitor::Options options;
+  options.peers = {{7, 1, child.pid(), -1}};
+  options.frozen_ms = frozen_ms;
+  return options;
+}
+
+bool holds(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST(silence_counts_from_the_last_change_and_anew_after_a_pause) {
+  Silence silence;
+  EXPECT(silence.observe(5, 1000) == 0);
+  EXPECT(silence.observe(5, 1400) == 400);
+  EXPECT(silence.observe(6, 1500) == 0);
+  EXPECT(silence.observe(6, 2500) == 1000);
+  silence.restart(2600);
+  EXPECT(silence.observe(6, 2700) == 100);
+}
+
+TEST(a_stopped_process_is_named_as_stopped) {
+  const Child child;
+  child.stop();
+  EXPECT(process_state(child.pid()) == 'T');
+  Watching watching(peer(child, 700));
+  const std::string word = watching.heard.wait(6);
+  EXPECT(holds(word, "lost 7: rank 7 (process ") && holds(word, "was stopped by a signal and has not run for"));
+  EXPECT(watching.heard.wait(2).empty());  // once
+}
+
+TEST(a_silent_process_is_named_as_frozen) {
+  const Child child;
+  Watching watching(peer(child, 700));
+  EXPECT(holds(watching.heard.wait(6), "is frozen: it has given no sign of life for"));
+}
+
+TEST(a_process_that_a_debugger_holds_is_no_loss) {
+  const Child child(true);
+  EXPECT(process_state(child.pid()) == 't');
+  Watching watching(peer(child, 700));
+  EXPECT(holds(watching.heard.wait(6), "debugger: rank 7 (process "));
+  EXPECT(watching.heard.wait(3).empty());  // said once, and never a loss
+}
+
+TEST(a_dead_process_is_noticed_at_once) {
+  auto child = std::make_unique<Child>();
+  Watching watching(peer(*child, 0));
+  EXPECT(watching.heard.wait(1).empty());
+  const uint64_t killed_ns = now_ns();
+  child.reset();
+  EXPECT(holds(watching.heard.wait(2), "died without leaving the job"));
+  EXPECT(now_ns() - killed_ns < 500 * kMs);
+}
+
+TEST(a_process_that_beats_or_has_left_is_not_missed) {
+  for (const bool left : {false, true}) {
+    const Child child;
+    Watching watching(peer(child, 700));
+    if (left) watching.segment->rank(1).left.store(1);
+    for (int tick = 0; tick < 4; ++tick) {
+      if (!left) watching.segment->rank(1).beat.fetch_add(1);
+      EXPECT(watching.heard.wait(1).empty());
+    }
+  }
+}
+
+TEST(a_far_leader_is_lost_when_it_says_nothing_and_heard_when_it_says_why) {
+  int fds[2];
+  EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  Monitor::Options options;
+  options.far_peers = {{3, fds[0]}};
+  options.lost_ms = 1200;
+  Watching watching(options);
+  SocketLink other(fds[1], 0);
+  for (int tick = 0; tick < 4; ++tick) {
+    other.send(FrameKind::kBeat, {});
+    EXPECT(watching.heard.wait(1).empty());
+  }
+  EXPECT(other.receive());  // its own beats
+  other.send(FrameKind::kAbort, abort_payload({HVD_ABORTED, "why", 1}));
+  EXPECT(watching.heard.wait(2) == "frame 8 of 3");
+  const std::string word = watching.heard.wait(8);
+  EXPECT(holds(word, "lost 3: rank 3 has given no sign of life for") && holds(word, "hint:"));
+}
+
+TEST(names_are_shown_short_and_on_one_line) {
+  EXPECT(quote_name("allreduce.x") == "`allreduce.x`");
+  EXPECT(quote_name("a\nb\tc\x7f") == "`a\\nb\\x09c\\x7f`");
+  const std::string shown = quote_name(std::string(4000, 'n') + "end");
+  EXPECT(shown.size() < 160 && holds(shown, "end` (4003 bytes)") && holds(shown, "nn...nn"));
+  EXPECT(quote_name("noname.3") == "unnamed operation");
+  Descriptor descriptor;
+  descriptor.kind = HVD_BROADCAST;
+  descriptor.tensors.push_back({HVD_FLOAT32, {3}});
+  EXPECT(quote_name("noname.3", descriptor.encode()) == "unnamed broadcast");
+  std::string accents;
+  for (int i = 0; i < 100; ++i) accents += "\xc3\xa9";
+  EXPECT(holds(quote_name("a" + accents), "\xa9...\xc3"));  // no character is cut in two
+}
+
+TEST(fault_points_are_off_and_take_only_what_they_know) {
+  EXPECT(!fault_points_armed.load());
+  for (const char* wrong : {"append", "append:", "append:explode", "append@0:kill", "append@x:kill",
+                            "append:kill=", "append:kill=-1", "append:exit", "append:exitx"}) {
+    EXPECT(!arm_fault_point(wrong));
+  }
+  EXPECT(arm_fault_point("append@3:exit7") && fault_points_armed.load());
+  for (int pass = 0; pass < 2; ++pass) fault_point("append");
+  fault_point("count");
+  const pid_t child = fork();
+  if (child == 0) {
+    fault_point("append");
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  EXPECT(arm_fault_point("") && !fault_points_armed.load());
+}
+
+TEST_MAIN

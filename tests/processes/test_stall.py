@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A collective that one rank does not call is named on stderr after the stall time; where it comes late, no harm."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.jobs import Job
+
+# Rank 1 comes when the test says so. Forty tensors, some with names that nobody wants on a terminal, one without.
+SCRIPT = """
+import os
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+rank = hvd.rank()
+names = ["first"] + [f"layer.{i}\\n" + "x" * 3000 for i in range(39)]
+def start():
+    handles = [hvd.allreduce_async(np.full(3, rank + 1.0), name=name, op=hvd.Sum) for name in names]
+    return [*handles, hvd.allreduce_async(np.full(3, rank + 1.0), op=hvd.Sum)]
+for handle in start():
+    hvd.synchronize(handle)
+for round in range(2):
+    if rank == 1:
+        os.read(os.open(f"go{round}", os.O_RDONLY), 1)
+    for handle in start():
+        assert hvd.synchronize(handle).tolist() == [3.0] * 3
+    print("round", round, flush=True)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+    for round in range(2):
+        os.mkfifo(tmp_path / f"go{round}")
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+        for round in range(2):
+            (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
+            text = match[1]
+            assert re.match(r"rank 0 waited \d+\.\d s for ", text), text
+            assert text.endswith(": missing rank 1, which did not submit them"), text
+            assert "`allreduce.first`" in text or round == 1, text
+            assert " and 31 more" in text and text.count("`") in (18, 20) and len(text) < 2500, text
+            assert "\\nxxx" in text and "bytes)" in text, text
+            os.close(os.open(tmp_path / f"go{round}", os.O_WRONLY))
+            job.wait_for_line(f"round {round}", count=2)
+        done = job.wait()
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("warning: stall") <= 2 + done.seconds, done.stderr  # one report an interval, not 41
+
+
+def test_an_unnamed_operation_is_shown_by_what_it_does(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+        "if hvd.rank() == 1: os.read(os.open('go', os.O_RDONLY), 1)\n"
+        "hvd.broadcast(np.ones(3), root_rank=0)\n"
+    )
+    os.mkfifo(tmp_path / "go")
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}) as job:
+        job.wait_for_line(r"rank 0 waited \d+\.\d s for unnamed broadcast: missing rank 1, which did not", "stderr")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        assert job.wait().code == 0
+
+
+TRAIN = """
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+for step in range(10**9):
+    hvd.allreduce(np.ones(1000), name="x")
+    if step == 5: os.write(1, b"ready %d\\n" % os.getpid())
+    if hvd.allreduce(np.array([float(os.path.exists("end"))]), name="end", op=hvd.Max)[0]: break
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_suspended_job_goes_on_however_long_it_was_suspended(tmp_path: Path, transport: str) -> None:
+    """Ctrl-Z and fg, over limits for silence and stalls that the pause passes several times."""
+    (tmp_path / "train.py").write_text("import os\n" + TRAIN)
+    env = {
+        "HOROVOD_FROZEN_TIMEOUT_SECONDS": "1",
+        "HOROVOD_LOST_TIMEOUT_SECONDS": "1.5",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2",
+        "HOROVOD_TRANSPORT": transport,
+        "OMP_NUM_THREADS": "1",
+    }
+    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
+        job.wait_ready(3)
+        for _ in range(2):
+            os.killpg(job.process.pid, signal.SIGTSTP)
+            os.waitid(os.P_PID, job.process.pid, os.WSTOPPED)
+            time.sleep(4)  # the pause itself
+            os.kill(job.process.pid, signal.SIGCONT)
+            os.waitid(os.P_PID, job.process.pid, os.WCONTINUED)
+        (tmp_path / "end").touch()
+        done = job.wait()
+    assert (done.code, done.stderr) == (0, "")
