@@ -169,7 +169,9 @@ class Engine {
     return found == sets_.end() ? nullptr : found->second.get();
   }
   bool takes_part_in(uint32_t id) const {
-    const ProcessSet* set = id < kMaxEntries ? find_set(segment_->set_of(id)) : nullptr;
+    const int32_t number = id < kMaxEntries ? segment_->set_of(id) : 0;
+    if (number == 0) return true;  // what nearly every record is about
+    const ProcessSet* set = find_set(number);
     return set != nullptr && set->member >= 0;
   }
 
