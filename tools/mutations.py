@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation(
         "average-is-a-sum",
         "native/engine/execute.cc",
-        "reduction.divisor = world_size_;",
+        "reduction.divisor = members;",
         "",
         "Average drops its 1/size",
         (native("engine_test", "average_of_integers"),),
@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "rows-unchecked",
         "native/engine/execute.cc",
-        "if (given >= 0 && !__builtin_add_overflow(rows, given, &rows) &&",
-        "__builtin_add_overflow(rows, given, &rows);\n    if (",
+        "return rows >= 0 && !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
+        "return !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
         "a rank may give fewer than no rows",
         (native("hostile_test", "rows_that_no_memory_holds"),),
     ),

@@ -35,6 +35,10 @@ class Leader {
       require(members == host_of_rank_.size() || members == 1);
     }
     require(coordinator_.snapshot().size() < (64u << 20));
+    std::string name;
+    std::vector<int> ranks;
+    if (coordinator_.describe(0, &name, &ranks)) require(!name.empty() && !ranks.empty());
+    coordinator_.counts_on(0, host);
     return true;
   }
 
