@@ -52,8 +52,8 @@ _EQUAL_SETTINGS = (
 _Fields = dict[str, tuple[type, ...]]
 _TEXT, _NUMBER, _TEXT_OR_NONE = (str,), (int,), (str, type(None))
 _RECORD: _Fields = {
-    **dict.fromkeys(("token", "hostname", "machine", "version", "transport"), _TEXT),
-    **dict.fromkeys(("pid", "fusion_threshold_bytes"), _NUMBER),
+    **dict.fromkeys(("token", "hostname", "machine", "version", "transport", "process_sets"), _TEXT),
+    **dict.fromkeys(("pid", "fusion_threshold_bytes", "dynamic_process_sets"), _NUMBER),
     **dict.fromkeys(("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"), _NUMBER),
     "local_address": _TEXT_OR_NONE,
 }
