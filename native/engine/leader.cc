@@ -15,11 +15,15 @@ namespace hvd {
 
 bool Engine::serve() {
   bool any = false;
+  bool sent = false;
   {
     const std::lock_guard lock(mutex_);
-    to_leader_.pump();
+    sent = to_leader_.pump();
   }
-  if (!is_leader()) return false;
+  if (!is_leader()) {
+    if (sent) bells_->ring(0);  // it sleeps once it has read all there was
+    return false;
+  }
   FrameKind kind;
   std::string payload;
   for (uint32_t r = 0; r < from_followers_.size(); ++r) {

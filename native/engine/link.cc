@@ -20,8 +20,8 @@ void RingSender::send(FrameKind kind, std::string_view payload) {
   pump();
 }
 
-void RingSender::pump() {
-  if (unsent_.empty()) return;
+bool RingSender::pump() {
+  if (unsent_.empty()) return false;
   const uint64_t written = ring_->written.load(std::memory_order_relaxed);
   const uint64_t room = kRingBytes - (written - ring_->read.load(std::memory_order_acquire));
   const size_t length = std::min<uint64_t>(room, unsent_.size());
@@ -32,6 +32,7 @@ void RingSender::pump() {
   ring_->written.store(written + length, std::memory_order_seq_cst);
   unsent_.erase(0, length);
   waits_for_room_.store(!unsent_.empty());
+  return length > 0;
 }
 
 bool RingSender::can_pump() const {

@@ -20,7 +20,7 @@ class RingSender {
   void attach(RequestRing* ring) { ring_ = ring; }
   // Callers serialise these two.
   void send(FrameKind kind, std::string_view payload);
-  void pump();
+  bool pump();  // true where bytes went into the ring, which the reader does not know of
   // Something waits here for room, and there is some. From any thread.
   bool can_pump() const;
 
