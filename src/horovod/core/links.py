@@ -119,7 +119,9 @@ class LocalLeader:
         finally:
             os.close(memory)
         answer = channel.receive(deadline)
-        if not isinstance(answer, dict) or not hmac.compare_digest(str(answer.get("token")), token.hex()):
+        if not isinstance(answer, dict) or not hmac.compare_digest(
+            str(answer.get("token")).encode(errors="replace"), token.hex().encode()
+        ):
             raise ChannelError(f"rank {rank} does not see this process' memory")
         channel.send({"attached": True}, deadline)
         self._links.add(Link(rank, Purpose.LOCAL, channel.detach()))

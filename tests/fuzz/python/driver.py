@@ -44,13 +44,14 @@ def fuzz(name: str, seconds: int, found: str, corpus: str) -> None:
     with atheris.instrument_imports(include=["horovod"]):
         target = load(name)
     options = [f"-max_total_time={seconds}", f"-max_len={target.LONGEST}", "-rss_limit_mb=2048", "-timeout=10"]
+    options.append(f"-seed={os.environ.get('FUZZ_SEED', '0')}")
     artifacts = f"-artifact_prefix={Path(found).parent}/crash-"
     atheris.Setup([sys.argv[0], *options, artifacts, "-print_final_stats=1", found, corpus], target.run)
     atheris.Fuzz()
 
 
 def by_chance(target: ModuleType, seconds: int, found: str, corpus: str) -> None:
-    seed = int(time.time())
+    seed = int(os.environ.get("FUZZ_SEED", "0")) or int(time.time())
     dice = random.Random(seed)
     known = inputs(corpus)
     executions = 0
