@@ -101,9 +101,17 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
 def _commit() -> str | None:
-    """The commit of the source tree this package lies in, with "+" where files differ; None for an installed one."""
+    """The commit of the source tree this package lies in, with "+" where files differ; of an installed package, that of
+    the tree in the working directory where its files are the same; else None."""
     here = Path(__file__).resolve().parent
+    tree = Path("src/horovod").resolve()
+    if all(_same(path, tree / path.relative_to(here.parent)) for path in here.parent.rglob("*.py")):
+        here = tree
     try:
         result = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True

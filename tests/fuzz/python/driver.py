@@ -11,6 +11,7 @@ changed, cut and joined, which for messages of a few fields reaches the same lin
 import ast
 import importlib.util
 import json
+import os
 import random
 import sys
 import time
