@@ -79,11 +79,11 @@ from horovod.torch.state import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from horovod.torch.sync_batch_norm import SyncBatchNorm
 
 # Names of Horovod's interface that this version has not: asking for one says so.
 _MISSING = frozenset(
     (
-        "SyncBatchNorm",
         "elastic",
         "join",
         "start_timeline",
@@ -109,6 +109,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
