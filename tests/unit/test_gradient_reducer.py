@@ -182,6 +182,38 @@ def test_a_stale_gradient_is_not_counted_twice() -> None:
     assert job.values() == (3.0, 2.0)
 
 
+def test_what_a_paused_pass_leaves_is_part_of_the_next_reduction() -> None:
+    job = Job()
+    job.reducer.paused = True
+    job.backward(a=1.0, b=2.0)
+    job.backward(a=1.0)
+    assert job.peers.events == []
+    job.reducer.paused = False
+    job.backward(a=1.0)
+    assert job.peers.sent == {"a": [3.0], "b": [2.0]}
+    # Cleared in place: the gradient is still the object that the last round left.
+    job.reducer.begin_step()
+    for parameter in (job.a, job.b):
+        assert parameter.grad is not None
+        parameter.grad[:] = 0.0
+    job.reducer.paused = True
+    job.backward(b=7.0)
+    job.reducer.paused = False
+    job.backward(a=5.0)
+    assert job.peers.sent == {"a": [3.0, 5.0], "b": [2.0, 7.0]}
+
+
+def test_a_pass_after_a_round_is_reduced_before_the_step() -> None:
+    job = Job(passes=2)
+    for _ in range(2):
+        job.backward(a=1.0, b=1.0)
+    job.a.grad = job.b.grad = None  # model.zero_grad() in a closure that an optimizer calls again
+    job.backward(a=2.0, b=3.0)
+    assert job.peers.sent == {"a": [2.0], "b": [2.0]}
+    job.reducer.complete_step()
+    assert job.peers.sent == {"a": [2.0, 2.0], "b": [2.0, 3.0]}
+
+
 def test_a_gradient_set_by_hand_is_reduced_before_the_step() -> None:
     job = Job()
     job.a.grad, job.b.grad = np.full(2, 4.0), np.full(2, 5.0)

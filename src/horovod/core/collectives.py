@@ -177,20 +177,21 @@ class Collectives(Generic[T]):
         process_set: ProcessSet | None,
         flags: int = 0,
         with_rows: bool = False,
+        label: str = "grouped_allgather",
     ) -> Operation:
         """Starts the allgather of several tensors, done or failed as a whole. The result is a tuple; `with_rows`: of
-        (tensor, rows that each rank gave)."""
+        (tensor, rows that each rank gave). `label`: what it is a part of, and meets its peers as."""
         context = contexts.current()
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
             staged, metas = self._stage_group(tensors, False)
-            key = (ALLGATHER, name, None, metas, None, 1.0, 1.0, set_number)
-            entry = _entry(context, key, "grouped_allgather", metas)
+            key = (ALLGATHER, name, None, metas, label, 1.0, 1.0, set_number)
+            entry = _entry(context, key, label, metas)
             members, _ = context.place(set_number)
             handle = submit_group(context, entry, [adapter.address(s) for s in staged], [None] * len(staged), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_allgather", name, error, _told_in(process_set))
+            refuse(context, label, name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             results: list[Any] = []

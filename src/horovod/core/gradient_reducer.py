@@ -11,6 +11,8 @@ reduced, so that all ranks agree without asking each other. One that has got no 
     everybody's already, and reducing it again would count it once per rank;
   its gradient, where it is any other (accumulated in earlier passes, or set by the user).
 
+While `paused`, backward passes only accumulate: they do not count, and what they leave is part of the next reduction.
+
 Threads: one backward at a time drives a reducer. finish() blocks until every rank has started the same reductions.
 """
 
@@ -73,9 +75,9 @@ class Gradients(Protocol[P_contra, T]):
 class _Slot(Generic[P]):
     """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing
     gradients must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be
-    told apart."""
+    told apart. `kept`: a paused pass has put something into the gradient that no reduction has seen."""
 
-    __slots__ = ("added", "ctx", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
+    __slots__ = ("added", "ctx", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 
     def __init__(self, name: str, parameter: P) -> None:
         self.name = name
@@ -87,6 +89,7 @@ class _Slot(Generic[P]):
         self.added = False
         self.reduced: Callable[[], object | None] = _nothing
         self.spent = False
+        self.kept = False
 
 
 def _nothing() -> None:
@@ -104,6 +107,7 @@ class GradientReducer(Generic[P, T]):
         passes_per_step: int = 1,
     ) -> None:
         self.passes_per_step = passes_per_step
+        self.paused = False
         self.trace: list[tuple[str, str, int]] | None = None  # (event, name, monotonic ns) once a list is put here
         self._gradients = gradients
         self._start_reduction = start
@@ -133,8 +137,12 @@ class GradientReducer(Generic[P, T]):
                     f"zero_grad(): expected {self.passes_per_step} backward pass(es) per step\n"
                     "hint: set backward_passes_per_step to accumulate gradients over several passes"
                 )
-            slot.spent = False  # cleared by other means than this optimizer's zero_grad()
+            slot.spent = slot.kept = False  # cleared by other means than this optimizer's zero_grad()
             slot.passes = 0
+        self._round_done = False
+        if self.paused:
+            slot.kept = True
+            return
         slot.passes += 1
         if slot.passes == self.passes_per_step:
             self._start(slot, self._gradients.dense(slot.parameter), own=True)
@@ -170,7 +178,8 @@ class GradientReducer(Generic[P, T]):
         self._round_done = True
 
     def complete_step(self) -> None:
-        """Before the optimizer uses the gradients: reduces them where no backward has (gradients set by hand)."""
+        """Before the optimizer uses the gradients: reduces them where no backward has (gradients set by hand, or
+        accumulated in fewer passes than a step has)."""
         if self._in_flight or not self._round_done:
             self.reduce_all()
 
@@ -179,7 +188,7 @@ class GradientReducer(Generic[P, T]):
         self._round_done = False
         for slot in self._slots:
             slot.passes = 0
-            slot.spent = False
+            slot.spent = slot.kept = False
 
     def _fill(self, slot: _Slot[P]) -> None:
         gradients, parameter = self._gradients, slot.parameter
@@ -187,7 +196,7 @@ class GradientReducer(Generic[P, T]):
         if current is None:
             gradients.store(parameter, gradients.zeros(parameter))
             self._start(slot, gradients.dense(parameter), own=False)
-        elif current is slot.reduced() and (slot.passes == 0 or slot.spent):
+        elif current is slot.reduced() and not slot.kept and (slot.passes == 0 or slot.spent):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
             self._start(slot, gradients.dense(parameter), own=True)
@@ -204,6 +213,7 @@ class GradientReducer(Generic[P, T]):
         assert slot.operation is not None
         reduced = self._compression.decompress(slot.operation.wait(), slot.ctx)
         slot.operation = None
+        slot.kept = False
         if slot.added:
             self._gradients.add(slot.parameter, reduced)
         else:

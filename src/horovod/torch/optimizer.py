@@ -9,6 +9,7 @@ shares its parameter groups and state; isinstance, schedulers and checkpoints ke
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,21 +21,23 @@ from torch.autograd import Variable
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_reducer import GradientReducer
+from horovod.core.gradient_reducer import GradientReducer, Waitable
 from horovod.core.native import OP_NAMES, Adasum, Average
-from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
+from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
 
 __all__ = ["DistributedOptimizer"]
 
 
 class _Gradients:
-    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them."""
+    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them. A parameter whose last gradient was
+    sparse contributes no elements where it has none, which its peers expect."""
 
     def __init__(self, sparse_as_dense: bool) -> None:
         self._sparse_as_dense = sparse_as_dense
+        self._sparse_dims: dict[Tensor, int] = {}  # of parameters whose last gradient was sparse
 
     def wanted(self, parameter: Tensor) -> bool:
         return bool(parameter.requires_grad)
@@ -47,29 +50,46 @@ class _Gradients:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout is not torch.strided:
-            return gradient.to_dense() if self._sparse_as_dense else gradient
+            if self._sparse_as_dense:
+                return gradient.to_dense()
+            if gradient.layout is torch.sparse_coo:
+                self._sparse_dims[parameter] = gradient.sparse_dim()
+            return gradient
+        self._sparse_dims.pop(parameter, None)
         if has_overlap(gradient):
             # sum().backward() gives an expanded gradient; the result needs memory of its own.
             gradient = parameter.grad = gradient.contiguous()
         return gradient
 
     def zeros(self, parameter: Tensor) -> Tensor:
-        return torch.zeros_like(parameter, requires_grad=False)
+        dims = self._sparse_dims.get(parameter)
+        if dims is None:
+            return torch.zeros_like(parameter, requires_grad=False)
+        indices = torch.empty(dims, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.detach().new_empty(0, *parameter.shape[dims:])
+        return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
 
     def store(self, parameter: Tensor, reduced: Tensor) -> None:
         current = parameter.grad
-        if current is None or current.layout is torch.strided:
+        if reduced.layout is not torch.strided:
+            parameter.grad = reduced.coalesce()  # as clipping and most optimizers need it
+        elif current is None or current.layout is torch.strided:
             if current is not reduced:
                 parameter.grad = reduced
         else:
             parameter.grad = reduced.to_sparse(current.sparse_dim())
 
     def add(self, parameter: Tensor, reduced: Tensor) -> None:
-        with torch.no_grad():
-            parameter.grad = reduced if parameter.grad is None else parameter.grad.add_(reduced)
+        current = parameter.grad
+        if current is not None:
+            with torch.no_grad():
+                if current.layout is not torch.strided and reduced.layout is torch.strided:
+                    reduced = reduced.to_sparse(current.sparse_dim())
+                reduced = current.add_(reduced)
+        self.store(parameter, reduced)
 
     def any(self, reduced: Tensor) -> bool:
-        return bool(reduced.any())
+        return bool((reduced if reduced.layout is torch.strided else reduced._values()).any())
 
 
 class _EndOfBackward:
@@ -92,6 +112,8 @@ class _DistributedOptimizer:
     _hvd_reducer: GradientReducer[Tensor, Tensor]
     _hvd_numbers: dict[Tensor, int]
     _hvd_names: dict[Tensor, str]
+    _hvd_taken: dict[str, Tensor]
+    _hvd_process_set: ProcessSet
     _hvd_active: bool
     _hvd_backward: Callable[[], _EndOfBackward | None]
 
@@ -101,7 +123,7 @@ class _DistributedOptimizer:
             for index, parameter in enumerate(group["params"]):
                 if parameter in self._hvd_numbers or not _is_trainable(parameter):
                     continue
-                name = self._hvd_names.get(parameter, f"{group_index}.{index}")
+                name = self._hvd_free_name(self._hvd_names.get(parameter, f"{group_index}.{index}"), parameter)
                 self._hvd_numbers[parameter] = self._hvd_reducer.add(name, parameter)
                 if self._hvd_active:
                     # A frozen parameter may be trained later; torch takes hooks for trained ones only, and keeps them.
@@ -109,6 +131,24 @@ class _DistributedOptimizer:
                     parameter.requires_grad_(True)
                     parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
                     parameter.requires_grad_(trained)
+
+    def _hvd_free_name(self, name: str, parameter: Tensor) -> str:
+        """`name`, unless another optimizer reduces another parameter under it: two may be in one backward, and ranks
+        meet by name. Ranks that wrap their optimizers in one order choose alike."""
+
+        def is_taken() -> bool:
+            used = [one._hvd_taken for one in list(_living) if one._hvd_process_set is self._hvd_process_set]
+            return any(taken.get(chosen, parameter) is not parameter for taken in used)
+
+        chosen = name
+        if self._hvd_active and is_taken():
+            gc.collect()  # one that nobody holds any more must not count on some ranks only
+            number = 0
+            while is_taken():
+                number += 1
+                chosen = f"optimizer{number}.{name}"
+        self._hvd_taken[chosen] = parameter
+        return chosen
 
     def _hvd_ready(self, parameter: Tensor) -> None:
         running = self._hvd_backward()
@@ -138,6 +178,16 @@ class _DistributedOptimizer:
         """Kept for old scripts: step() never reduces what has been reduced."""
         yield
 
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate on this rank and do not count as passes of the step; the next one
+        outside, or step(), reduces the sum. All ranks use it alike."""
+        before, self._hvd_reducer.paused = self._hvd_reducer.paused, True
+        try:
+            yield
+        finally:
+            self._hvd_reducer.paused = before
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes after which gradients are reduced; counting starts again."""
         _check_passes(passes)
@@ -145,12 +195,26 @@ class _DistributedOptimizer:
         self._hvd_reducer.begin_step()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's own step. Gradients that no backward has reduced (set by hand) are reduced first."""
-        if self._hvd_active and closure is None:
-            self._hvd_reducer.complete_step()
+        """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
+        than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
+        decides by the closure's loss, as LBFGS does, each rank decides for itself, unless the closure returns the
+        average of the ranks' losses."""
+        if self._hvd_active:
+            if closure is None:
+                self._hvd_reducer.complete_step()
+            else:
+                closure = self._hvd_completing(closure)
         result = super().step(closure)  # type: ignore[misc]
         self._hvd_reducer.begin_step()
         return result
+
+    def _hvd_completing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            self._hvd_reducer.complete_step()
+            return loss
+
+        return evaluate
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own. Raises AssertionError while reductions are in flight."""
@@ -177,6 +241,9 @@ class _DistributedOptimizer:
         self._hvd_reducer.begin_step()
 
 
+_living: weakref.WeakSet[_DistributedOptimizer] = weakref.WeakSet()
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -196,7 +263,8 @@ def DistributedOptimizer(
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
     Average, Sum, Min, Max or Product. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size
     after the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not
-    depend on it. sparse_as_dense: sparse gradients are reduced as dense ones. Returns an instance of a subclass of the
+    depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and coalesced;
+    sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the
     optimizer's class. Raises ValueError for arguments that do not fit together.
     """
     if op == Adasum:
@@ -217,11 +285,14 @@ def DistributedOptimizer(
 
     how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
 
-    def start(gradient: Tensor, name: str) -> Operation:
+    def start(gradient: Tensor, name: str) -> Waitable:
+        if gradient.layout is torch.sparse_coo:
+            # Under the name of an allreduce, so that a peer whose gradient is dense does not wait for another one.
+            return SparseReduction(gradient, name, op, process_set, "allreduce")
         if gradient.layout is not torch.strided:
             text = (
                 f"a gradient with layout {gradient.layout} is not supported yet\n"
-                "hint: pass sparse_as_dense=True to DistributedOptimizer, or make the embedding with sparse=False"
+                "hint: pass sparse_as_dense=True to DistributedOptimizer"
             )
             collectives.refuse("allreduce", name, NotImplementedError(text), process_set)
         return collectives.allreduce(gradient, name, how, True)
@@ -235,8 +306,12 @@ def DistributedOptimizer(
     )
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
+    wrapped._hvd_taken = {}
+    wrapped._hvd_process_set = process_set
     wrapped._hvd_active = process_set.included() and (process_set.size() or 0) > 1
     wrapped._hvd_backward = lambda: None
+    if wrapped._hvd_active:
+        _living.add(wrapped)
     wrapped._hvd_register()
     return wrapped
 

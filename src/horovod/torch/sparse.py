@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reduction of sparse (COO) tensors, as embeddings have for gradients: one allgather of the
-indices and the values. The sum over the ranks is what coalescing the result gives."""
+"""The reduction of sparse (COO) tensors, as embeddings have for gradients (steps 1 and 3 of a gradient's way): one
+allgather of the indices and the values. The sum over the ranks is what coalescing the result gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,39 @@ from horovod.core.native import OP_NAMES, Average, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.tensors import collectives
 
-__all__ = ["sparse_allreduce_async"]
+__all__ = ["SparseReduction", "sparse_allreduce_async"]
+
+
+class SparseReduction:
+    """The Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros. Starts when
+    it is made. `label` as in Collectives.grouped_allgather. Raises ValueError for any other op."""
+
+    def __init__(
+        self, tensor: Tensor, name: str | None, op: int, process_set: ProcessSet, label: str = "grouped_allgather"
+    ) -> None:
+        try:
+            if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
+                seen = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise TypeError(f"expected a sparse COO tensor, seen {seen}")
+            if op not in (Average, Sum):
+                known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
+                raise ValueError(f"a sparse tensor has Average and Sum, seen op={OP_NAMES[op] if known else repr(op)}")
+        except (TypeError, ValueError) as error:
+            collectives.refuse(label, name, error, process_set)
+        # Indices by row: that dimension is what an allgather joins.
+        parts = [tensor._indices().t().contiguous(), tensor._values()]
+        self._operation = collectives.grouped_allgather(parts, name, process_set, label=label)
+        self._shape = tensor.shape
+        self._divisor = (process_set.size() or 1) if op == Average else 1
+
+    def wait(self) -> Tensor:
+        """Blocks until it is done; the result is not coalesced."""
+        indices, values = self._operation.wait()
+        if self._divisor != 1:
+            exact = values.is_floating_point() or values.is_complex()
+            values = torch.div(values, self._divisor, rounding_mode=None if exact else "trunc")
+        # Checked: a peer's indices may be those of a larger tensor.
+        return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=True)
 
 
 def sparse_allreduce_async(
@@ -21,25 +53,4 @@ def sparse_allreduce_async(
 ) -> Callable[[], Tensor]:
     """Starts the Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
     Returns a function that waits and gives the result, which is not coalesced. Raises ValueError for any other op."""
-    try:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
-            seen = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"expected a sparse COO tensor, seen {seen}")
-        if op not in (Average, Sum):
-            known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
-            raise ValueError(f"a sparse tensor has Average and Sum, seen op={OP_NAMES[op] if known else repr(op)}")
-    except (TypeError, ValueError) as error:
-        collectives.refuse("grouped_allgather", name, error, process_set)
-    # Indices by row: that dimension is what an allgather joins.
-    parts = [tensor._indices().t().contiguous(), tensor._values()]
-    operation = collectives.grouped_allgather(parts, name, process_set)
-    shape = tensor.shape
-
-    def wait() -> Tensor:
-        all_indices, all_values = operation.wait()
-        if op == Average:
-            exact = all_values.is_floating_point() or all_values.is_complex()
-            all_values = torch.div(all_values, process_set.size(), rounding_mode=None if exact else "trunc")
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, shape)
-
-    return wait
+    return SparseReduction(tensor, name, op, process_set).wait
