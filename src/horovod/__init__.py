@@ -1,6 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's API on a new core: data-parallel training in five lines. Start with `import horovod.torch as hvd`."""
 
+from typing import Any
+
 __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read this line
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "run"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # at the first use: training scripts need no launcher
+        from horovod.launcher.run_function import run
+
+        return run
+    raise AttributeError(f"module 'horovod' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from horovod.launcher import supervise
 from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, place
 from horovod.launcher.output import prepare_directory
 
-__all__ = ["main", "parse"]
+__all__ = ["check", "main", "parse"]
 
 # Horovod's other flags: known, so that a script that uses one is told, not misread. True: the flag takes a value.
 _NOT_YET = {
@@ -105,6 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovodrun: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UsageError) else 2
     return supervise.run(job)
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Raises ValueError for a command line that main would not run, with what it would say."""
+    try:
+        _job(parse(arguments), current_environment())
+    except (UsageError, HostsError, SettingError) as error:
+        raise ValueError(str(error)) from None
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

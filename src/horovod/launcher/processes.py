@@ -30,9 +30,10 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets `number` when this thread ends, even by SIGKILL."""
-    parent = os.getpid()
+def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None = None) -> Callable[[], None]:
+    """A `preexec_fn`: the child gets `number` when this thread ends, even by SIGKILL. With the id of its `parent` the
+    child may call it for itself."""
+    parent = os.getpid() if parent is None else parent
 
     def arm() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run: a Python function as a job. Beside a gradient's way: it starts the ranks, as horovodrun does.
+
+    results = horovod.run(train, args=(0.1,), np=4)
+
+The caller keeps the pickled function and one empty file a rank in memory (memfd), which its ranks open under /proc, as
+the job's secret: nothing is left on any disk however the job ends, and no other user can read it. The job runs in a
+process of its own, `python -m horovod.launcher.run_function` with horovodrun's flags, since a supervisor adopts
+orphans, handles signals and ends all its descendants, which in the caller's process may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from horovod.core.exceptions import HorovodInternalError
+from horovod.launcher import cli, processes
+from horovod.launcher.run_task import Answer, dumps
+
+__all__ = ["run"]
+
+
+class _WorkerTraceback(Exception):
+    """The cause of a worker's exception in the caller: its traceback, as text."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Runs func(*args, **kwargs) in `num_proc` ranks on this machine; returns the results in rank order. `np` is
+    another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The function
+    calls init() itself. What the ranks print goes to this process' stdout and stderr.
+
+    Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
+    RuntimeError where a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
+    that cannot be pickled; ValueError for arguments with which horovodrun would not start. KeyboardInterrupt ends the
+    job first.
+    """
+    if hosts and hostfile:
+        raise ValueError("horovod.run: both hosts and hostfile were given: expected one")
+    if use_gloo and use_mpi:
+        raise ValueError("horovod.run: both use_gloo and use_mpi were given: expected one")
+    if isinstance(network_interfaces, str) or network_interfaces is None:
+        interfaces = network_interfaces or network_interface
+    else:
+        interfaces = ",".join(network_interfaces)
+    size = num_proc if np is None else np
+    options = {
+        "-np": size,
+        "--hosts": hosts,
+        "--hostfile": hostfile,
+        "--host-discovery-script": host_discovery_script,
+        "--min-np": min_num_proc if min_np is None else min_np,
+        "--max-np": max_num_proc if max_np is None else max_np,
+        "--slots": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--disable-cache": bool(disable_cache),
+        "--output-filename": output_filename,
+        "--verbose": bool(verbose),
+        "--gloo": bool(use_gloo),
+        "--mpi": bool(use_mpi),
+        "--mpi-args": mpi_args,
+        "--network-interface": interfaces,
+    }
+    flags: list[str] = []
+    for flag, value in options.items():
+        if value is not None and value is not False:
+            flags += [flag] if value is True else [flag, str(value)]
+    python = executable or sys.executable
+    cli.check([*flags, python])
+    task = dumps({"path": sys.path, "call": dumps((func, tuple(args), dict(kwargs or {})), "func")}, "func")
+    with contextlib.ExitStack() as stack:
+        own = f"/proc/{os.getpid()}/fd"
+        files = [stack.enter_context(_memory(name)) for name in ("task", *(f"result-{rank}" for rank in range(size)))]
+        os.pwrite(files[0], task, 0)
+        command = [python, "-m", "horovod.launcher.run_task", *(f"{own}/{file}" for file in files)]
+        code = _supervised([*flags, *command])
+        answers = [_answer(rank, file) for rank, file in enumerate(files[1:])]
+    return _results(answers, code)
+
+
+@contextlib.contextmanager
+def _memory(name: str) -> Iterator[int]:
+    descriptor = os.memfd_create(f"horovod-{name}")
+    try:
+        os.fchmod(descriptor, 0o600)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _supervised(arguments: list[str]) -> int:
+    """Runs horovodrun with these arguments to its end; its exit code. A KeyboardInterrupt ends the job first."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "horovod.launcher.run_function", str(os.getpid()), *arguments],
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+
+
+def _answer(rank: int, file: int) -> Answer | None:
+    """What the rank has left; None where it has ended before it could."""
+    with open(file, "rb", closefd=False) as stream:
+        stream.seek(0)
+        data = stream.read()
+    if not data:
+        return None
+    try:
+        answer = pickle.loads(data)
+    except Exception as error:  # loading runs the code of the result's own classes
+        return Answer(rank, error=RuntimeError(f"the result of rank {rank} cannot be loaded: {error!r}"))
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def _results(answers: list[Answer | None], code: int) -> list[Any]:
+    failed = [answer for answer in answers if answer is not None and answer.error is not None]
+    if failed:
+        # What a rank got wrong goes before what its peers make of it, which may be noticed first.
+        first = min(failed, key=lambda answer: (isinstance(answer.error, HorovodInternalError), answer.time_ns))
+        assert first.error is not None
+        raise first.error from (_WorkerTraceback(first.traceback) if first.traceback else None)
+    silent = [str(rank) for rank, answer in enumerate(answers) if answer is None]
+    if silent:
+        raise RuntimeError(
+            f"horovod.run: the job ended with exit code {code}; no result from rank {', '.join(silent)}\n"
+            "hint: what horovodrun said last on stderr names the cause"
+        )
+    if code != 0:
+        # Every function has returned: an exit handler failed, or a process that a rank left behind.
+        warnings.warn(f"horovod.run: all ranks gave results, but the job ended with exit code {code}", stacklevel=3)
+    return [answer.value for answer in answers if answer is not None]
+
+
+def main() -> int:
+    """The process that supervises the job of the caller whose id is the first argument."""
+    # Ctrl-C reaches the caller too, which then asks for the end once; asked twice, nobody would get any grace.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
+    return cli.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
