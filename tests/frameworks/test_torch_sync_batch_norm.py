@@ -226,6 +226,29 @@ def test_an_input_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool) -> N
         assert "rank 1" in text and "expected an input of shape (N, 3, ...), seen (2, 4)" in text
 
 
+def test_a_copy_works_like_the_original(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import copy
+        import pickle
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        pair = hvd.add_process_set([0, 1])
+        for process_set in (hvd.global_process_set, pair):
+            layer = hvd.SyncBatchNorm(3, process_set=process_set)
+            values = torch.randn(4, 3)
+            copies = [copy.deepcopy(layer)]
+            if process_set is not pair:
+                copies.append(pickle.loads(pickle.dumps(layer)))
+            expected = layer(values)
+            assert all(torch.equal(expected, one(values)) for one in copies)
+        hvd.barrier()
+        return bool(hvd.remove_process_set(pair))
+
+    assert worlds(3, {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(run) == [True] * 3
+
+
 def test_alone_it_is_batch_norm_and_before_init_it_says_so(worlds: WorldPool) -> None:
     def run() -> bool:
         import horovod.torch as hvd

@@ -56,6 +56,9 @@ class ProcessSet:
         """Whether this process is a member. Raises NotInitializedError before init."""
         return contexts.rank() in (self.ranks or ())
 
+    def __deepcopy__(self, memo: object) -> ProcessSet:
+        return self  # what is registered is this very object: a model that holds it may be copied
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -67,6 +70,9 @@ class _GlobalProcessSet(ProcessSet):
 
     def __init__(self) -> None:
         super().__init__([])
+
+    def __reduce__(self) -> str:
+        return "global_process_set"  # there is one in every process
 
     @property
     def ranks(self) -> list[int] | None:
