@@ -56,6 +56,7 @@ def _converse(side: int, connection: socket.socket, deadline: float) -> None:
     assert peer.fileno() == peer.connection.fileno() >= 0
     try:
         while True:
+            peer.peer_has_closed()  # looks at what is there, and takes nothing
             message = peer.receive(deadline)
             peer.send(message, deadline)
             if side == 3:
