@@ -235,3 +235,32 @@ def test_the_package_has_the_names_and_parameters_that_scripts_use() -> None:
         beyond = [item for item in seen if item.kind is inspect.Parameter.KEYWORD_ONLY]
         assert all(item.name == "process_set" and item.default is hvd.global_process_set for item in beyond), name
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
+
+
+def test_keys_that_differ_between_ranks_are_named_at_once(worlds: WorldPool) -> None:
+    def run() -> tuple[str, float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        model = torch.nn.Linear(3, 3, bias=hvd.rank() == 1)
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return str(caught.value), float(hvd.allreduce(torch.ones(1), op=hvd.Sum)[0])
+
+    for text, after in worlds(2, SHM).run(run):
+        assert "only one of rank 0 and rank 1 has `bias`" in text
+        assert after == 2.0
+
+
+def test_a_truth_value_is_no_reduction(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), op=hvd.Sum, name="flag")
+        hvd.allreduce(torch.ones(1), op=hvd.Sum, name="flag")
+        with pytest.raises(ValueError, match="op=True: expected one of"):
+            hvd.allreduce(torch.ones(1), op=True, name="flag")
+        return True
+
+    assert worlds(2, SHM).run(run) == [True] * 2

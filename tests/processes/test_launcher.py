@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,26 @@ def test_mpi_control_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", "ls", env={"HOROVOD_CONTROLLER": "mpi"})
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.startswith("horovodrun: HOROVOD_CONTROLLER=mpi is not supported yet\nhint: ")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">&-", 0, ""),
+        (">/dev/full", 1, "cannot write to stdout: No space left on device; all ranks have been ended"),
+    ],
+)
+def test_an_output_that_takes_nothing_needs_no_traceback(
+    tmp_path: Path, redirection: str, code: int, said: str
+) -> None:
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", *python("print('out', rank)")]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr == (f"horovodrun: {said}\n" if said else "")

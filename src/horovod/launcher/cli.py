@@ -89,6 +89,7 @@ class _NotYet(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: returns the exit code of the job, 2 for a command line that cannot be run."""
+    _occupy_standard_streams()
     environment = current_environment()
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
@@ -105,6 +106,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovodrun: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UsageError) else 2
     return supervise.run(job)
+
+
+def _occupy_standard_streams() -> None:
+    """A daemon may start us with stdout or stderr closed: what is opened next would get their numbers."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def check(arguments: Sequence[str]) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["Outputs", "Prefixer", "prepare_directory"]
+__all__ = ["OutputError", "Outputs", "Prefixer", "prepare_directory"]
 
 _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
@@ -56,7 +56,7 @@ def prepare_directory(directory: Path, size: int) -> None:
     """Makes the folders and empty files of a job's outputs. Raises OSError where they cannot be written."""
     for path in _paths(directory, size).values():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("wb").close()
+        path.open("wb", buffering=0).close()
 
 
 def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
@@ -66,6 +66,20 @@ def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
         for rank in range(size)
         for stream in ("stdout", "stderr")
     }
+
+
+class OutputError(OSError):
+    """What the ranks write cannot be written any more, for another reason than that nobody reads it."""
+
+
+@contextlib.contextmanager
+def _written_to(what: object) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to {what}: {error.strerror or error}") from error
 
 
 class Outputs:
@@ -88,8 +102,9 @@ class Outputs:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
         if (rank, stream) in self._file:
             file = self._file[rank, stream]
-            file.write(text.encode("utf-8", "surrogateescape"))
-            file.flush()
+            with _written_to(file.name):
+                file.write(text.encode("utf-8", "surrogateescape"))
+                file.flush()
         if stream == "stderr":
             *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
             self._tails[rank].extend(line.rpartition("\r")[2] for line in lines)
@@ -108,5 +123,6 @@ class Outputs:
     def _show(self, stream: str, lines: list[str]) -> None:
         if lines:
             target = self._streams[stream]
-            target.write("".join(lines).encode("utf-8", "surrogateescape"))
-            target.flush()
+            with _written_to(stream):
+                target.write("".join(lines).encode("utf-8", "surrogateescape"))
+                target.flush()

@@ -24,7 +24,7 @@ from horovod.launcher.agent import remove_directory
 from horovod.launcher.failure import RankExit, describe_end, report, root_cause
 from horovod.launcher.hosts import Placement
 from horovod.launcher.lines import LineError, LineReader, line
-from horovod.launcher.output import Outputs
+from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.rendezvous_server import RendezvousServer
 
 __all__ = ["Job", "run"]
@@ -80,6 +80,7 @@ class _Supervisor:
         self._pids: dict[int, int] = {}
         self._not_started: str | None = None
         self._interrupted: int | None = None
+        self._output_error: OutputError | None = None
         self._asked = False
         self._terminate_at: float | None = None
         self._give_up_at: float | None = None
@@ -103,10 +104,16 @@ class _Supervisor:
                     key.data(key.fd)
                 except BrokenPipeError:
                     self._nobody_reads()
+                except OutputError as error:
+                    self._cannot_write(error)
             self._act_on_time()
         self._end_agent()
-        with contextlib.suppress(BrokenPipeError):
+        try:
             self._outputs.close()
+        except BrokenPipeError:
+            pass
+        except OutputError as error:
+            self._cannot_write(error)
         return self._conclude()
 
     # the agent
@@ -253,6 +260,11 @@ class _Supervisor:
             self._interrupted = signal.SIGPIPE
             self._terminate()
 
+    def _cannot_write(self, error: OutputError) -> None:
+        if self._output_error is None:
+            self._output_error = error
+            self._terminate()
+
     # time
 
     def _terminate(self) -> None:
@@ -297,6 +309,10 @@ class _Supervisor:
     def _conclude(self) -> int:
         if self._interrupted is not None:
             return 128 + self._interrupted
+        if self._output_error is not None:
+            _discard_unwritten(sys.stdout)
+            self._warn(f"{self._output_error}; all ranks have been ended")
+            return 1
         if self._not_started is not None:
             self._warn(self._not_started)
             return 127
@@ -363,6 +379,14 @@ def _discard(*streams: TextIO) -> None:
     with open(os.devnull, "wb") as nowhere:
         for stream in streams:
             os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _discard_unwritten(stream: TextIO) -> None:
+    """What could not be written would be tried again at the interpreter's end, and fail there once more."""
+    try:
+        stream.flush()
+    except OSError:
+        _discard(stream)
 
 
 def _reap_one() -> bool:

@@ -26,8 +26,8 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
     model.named_parameters().
 
     Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
-    ValueError for anything else, naming its key; HorovodInternalError where the ranks' tensors differ in shape or
-    dtype.
+    ValueError for anything else, naming its key; HorovodInternalError where the ranks' keys, or their tensors' shapes
+    or dtypes, differ.
     """
     pairs = _named(params)
     tensors = [(name, value) for name, value in pairs if isinstance(value, Tensor)]
@@ -37,6 +37,7 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
             raise InvalidRequestError(
                 f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
             )
+    _check_keys([name for name, _ in pairs], process_set)
     _broadcast_all(tensors, root_rank, process_set)
     if objects:
         received = broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
@@ -114,6 +115,20 @@ def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_se
             first_error = first_error or error
     if first_error is not None:
         raise first_error
+
+
+def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
+    """Keys that one rank lacks would leave the others waiting for its broadcasts."""
+    by_rank = allgather_object(mine, "broadcast_parameters.keys", process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, by_rank, strict=True):
+        differing = sorted(set(theirs) ^ set(by_rank[0]))
+        if differing:
+            shown = ", ".join(f"`{name}`" for name in differing[:5]) + (", ..." if len(differing) > 5 else "")
+            raise MismatchError(
+                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {shown}: expected the same keys "
+                f"on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
+            )
 
 
 def _check_groups(mine: list[int], process_set: ProcessSet) -> None:
