@@ -60,9 +60,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=5)
         return Average if average else Sum
     if op is True or op is False:  # which would count as the numbers of Sum and Average
-        raise InvalidRequestError(
-            f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}\nhint: average={op!r} is old"
-        )
+        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
     return Average if op is None else op
 
 

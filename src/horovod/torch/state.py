@@ -126,8 +126,8 @@ def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
         if differing:
             shown = ", ".join(f"`{name}`" for name in differing[:5]) + (", ..." if len(differing) > 5 else "")
             raise MismatchError(
-                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {shown}: expected the same keys "
-                f"on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
+                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {shown}: expected the same "
+                f"keys on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
             )
 
 
