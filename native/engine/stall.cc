@@ -6,6 +6,7 @@
 #include <map>
 
 #include "engine/engine.h"
+#include "negotiation/names.h"
 #include "platform/clock.h"
 
 namespace hvd {
@@ -13,20 +14,13 @@ namespace {
 
 constexpr size_t kShownNames = 10;
 
+constexpr size_t kShownRanks = 16;
+
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
   std::vector<std::string> names;
   double waited_s = 0;
 };
 using Groups = std::map<std::pair<std::vector<int>, std::vector<int>>, Group>;
-
-std::string list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 16) return text + " and " + std::to_string(ranks.size() - i) + " more";
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
 
 std::string describe(const std::vector<int>& arrived, const std::vector<int>& missing, const Group& group,
                      size_t shown) {
@@ -37,8 +31,8 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
   for (size_t i = 0; i < shown; ++i) names += (i == 0 ? "" : ", ") + group.names[i];
   const size_t others = group.names.size() - shown;
   if (others > 0) names += (shown == 0 ? "" : " and ") + std::to_string(others) + (shown == 0 ? " tensors" : " more");
-  return list(arrived) + " waited " + seconds + " for " + names + ": missing " + list(missing) +
-         ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
+  return list_ranks(arrived, kShownRanks) + " waited " + seconds + " for " + names + ": missing " +
+         list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
 }
 
 }  // namespace

@@ -8,20 +8,13 @@
 namespace hvd {
 namespace {
 
+constexpr size_t kShownRanks = 8;
+
 // `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. Where every rank waits for one of them but
 // not all for the same, nobody will ever be served, and saying so beats a stall.
 std::string subject_of(const std::string& name) {
   const size_t dot = name.find('.');
   return dot == std::string::npos ? name : name.substr(dot + 1);
-}
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 8) return text + " and " + std::to_string(ranks.size() - i) + " more";
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 }  // namespace
@@ -203,7 +196,7 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     }
   }
   std::string expected_bytes = expected->first;
-  std::string expected_by = list_ranks(expected->second);
+  std::string expected_by = list_ranks(expected->second, kShownRanks);
   if (counted && (expected_bytes == entry.definition || size_of(*expected) < entry.counted)) {
     expected_bytes = entry.definition;
     expected_by = "the other ranks";
@@ -215,7 +208,8 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     if (bytes == expected_bytes) continue;
     Descriptor::decode(bytes, &got);
     if (*culprit < 0) *culprit = ranks.front();
-    text += "; " + list_ranks(ranks) + ": " + difference(want, got) + " (expected as on " + expected_by + ")";
+    text +=
+        "; " + list_ranks(ranks, kShownRanks) + ": " + difference(want, got) + " (expected as on " + expected_by + ")";
   }
   if (counted && expected_bytes != entry.definition) {
     Descriptor::decode(entry.definition, &got);
@@ -245,7 +239,7 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
       ++waiting;
       ranks.push_back(rank);
     }
-    text += "; " + list_ranks(ranks) + ": " + in_words(other);
+    text += "; " + list_ranks(ranks, kShownRanks) + ": " + in_words(other);
   }
   if (waiting < set.ranks.size()) return;
   text += "\nhint: all ranks must call the same operations; look for a branch on the rank";

@@ -49,4 +49,13 @@ std::string quote_name(std::string_view name, std::string_view descriptor) {
          std::to_string(name.size()) + " bytes)";
 }
 
+std::string list_ranks(const std::vector<int>& ranks, size_t most) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i == most) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 }  // namespace hvd

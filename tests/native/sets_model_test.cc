@@ -18,29 +18,11 @@
 #include "negotiation/coordinator.h"
 #include "negotiation/frames.h"
 #include "negotiation/tally.h"
+#include "plain_word.h"
 
 using namespace hvd;
 
 namespace {
-
-class PlainWord {
- public:
-  explicit PlainWord(uint64_t& word) : word_(&word) {}
-  uint64_t load() const { return *word_; }
-  void store(uint64_t value) { *word_ = value; }
-  uint64_t fetch_add(uint64_t delta) { return std::exchange(*word_, *word_ + delta); }
-  bool compare_exchange(uint64_t& expected, uint64_t desired) {
-    if (*word_ != expected) {
-      expected = *word_;
-      return false;
-    }
-    *word_ = desired;
-    return true;
-  }
-
- private:
-  uint64_t* word_;
-};
 
 enum class SeededBug : uint8_t { kNone, kCountAllRanks, kRunInOrderOfSubmission, kLocalReadyAcrossHosts };
 
