@@ -146,7 +146,13 @@ int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** en
 
 int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                      uint32_t flags, hvd_handle* handle, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle); });
+  return hvd_submit_entry_for(context, entry, inputs, outputs, flags, entry->prepared->user, handle, status);
+}
+
+int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
+                         uint32_t flags, void* user, hvd_handle* handle, hvd_status* status) {
+  return guarded(status,
+                 [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user); });
 }
 
 int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status) {
@@ -175,6 +181,11 @@ int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nra
 
 int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&] { return context->engine->remove_process_set(process_set, handle); });
+}
+
+int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,
+                          hvd_status* status) {
+  return guarded(status, [&] { return context->engine->place_in_set(process_set, members, member); });
 }
 
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {

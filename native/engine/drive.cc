@@ -254,7 +254,10 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
     }
   }
   in_flight_.fetch_sub(1);
+  if (submission->urgent) segment_->header().waiting.fetch_sub(1);
   const std::shared_ptr<const Prepared> prepared = submission->prepared;
+  submission->status = status;
+  submission->done.store(true);
   if (prepared != nullptr && prepared->done != nullptr) {
     hvd_status outcome{};
     outcome.size = sizeof outcome;
@@ -263,11 +266,9 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
     outcome.member = -1;
     status.text().copy(outcome.text, sizeof outcome.text - 1);
     in_completion_callback = true;
-    prepared->done(prepared->user, &outcome);
+    prepared->done(submission->user, &outcome);
     in_completion_callback = false;
   }
-  submission->status = std::move(status);
-  submission->done.store(true);
   completions_.fetch_add(1);
   if (completion_waiters_.load() > 0) futex_wake(completions_);
   announce(next);

@@ -68,10 +68,11 @@ class Engine {
   // Checks a request and fixes all but its tensor pointers.
   Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
   Status submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
-                uint32_t flags, hvd_handle* handle);
+                uint32_t flags, hvd_handle* handle, void* user = nullptr);  // null: the prepared one
   Status refuse(const char* name, int32_t process_set, const std::string& why);
   Status add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle);
   Status remove_process_set(int32_t process_set, hvd_handle* handle);
+  Status place_in_set(int32_t process_set, int32_t* members, int32_t* member);
 
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
@@ -100,6 +101,7 @@ class Engine {
     bool sync = false;
     bool asked_leader = false;  // a slow request went out
   };
+  Status enter(const SubmissionPtr& submission, Announcement* announcement);
   Entry* intern(ProcessSet* set, const std::string& name);
   Entry* next_unnamed(ProcessSet* set);
   Announcement begin(const SubmissionPtr& submission);
@@ -107,6 +109,7 @@ class Engine {
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
   bool wait_for_room_in_log(bool driving);
   Status refuse_if_ended();
+  Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
   // drive.cc

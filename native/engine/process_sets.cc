@@ -70,6 +70,14 @@ Status Engine::add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle
   return submit_set_change(std::move(descriptor), "add_process_set", handle);
 }
 
+Status Engine::place_in_set(int32_t process_set, int32_t* members, int32_t* member) {
+  std::shared_ptr<ProcessSet> set;
+  HVD_RETURN_IF_ERROR(find_any_set(process_set, &set));
+  *members = set->size();
+  *member = set->member;
+  return {};
+}
+
 Status Engine::remove_process_set(int32_t process_set, hvd_handle* handle) {
   Descriptor descriptor;
   descriptor.kind = HVD_REMOVE_PROCESS_SET;

@@ -46,7 +46,9 @@ struct Submission {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::string refusal;  // not empty: stands for a call that failed before it could be submitted
+  void* user = nullptr;
   bool sync = false;
+  bool urgent = false;
   bool is_refusal = false;
 
   Status status;                  // written before `done`

@@ -173,20 +173,22 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   return {};
 }
 
-Status Engine::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {
+Status Engine::find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out) {
   const std::lock_guard lock(mutex_);
   const auto found = sets_.find(number);
   if (found == sets_.end() || found->second->closing) {
-    return invalid(what + ": unknown process set " + std::to_string(number) +
-                   "\nhint: add it first; it may have been removed");
-  }
-  if (found->second->member < 0) {
-    return invalid(what + ": this rank is no member of process set " + std::to_string(number) +
-                   ", which has the ranks " +
-                   describe_shape({found->second->ranks.begin(), found->second->ranks.end()}));
+    return invalid("unknown process set " + std::to_string(number) + "\nhint: add it first; it may have been removed");
   }
   *out = found->second;
   return {};
+}
+
+Status Engine::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {
+  HVD_RETURN_IF_ERROR(find_any_set(number, out).while_doing(what));
+  const std::vector<int>& ranks = (*out)->ranks;
+  if ((*out)->member >= 0) return {};
+  return invalid(what + ": this rank is no member of process set " + std::to_string(number) + ", which has the ranks " +
+                 describe_shape({ranks.begin(), ranks.end()}));
 }
 
 Entry* Engine::intern(ProcessSet* set, const std::string& name) {
@@ -211,45 +213,55 @@ Status Engine::refuse_if_ended() {
 }
 
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
-                      uint32_t flags, hvd_handle* handle) {
+                      uint32_t flags, hvd_handle* handle, void* user) {
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
   submission->sync = (flags & HVD_SYNC) != 0;
+  submission->urgent = (flags & HVD_URGENT) != 0;
+  submission->user = user == nullptr ? prepared->user : user;
   submission->prepared = std::move(prepared);
   // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
   // that completes the operation meanwhile would wake it, which costs more than the operation.
   std::optional<Driving> driving;
   if (submission->sync) driving.emplace(*this);
   Announcement announcement;
-  {
-    const std::lock_guard lock(mutex_);
-    // Under the lock: after that, fail_all() finds the submission.
-    HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
-    ProcessSet* const set = submission->prepared->set.get();
-    if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
-    Entry* entry = submission->prepared->entry;
-    const bool named = entry != nullptr;
-    if (!named) entry = next_unnamed(set);
-    if (entry == nullptr) return invalid("no place for another unnamed request");
-    submission->entry = entry;
-    if (entry->in_flight == nullptr) {
-      announcement = begin(submission);
-    } else if (named && !entry->in_flight->is_refusal) {
-      return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
-                                      " while an operation of that name is in flight on it\nhint: wait for the first, "
-                                      "or give the second another name"};
-    } else {
-      entry->deferred.push_back(submission);
-    }
-    in_flight_.fetch_add(1);
+  *handle = handles_.add(submission);  // before it can be done: its callback may want it
+  if (const Status refused = enter(submission, &announcement); !refused.ok()) {
+    handles_.release(*handle);
+    return refused;
   }
-  *handle = handles_.add(submission);
   const bool drives = driving.has_value() && driving->drives();
   announce(announcement, drives);
   if (drives) drive_for_a_moment(*submission);
+  return {};
+}
+
+Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement) {
+  const std::lock_guard lock(mutex_);
+  // Under the lock: after that, fail_all() finds the submission.
+  HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
+  ProcessSet* const set = submission->prepared->set.get();
+  if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
+  Entry* entry = submission->prepared->entry;
+  const bool named = entry != nullptr;
+  if (!named) entry = next_unnamed(set);
+  if (entry == nullptr) return invalid("no place for another unnamed request");
+  submission->entry = entry;
+  if (named && entry->in_flight != nullptr && !entry->in_flight->is_refusal) {
+    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
+                                    " while an operation of that name is in flight on it\nhint: wait for the first, "
+                                    "or give the second another name"};
+  }
+  if (submission->urgent) segment_->header().waiting.fetch_add(1);  // until it is complete
+  if (entry->in_flight == nullptr) {
+    *announcement = begin(submission);
+  } else {
+    entry->deferred.push_back(submission);
+  }
+  in_flight_.fetch_add(1);
   return {};
 }
 

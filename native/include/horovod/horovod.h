@@ -75,7 +75,7 @@ typedef enum {
 enum {
   HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it, and the submission itself already
                     drives, for some microseconds, which may run the operation */
-  HVD_URGENT = 2 /* do not linger for more tensors */
+  HVD_URGENT = 2 /* do not linger for more tensors: somebody waits for it, though not in hvd_wait */
 };
 
 /* What a link between two ranks is for. Links are connected and authenticated before hvd_start. */
@@ -131,8 +131,9 @@ typedef struct {
   int32_t dtype; /* hvd_dtype */
 } hvd_tensor;
 
-typedef void (*hvd_done_fn)(void* user,
-                            const hvd_status* status); /* runs on the driving thread with no lock held; may submit */
+/* Runs on the driving thread with no lock held; may submit, take the result and release the handle, not wait. Where the
+   handle was to be written, it stands there before this is called. */
+typedef void (*hvd_done_fn)(void* user, const hvd_status* status);
 
 typedef struct {
   uint32_t size;
@@ -180,6 +181,10 @@ HVD_EXPORT int hvd_prepare(hvd_context* context, const hvd_request* request, hvd
 /* inputs and outputs: one pointer per tensor of the prepared request. Never blocks on a peer. */
 HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                                 uint32_t flags, hvd_handle* handle, hvd_status* status);
+/* As hvd_submit_entry, and the request's `done` gets this `user` instead of the prepared one. */
+HVD_EXPORT int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* const* inputs,
+                                    void* const* outputs, uint32_t flags, void* user, hvd_handle* handle,
+                                    hvd_status* status);
 HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status);
 /* Tells the other ranks that this rank's call of `name` failed before it could be submitted, so that they fail too
    (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
@@ -193,6 +198,9 @@ HVD_EXPORT int hvd_add_process_set(hvd_context* context, const int32_t* ranks, u
                                    hvd_status* status);
 HVD_EXPORT int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle,
                                       hvd_status* status);
+/* The number of members of a set, and this rank's place among them, -1 where it is none. */
+HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,
+                                     hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */

@@ -43,7 +43,7 @@ from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.requests import LOCAL_ERRORS, Key, Metas, prepare, refuse, submit_group, submit_one
 from horovod.core.tensors import Adapter
 
-__all__ = ["Collectives", "Reduction", "resolve_op"]
+__all__ = ["Collectives", "Reduction", "checked_root", "resolve_op", "resolved"]
 
 T = TypeVar("T")
 # (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
@@ -64,7 +64,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
     return Average if op is None else op
 
 
-def _resolved(how: Reduction) -> tuple[int, float, float, int]:
+def resolved(how: Reduction) -> tuple[int, float, float, int]:
     """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
     op, average, prescale, postscale, process_set = how
     # A scale may come as a tensor, whose value can change; the cache's key must not.
@@ -93,7 +93,7 @@ class Collectives(Generic[T]):
         """Starts the reduction of one tensor over all ranks."""
         context = contexts.current()
         try:
-            op, prescale, postscale, set_number = _resolved(how)
+            op, prescale, postscale, set_number = resolved(how)
             adapter = self._adapter
             if in_place:
                 adapter.check_in_place(tensor)
@@ -124,7 +124,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, prescale, postscale, set_number = _resolved(how)
+            op, prescale, postscale, set_number = resolved(how)
             staged, metas = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
             entry = _entry(context, key, "grouped_allreduce", metas)
@@ -266,7 +266,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, prescale, postscale, set_number = _resolved(how)
+            op, prescale, postscale, set_number = resolved(how)
             staged, dtype, shape = adapter.stage(tensor)
             key = (REDUCESCATTER, name, op, dtype, shape, prescale, postscale, set_number)
             entry = _entry(context, key, "reducescatter", ((dtype, shape),))
@@ -283,7 +283,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, prescale, postscale, set_number = _resolved(how)
+            op, prescale, postscale, set_number = resolved(how)
             staged, metas = self._stage_group(tensors, False)
             key = (REDUCESCATTER, name, op, metas, None, prescale, postscale, set_number)
             entry = _entry(context, key, "grouped_reducescatter", metas)
@@ -321,7 +321,7 @@ class Collectives(Generic[T]):
             staged, dtype, shape = adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
             entry = context.entries.get(key) or prepare(
-                context, key, "broadcast", ((dtype, shape),), _checked_root(context, root_rank, set_number)
+                context, key, "broadcast", ((dtype, shape),), checked_root(context, root_rank, set_number)
             )
             private = staged is not tensor
             output = staged if in_place or private else adapter.empty_like(staged)
@@ -399,7 +399,8 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
     return finish(operation)
 
 
-def _checked_root(context: Context, root_rank: Any, set_number: int) -> int:
+def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
+    """The root as a world rank. Raises ValueError or TypeError."""
     root = operator.index(root_rank)
     if not 0 <= root < context.size:
         raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from horovod.core import bootstrap, native
@@ -175,6 +175,21 @@ class Context:
 _lock = threading.RLock()
 _current: Context | None = None
 _starts = 0
+_watchers: list[Callable[[Context | None], None]] = []
+
+
+def watch(watcher: Callable[[Context | None], None]) -> None:
+    """For a native shim, which submits without Python: calls `watcher` with the generation that runs, now and after
+    every init, and with None before it stops."""
+    with _lock:
+        _watchers.append(watcher)
+        if _current is not None:
+            watcher(_current)
+
+
+def _tell_watchers() -> None:
+    for watcher in _watchers:
+        watcher(_current)
 
 
 def current() -> Context:
@@ -216,6 +231,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         try:
             for process_set in sets:
                 register_set(_current, process_set)
+            _tell_watchers()
         except BaseException:
             shutdown()
             raise
@@ -225,9 +241,10 @@ def shutdown() -> None:
     """Leaves the job. Does nothing when not initialized; init may follow. Peers that wait for this rank fail."""
     global _current
     with _lock:
-        if _current is not None:
-            _current.stop()
-            _current = None
+        context, _current = _current, None
+        if context is not None:
+            _tell_watchers()
+            context.stop()
 
 
 def is_initialized() -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "refuse_as",
     "submit_group",
     "submit_one",
+    "wire_name",
 ]
 
 # (kind, name, op or root or splits, dtype, shape, prescale, postscale, process set): what a request is cached by.
@@ -68,7 +69,7 @@ def prepare(
         if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
             raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
         assert 0 <= dtype <= BOOL
-    request = _request(kind, _wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
+    request = _request(kind, wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
     request.process_set = set_number
     if splits is not None:
         request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
@@ -88,7 +89,8 @@ def prepare(
     return entry.value
 
 
-def _wire_name(label: str, name: str | None) -> bytes | None:
+def wire_name(label: str, name: str | None) -> bytes | None:
+    """The name under which the ranks meet."""
     return None if name is None else f"{label}.{name}".encode()
 
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// TensorFlow's "done" of an asynchronous kernel, kept beyond the call that got it.
+//
+// What a kernel gets is the address of a std::function<void()> on TensorFlow's stack, gone when the kernel returns; the
+// C interface has no function to copy it. So it is copied here, by libstdc++'s layout of std::function: 16 bytes of
+// storage, the manager, the invoker. That this is what stands there is checked, not trusted: both must be functions of
+// TensorFlow's own libraries.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <utility>
+
+#include "shims/tensorflow/api.h"
+
+namespace hvd::tensorflow {
+
+class DoneCallback {
+ public:
+  DoneCallback() = default;
+  DoneCallback(const DoneCallback&) = delete;
+  DoneCallback& operator=(const DoneCallback&) = delete;
+  ~DoneCallback() {
+    if (copy_.manager != nullptr) copy_.manager(&copy_, &copy_, kDestroy);
+  }
+
+  // False where `theirs` is nothing that could be copied.
+  bool copy(const TF_AsyncOpKernelDoneCallback* theirs) {
+    const auto* original = reinterpret_cast<const Layout*>(theirs);
+    if (!is_tensorflow(reinterpret_cast<const void*>(original->manager)) ||
+        !is_tensorflow(reinterpret_cast<const void*>(original->invoker))) {
+      return false;
+    }
+    original->manager(&copy_, original, kClone);
+    copy_.invoker = original->invoker;
+    copy_.manager = original->manager;
+    return true;
+  }
+
+  void run() { tf.RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&copy_)); }
+
+ private:
+  enum Operation : int { kClone = 2, kDestroy = 3 };  // std::_Manager_operation
+  struct Layout {
+    void* storage[2];
+    bool (*manager)(void*, const void*, int);
+    void (*invoker)(const void*);
+  };
+  static_assert(sizeof(Layout) == 32);
+
+  static bool is_tensorflow(const void* function) {
+    Dl_info info;
+    return function != nullptr && dladdr(function, &info) != 0 && info.dli_fname != nullptr &&
+           std::strstr(info.dli_fname, "tensorflow") != nullptr;
+  }
+
+  Layout copy_{};
+};
+
+}  // namespace hvd::tensorflow

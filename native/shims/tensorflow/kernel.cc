@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shims/tensorflow/kernel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "shims/tensorflow/done_callback.h"
+
+namespace hvd::tensorflow {
+
+std::shared_mutex generation_mutex;
+Generation generation;
+
+namespace {
+
+constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
+constexpr int kDtypes = 10;
+// TF_DataType by hvd_dtype.
+constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
+constexpr size_t kBytes[kDtypes] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+constexpr int kTensorFlowUint16 = 17;
+constexpr int kTensorFlowInt32 = 3, kTensorFlowInt64 = 9;
+
+// -1 where the engine has no such dtype. What is only moved may travel as another of its width.
+int dtype_of(const TF_Tensor* tensor) {
+  const int type = tf.TensorType(tensor);
+  if (type == kTensorFlowUint16) return HVD_INT16;
+  const auto* found = std::find(kTensorFlowDtype, kTensorFlowDtype + kDtypes, type);
+  return found == kTensorFlowDtype + kDtypes ? -1 : static_cast<int>(found - kTensorFlowDtype);
+}
+
+std::vector<int64_t> shape_of(const TF_Tensor* tensor) {
+  std::vector<int64_t> shape(static_cast<size_t>(tf.NumDims(tensor)));
+  for (size_t d = 0; d < shape.size(); ++d) shape[d] = tf.Dim(tensor, static_cast<int>(d));
+  return shape;
+}
+
+int64_t rows_of(int64_t rows, int members, int member) { return rows / members + (member < rows % members ? 1 : 0); }
+
+hvd_status new_hvd_status() {
+  hvd_status status{};
+  status.size = sizeof status;
+  return status;
+}
+
+Code code_of(int code) {
+  switch (code) {
+    case HVD_INVALID_ARGUMENT:
+    case HVD_DUPLICATE_NAME:
+      return kInvalidArgument;
+    case HVD_MISMATCH:
+      return kFailedPrecondition;
+    case HVD_OUT_OF_MEMORY:
+      return kResourceExhausted;
+    default:
+      return kUnknown;
+  }
+}
+
+// One call of a kernel, from its submission until `done` has run.
+struct Invocation {
+  Kernel* kernel = nullptr;
+  TF_OpKernelContext* context = nullptr;
+  hvd_context* engine = nullptr;
+  hvd_handle handle = 0;
+  DoneCallback done;
+  std::vector<TensorPtr> inputs, outputs;
+  std::vector<std::vector<int64_t>> shapes;  // of the inputs
+  std::vector<int64_t> splits;
+
+  void end() { done.run(); }
+};
+
+TensorPtr allocate(TF_OpKernelContext* context, int index, int type, const std::vector<int64_t>& shape, size_t bytes,
+                   TF_Status* status) {
+  return TensorPtr(
+      tf.AllocateOutput(context, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status));
+}
+
+bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
+
+bool take_inputs(Invocation* invocation, TF_Status* status) {
+  const Collective& collective = invocation->kernel->collective();
+  const bool has_splits = collective.kind == HVD_ALLTOALL;
+  const int end = tf.NumInputs(invocation->context) - (has_splits ? 1 : 0);
+  for (int i = collective.first_tensor; i < end; ++i) {
+    TF_Tensor* input = nullptr;
+    tf.GetInput(invocation->context, i, &input, status);
+    if (tf.GetCode(status) != kOk) return false;
+    invocation->inputs.emplace_back(input);
+    invocation->shapes.push_back(shape_of(input));
+  }
+  if (!has_splits) return true;
+  TF_Tensor* taken = nullptr;
+  tf.GetInput(invocation->context, end, &taken, status);
+  if (tf.GetCode(status) != kOk) return false;
+  const TensorPtr splits(taken);
+  const auto* values = static_cast<const int64_t*>(tf.TensorData(taken));
+  invocation->splits.assign(values, values + tf.TensorByteSize(taken) / sizeof(int64_t));
+  return true;
+}
+
+// What is as large as is known now; the others follow when they are done.
+bool make_outputs(Invocation* invocation, TF_Status* status) {
+  const Collective& collective = invocation->kernel->collective();
+  if (is_ragged(collective.kind)) return true;
+  int32_t members = 1, member = 0;
+  if (collective.kind == HVD_REDUCESCATTER &&
+      hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, nullptr) != HVD_OK) {
+    members = 1;  // the submission will say what is wrong
+  }
+  for (size_t i = 0; i < invocation->inputs.size(); ++i) {
+    std::vector<int64_t> shape = invocation->shapes[i];
+    size_t bytes = tf.TensorByteSize(invocation->inputs[i].get());
+    if (members > 1 && member >= 0 && !shape.empty() && shape[0] > 0) {
+      const size_t row_bytes = bytes / static_cast<size_t>(shape[0]);
+      shape[0] = rows_of(shape[0], members, member);
+      bytes = row_bytes * static_cast<size_t>(shape[0]);
+    }
+    invocation->outputs.push_back(allocate(invocation->context, static_cast<int>(i),
+                                           tf.TensorType(invocation->inputs[i].get()), shape, bytes, status));
+    if (tf.GetCode(status) != kOk) return false;
+  }
+  return true;
+}
+
+void finished(void* user, const hvd_status* outcome);
+
+// The engine has refused it: the peers, who may be waiting, are told.
+void refuse(const Invocation& invocation, const hvd_status& status) {
+  const Collective& collective = invocation.kernel->collective();
+  if (status.code != HVD_INVALID_ARGUMENT) return;
+  hvd_refuse(invocation.engine, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,
+             status.text, nullptr);
+}
+
+bool submit(Invocation* invocation) {
+  const Collective& collective = invocation->kernel->collective();
+  std::vector<hvd_tensor> tensors(invocation->inputs.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::vector<int64_t>& shape = invocation->shapes[i];
+    tensors[i] = {tf.TensorData(invocation->inputs[i].get()),
+                  invocation->outputs.empty() ? nullptr : tf.TensorData(invocation->outputs[i].get()), shape.data(),
+                  static_cast<int32_t>(shape.size()), dtype_of(invocation->inputs[i].get())};
+  }
+  hvd_request request{};
+  request.size = sizeof request;
+  request.kind = collective.kind;
+  request.op = collective.op;
+  request.process_set = collective.process_set;
+  request.root_rank = collective.root_rank;
+  request.ntensors = static_cast<uint32_t>(tensors.size());
+  request.tensor_size = sizeof(hvd_tensor);
+  request.name = collective.name.empty() ? nullptr : collective.name.c_str();
+  request.tensors = tensors.data();
+  request.prescale = collective.prescale;
+  request.postscale = collective.postscale;
+  request.done = finished;
+  if (!invocation->splits.empty()) {
+    request.splits = invocation->splits.data();
+    request.nsplits = static_cast<uint32_t>(invocation->splits.size());
+  }
+  // Somebody waits for what was called directly; of gradients, for the last one of a step.
+  if (!collective.is_gradient || (collective.step != nullptr && collective.step->ends_now()))
+    request.flags = HVD_URGENT;
+
+  hvd_status status = new_hvd_status();
+  // Once submitted, the invocation may be gone.
+  const int code = invocation->kernel->submit(&request, invocation, &invocation->handle, &status);
+  if (code == HVD_OK) return true;
+  refuse(*invocation, status);
+  fail(invocation->context, status);
+  return false;
+}
+
+bool take_results(Invocation* invocation, TF_Status* status) {
+  const Collective& collective = invocation->kernel->collective();
+  const int tensors = static_cast<int>(invocation->inputs.size());
+  int32_t members = 0, member = 0;
+  hvd_status why = new_hvd_status();
+  if (hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, &why) != HVD_OK) {
+    tf.SetStatus(status, kUnknown, why.text);
+    return false;
+  }
+  const bool is_alltoall = collective.kind == HVD_ALLTOALL;
+  // Rows by tensor and member; TensorFlow has the received splits of an alltoall as int32.
+  std::vector<int64_t> rows_shape = {members};
+  if (!is_alltoall) rows_shape.insert(rows_shape.begin(), tensors);
+  const size_t rows_bytes = static_cast<size_t>(members) * (is_alltoall ? sizeof(int32_t) : sizeof(int64_t) * tensors);
+  const TensorPtr rows = allocate(invocation->context, tensors, is_alltoall ? kTensorFlowInt32 : kTensorFlowInt64,
+                                  rows_shape, rows_bytes, status);
+  if (tf.GetCode(status) != kOk) return false;
+  for (int i = 0; i < tensors; ++i) {
+    hvd_result result{};
+    result.size = sizeof result;
+    if (hvd_get_result(invocation->engine, invocation->handle, static_cast<uint32_t>(i), &result, &why) != HVD_OK) {
+      tf.SetStatus(status, kUnknown, why.text);
+      return false;
+    }
+    const TF_Tensor* input = invocation->inputs[static_cast<size_t>(i)].get();
+    const std::vector<int64_t> shape(result.shape, result.shape + result.ndim);
+    size_t bytes = kBytes[dtype_of(input)];
+    for (const int64_t length : shape) bytes *= static_cast<size_t>(length);
+    const TensorPtr output = allocate(invocation->context, i, tf.TensorType(input), shape, bytes, status);
+    if (tf.GetCode(status) != kOk) return false;
+    if (bytes > 0) std::memcpy(tf.TensorData(output.get()), result.data, bytes);
+    for (int32_t m = 0; m < members; ++m) {
+      if (is_alltoall) {
+        static_cast<int32_t*>(tf.TensorData(rows.get()))[m] = static_cast<int32_t>(result.rows[m]);
+      } else {
+        static_cast<int64_t*>(tf.TensorData(rows.get()))[i * members + m] = result.rows[m];
+      }
+    }
+  }
+  return true;
+}
+
+// On the driving thread: the engine is done with the memory.
+void finished(void* user, const hvd_status* outcome) {
+  const std::unique_ptr<Invocation> invocation(static_cast<Invocation*>(user));
+  if (outcome->code != HVD_OK) {
+    fail(invocation->context, *outcome);
+  } else if (is_ragged(invocation->kernel->collective().kind)) {
+    const StatusPtr status = new_status();
+    if (!take_results(invocation.get(), status.get())) tf.OpKernelContext_Failure(invocation->context, status.get());
+  }
+  hvd_release(invocation->engine, invocation->handle);
+  invocation->inputs.clear();
+  invocation->outputs.clear();
+  invocation->end();
+}
+
+// True once it is submitted; its end comes with finished() then, which may have run already.
+bool start(Invocation* invocation) {
+  const std::shared_lock held(generation_mutex);
+  if (generation.context == nullptr) {
+    fail(invocation->context, kFailedPrecondition, kNotInitialized);
+    return false;
+  }
+  invocation->engine = generation.context;
+  const StatusPtr status = new_status();
+  if (!take_inputs(invocation, status.get()) || !make_outputs(invocation, status.get())) {
+    tf.OpKernelContext_Failure(invocation->context, status.get());
+    return false;
+  }
+  return submit(invocation);
+}
+
+}  // namespace
+
+int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_status* status) {
+  std::vector<int64_t> key;
+  for (uint32_t i = 0; i < request->ntensors; ++i) {
+    const hvd_tensor& tensor = request->tensors[i];
+    key.push_back(tensor.dtype);
+    key.push_back(tensor.ndim);
+    key.insert(key.end(), tensor.shape, tensor.shape + tensor.ndim);
+  }
+  key.insert(key.end(), request->splits, request->splits + request->nsplits);
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  hvd_entry* entry = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool seen = generation_ == generation.number && key_ == key;
+    if (!seen) {
+      entry_ = nullptr;
+      generation_ = generation.number;
+      key_ = std::move(key);
+    } else if (entry_ == nullptr) {
+      const int code = hvd_prepare(generation.context, request, &entry_, status);
+      if (code != HVD_OK) return code;
+    }
+    entry = entry_;
+  }
+  request->user = user;
+  if (entry == nullptr) return hvd_submit(generation.context, request, handle, status);
+  for (uint32_t i = 0; i < request->ntensors; ++i) {
+    inputs.push_back(request->tensors[i].input);
+    outputs.push_back(request->tensors[i].output);
+  }
+  return hvd_submit_entry_for(generation.context, entry, inputs.data(), outputs.data(), request->flags, user, handle,
+                              status);
+}
+
+void compute_collective(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  auto invocation = std::make_unique<Invocation>();
+  invocation->kernel = static_cast<Kernel*>(kernel);
+  invocation->context = context;
+  if (!invocation->done.copy(done)) {
+    fail(context, kUnimplemented,
+         "Horovod does not know how this TensorFlow release hands over the end of an asynchronous operation");
+    tf.RunAsyncOpKernelDoneCallback(done);
+    return;
+  }
+  Invocation* const started = invocation.release();
+  if (start(started)) return;
+  const std::unique_ptr<Invocation> failed(started);
+  failed->inputs.clear();
+  failed->outputs.clear();
+  failed->end();
+}
+
+void compute_place(void* kernel, TF_OpKernelContext* context) {
+  const auto& query = *static_cast<const PlaceQuery*>(kernel);
+  int32_t value = 0;
+  {
+    const std::shared_lock held(generation_mutex);
+    if (generation.context == nullptr) return fail(context, kFailedPrecondition, kNotInitialized);
+    int32_t members = 0, member = 0;
+    hvd_status why = new_hvd_status();
+    if (hvd_process_set_place(generation.context, query.process_set, &members, &member, &why) != HVD_OK) {
+      return fail(context, why);
+    }
+    if (query.what == "size") value = members;
+    if (query.what == "rank") value = member;
+    if (query.what == "included") value = member >= 0 ? 1 : 0;
+    if (query.what == "local_rank") value = generation.local_rank;
+    if (query.what == "local_size") value = generation.local_size;
+  }
+  const StatusPtr status = new_status();
+  const TensorPtr output = allocate(context, 0, kTensorFlowInt32, {}, sizeof value, status.get());
+  if (tf.GetCode(status.get()) != kOk) return tf.OpKernelContext_Failure(context, status.get());
+  std::memcpy(tf.TensorData(output.get()), &value, sizeof value);
+}
+
+void delete_collective(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+void fail(TF_OpKernelContext* context, Code code, const char* text) {
+  const StatusPtr status = new_status();
+  tf.SetStatus(status.get(), code, text);
+  tf.OpKernelContext_Failure(context, status.get());
+}
+
+void fail(TF_OpKernelContext* context, const hvd_status& status) { fail(context, code_of(status.code), status.text); }
+
+}  // namespace hvd::tensorflow

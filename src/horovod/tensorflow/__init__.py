@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod for TensorFlow 2, and for graphs of TensorFlow 1:
+
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    with tf.GradientTape() as tape:
+        ...
+    tape = hvd.DistributedGradientTape(tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    hvd.broadcast_variables(variables, root_rank=0)      # after the first step, when all of them exist
+
+and `horovodrun -np 4 python train.py` starts it. With Keras: horovod.tensorflow.keras or horovod.keras.
+"""
+
+from horovod.core.context import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native kernels for TensorFlow (native/shims/tensorflow): opened once, and told which generation runs.
+
+The kernels submit to the engine from TensorFlow's threads, without Python. The same library file serves every release:
+it needs none of TensorFlow's headers and looks its C functions up when it is opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.core import context as contexts
+from horovod.core import native
+from horovod.core.context import Context
+
+__all__ = ["library_path", "operations"]
+
+_generations = itertools.count(1)
+
+
+def library_path() -> str:
+    """The library of the kernels, beside the native core's."""
+    return str(native.library_path().with_name("libhorovod_tensorflow.so"))
+
+
+@functools.cache
+def operations() -> Any:
+    """The module of the operations as functions. Raises ImportError where the library does not fit this TensorFlow."""
+    native.library()  # which the kernels call
+    path = library_path()
+    try:
+        module = tf.load_op_library(path)  # registers: it must be the first to open the library
+    except (tf.errors.NotFoundError, OSError) as error:
+        raise ImportError(f"Horovod's kernels for TensorFlow cannot be opened: {error}\nhint: install again") from error
+    library = ctypes.CDLL(path)
+    library.hvd_tensorflow_error.restype = ctypes.c_char_p
+    library.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.hvd_tensorflow_attach.restype = library.hvd_tensorflow_detach.restype = None
+    why = library.hvd_tensorflow_error().decode()
+    if why:
+        raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
+
+    def attach(context: Context | None) -> None:
+        if context is None:
+            library.hvd_tensorflow_detach()
+            return
+        local = (ctypes.c_int32 * 2)(context.world.local_rank, context.world.local_size)
+        library.hvd_tensorflow_attach(context.pointer, next(_generations), local)
+
+    contexts.watch(attach)
+    return module
