@@ -95,9 +95,8 @@ def _tensors(values: Sequence[Any]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(value) for value in values]
 
 
-def _reduction(how: Reduction, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
-    """The attributes of a reducing node."""
-    op, prescale, postscale, set_number = resolved(how)
+def check_op(op: int, tensors: Sequence[tf.Tensor]) -> None:
+    """Raises where tensors have no such reduction."""
     if op == Adasum:
         raise NotImplementedError("op=Adasum is not supported for TensorFlow yet\nhint: Average and Sum are")
     for tensor in tensors:
@@ -105,6 +104,12 @@ def _reduction(how: Reduction, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
             raise InvalidRequestError(
                 f"a bool tensor has Min (and) and Max (or), seen op={OP_NAMES[op]}\nhint: cast it to an integer"
             )
+
+
+def _reduction(how: Reduction, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
+    """The attributes of a reducing node."""
+    op, prescale, postscale, set_number = resolved(how)
+    check_op(op, tensors)
     return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": set_number}
 
 
@@ -194,10 +199,10 @@ def _sparse_allreduce(
     if (prescale, postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
     process_set = how[-1] or global_process_set
-    names = (None, None) if name is None else (f"{name}.values", f"{name}.indices")
     with tf.device(device or None):
-        values = allgather(slices.values, names[0], ignore_name_scope, process_set)
-        indices = allgather(slices.indices, names[1], ignore_name_scope, process_set)
+        values, indices = _gathered(
+            "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
+        )
         if op == Average:
             values = values / tf.cast(size_op(process_set.process_set_id), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tf.GradientTape whose gradients are the ranks' average (steps 1 and 2 of a gradient's way)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.core.compression import Compressor
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Average
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.gradients import Reduction
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+
+class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
+    _reduction: Reduction
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this variable is not reduced: every rank trains its own."""
+        self._reduction.register_local(source)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: Any = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As tf.GradientTape.gradient, averaged over the ranks. The fourth place is TensorFlow's
+        unconnected_gradients unless it is a bool, which old Horovod scripts give there."""
+        if not isinstance(use_generic_names, bool):
+            unconnected_gradients = use_generic_names
+        gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        flat = tf.nest.flatten(gradients)
+        return tf.nest.pack_sequence_as(gradients, self._reduction(flat, tf.nest.flatten(sources)))
+
+    def get_local_and_global_gradients(
+        self, gradients: Sequence[Any], sources: Sequence[Any]
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of (source, gradient): those of local sources, and the others."""
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
+
+
+def DistributedGradientTape(  # noqa: N802
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape like `gradtape`, with what it has recorded, whose gradient() averages over the ranks.
+
+    groups: a number of groups, or lists of variables, whose gradients are reduced as one; by default each is reduced
+    as soon as it is there. register_local_source(variable) leaves a variable out; its gradient is divided by the size
+    where scale_local_gradients. num_groups is the old name of groups.
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, seen {type(gradtape).__name__}")
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
+    tape = copy.copy(gradtape)
+    tape.__class__ = type(type(gradtape).__name__, (_DistributedGradientTape, type(gradtape)), {})
+    tape._reduction = Reduction(
+        name="DistributedGradientTape",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups if groups is not None else num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+    )
+    return tape
+
+
+def PartialDistributedGradientTape(  # noqa: N802
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedGradientTape that leaves the variables of `local_layers`, a Keras layer or a list of them, local."""
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in local_variables(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def local_variables(local_layers: Any) -> list[Any]:
+    """The trainable variables of a layer or a list of layers. Raises ValueError for anything else."""
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
+    return [getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+            for layer in layers for variable in layer.trainable_weights]
