@@ -60,3 +60,13 @@ from horovod.tensorflow.ops import (
     reducescatter,
     size_op,
 )
+from horovod.tensorflow.optimizer import DistributedOptimizer
+from horovod.tensorflow.state import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape

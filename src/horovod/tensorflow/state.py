@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal start values on all ranks: variables, and any Python object, from one rank to the others; also in graphs of
+TensorFlow 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import tensorflow as tf
+
+from horovod.core import context as contexts
+from horovod.core import objects
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import ops
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Assigns the root's values to `variables`, all as one operation. In a graph of TensorFlow 1: returns the node that
+    does. `inplace` is accepted for old scripts. Raises FailedPreconditionError where the ranks' variables differ in
+    number, shape or dtype."""
+    plain = [getattr(variable, "value", variable) if _is_keras(variable) else variable for variable in variables]
+    assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def _is_keras(variable: Any) -> bool:
+    """A Keras 3 variable wraps TensorFlow's."""
+    return not isinstance(variable, tf.Variable) and isinstance(getattr(variable, "value", None), tf.Variable)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The node that assigns the root's values to all global variables. For graphs of TensorFlow 1; raises RuntimeError
+    eagerly, where there are no global variables."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution\n"
+            "hint: hvd.broadcast_variables(<model/optimizer variables>)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives all ranks the root's global variables once a session of TensorFlow 1 has been made: random start values, or
+    what the root has restored from a checkpoint. `device`: where the nodes are placed."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Before the graph is finalized."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self.device or None):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs the broadcast."""
+        session.run(self.bcast_op)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """A function obj -> the root's obj, for graphs of TensorFlow 1: the nodes are made now, once, and run in `session`
+    (the default one) at every call."""
+    name = name or "object"
+    size = tf.compat.v1.placeholder(tf.int64, [1])
+    data = tf.compat.v1.placeholder(tf.uint8, [None])
+    size_node = ops.broadcast(size, root_rank, f"{name}.sz", process_set=process_set)
+    data_node = ops.broadcast(data, root_rank, f"{name}.t", process_set=process_set)
+
+    def broadcast(obj: Any) -> Any:
+        run = (session or tf.compat.v1.get_default_session() or tf.compat.v1.Session()).run
+        is_root = contexts.rank() == root_rank
+        payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
+        length = run(size_node, {size: [len(payload)]})[0]
+        received = run(data_node, {data: payload if is_root else np.empty(length, np.uint8)})
+        return obj if is_root else cloudpickle.loads(received.tobytes())
+
+    return broadcast
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's `obj` on every rank; the other ranks' is ignored. `session`: accepted for old scripts; objects travel
+    beside the graph."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Every rank's `obj`, in rank order. `session` as in broadcast_object."""
+    return objects.allgather_object(obj, name, process_set=process_set)
