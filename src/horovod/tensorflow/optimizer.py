@@ -14,7 +14,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradients import Reduction
+from horovod.tensorflow.gradients import TensorFlowGradients
 
 __all__ = ["DistributedOptimizer"]
 
@@ -72,7 +72,7 @@ class _DistributedV1Optimizer(_LegacyOptimizer):  # type: ignore[misc]
     """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's."""
 
     def __init__(
-        self, optimizer: Any, reduction: Reduction, name: str | None, use_locking: bool, accumulation: Any
+        self, optimizer: Any, reduction: TensorFlowGradients, name: str | None, use_locking: bool, accumulation: Any
     ) -> None:
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
@@ -181,7 +181,7 @@ def DistributedOptimizer(  # noqa: N802
             "backward_passes_per_step > 1 with an optimizer of tf.compat.v1.train needs a graph\n"
             "hint: a Keras optimizer does it eagerly, too"
         )
-    reduction = Reduction(
+    reduction = TensorFlowGradients(
         name=name or "DistributedOptimizer",
         op=op,
         compression=compression,

@@ -15,6 +15,7 @@ from horovod.core import context as contexts
 from horovod.core import objects
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import ops
+from horovod.tensorflow.gradients import plain_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -35,14 +36,9 @@ def broadcast_variables(
     """Assigns the root's values to `variables`, all as one operation. In a graph of TensorFlow 1: returns the node that
     does. `inplace` is accepted for old scripts. Raises FailedPreconditionError where the ranks' variables differ in
     number, shape or dtype."""
-    plain = [getattr(variable, "value", variable) if _is_keras(variable) else variable for variable in variables]
+    plain = [plain_variable(variable) for variable in variables]
     assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
-
-
-def _is_keras(variable: Any) -> bool:
-    """A Keras 3 variable wraps TensorFlow's."""
-    return not isinstance(variable, tf.Variable) and isinstance(getattr(variable, "value", None), tf.Variable)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -14,13 +14,13 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradients import Reduction
+from horovod.tensorflow.gradients import TensorFlowGradients
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
-    _reduction: Reduction
+    _reduction: TensorFlowGradients
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
@@ -76,7 +76,7 @@ def DistributedGradientTape(  # noqa: N802
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
     tape = copy.copy(gradtape)
     tape.__class__ = type(type(gradtape).__name__, (_DistributedGradientTape, type(gradtape)), {})
-    tape._reduction = Reduction(
+    tape._reduction = TensorFlowGradients(
         name="DistributedGradientTape",
         op=op,
         compression=compression,
@@ -130,5 +130,4 @@ def local_variables(local_layers: Any) -> list[Any]:
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
             raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
-    return [getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
-            for layer in layers for variable in layer.trainable_weights]
+    return [variable for layer in layers for variable in layer.trainable_weights]

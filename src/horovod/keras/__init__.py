@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod for Keras 3, with any of its backends that train (TensorFlow, PyTorch, JAX):
+
+    import horovod.keras as hvd
+
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), ...)
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+and `horovodrun -np 4 python train.py` starts it.
+"""
+
+from horovod.core.context import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from horovod.core.native import Adasum, Average, Sum
+from horovod.core.process_sets import global_process_set
+from horovod.keras import callbacks
+from horovod.keras.gradients import Compression
+from horovod.keras.training import (
+    DistributedOptimizer,
+    PartialDistributedOptimizer,
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)

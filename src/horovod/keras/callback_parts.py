@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Horovod's callbacks do, for Keras 3 and for tf-keras: mixed into a class of either's Callback."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovod.core import arrays
+from horovod.core import context as contexts
+from horovod.core.exceptions import InvalidRequestError, MismatchError
+from horovod.core.objects import allgather_object
+from horovod.core.operations import synchronize
+from horovod.keras.optimizer import is_distributed, start_from
+
+__all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAverage", "broadcast_values"]
+
+
+def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
+    """Assigns the root's values to Keras variables of any backend. Raises MismatchError where the ranks' variables differ in number, shape or dtype."""
+    described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
+    everybody = allgather_object(described, "broadcast_variables.shapes")
+    for rank, theirs in enumerate(everybody):
+        if theirs != everybody[0]:
+            seen = next((pair for pair in zip(everybody[0], theirs, strict=False) if pair[0] != pair[1]), None)
+            difference = f"{len(everybody[0])} and {len(theirs)} variables" if seen is None else f"{seen[0]}, {seen[1]}"
+            raise MismatchError(
+                f"broadcast of variables: rank 0 and rank {rank} differ: {difference}\n"
+                "hint: build the same model and optimizer on all ranks"
+            )
+    mine = [_value(variable) for variable in variables]
+    handles = [
+        arrays.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)
+    ]
+    for variable, value, handle in zip(variables, mine, handles, strict=True):
+        variable.assign(np.asarray(synchronize(handle)).reshape(value.shape))
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    if isinstance(variable, keras.Variable):
+        return np.asarray(keras.ops.convert_to_numpy(variable))
+    return np.asarray(variable.numpy())
+
+
+def _is_traced() -> bool:
+    """Whether this is the making of a compiled step of TensorFlow, and not its run."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
+
+
+class _FirstRun:
+    """A broadcast for a step of TensorFlow that is being traced, whose variables get values only when it runs. It may
+    be traced more than once before it runs."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            self._is_done = tf.Variable(False, trainable=False)
+
+    def broadcast(self, variables: Sequence[Any], root_rank: int) -> None:
+        import tensorflow as tf
+
+        from horovod.tensorflow.state import broadcast_variables
+
+        def run() -> Any:
+            with tf.control_dependencies([broadcast_variables(variables, root_rank)]):
+                return self._is_done.assign(True).read_value()
+
+        tf.cond(self._is_done, lambda: tf.constant(True), run)
+
+
+def _optimizer_variables(optimizer: Any) -> list[Any]:
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def _build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the slots, as the first update would."""
+    if hasattr(optimizer, "_create_all_weights"):
+        optimizer._create_all_weights(list(variables))
+    elif not getattr(optimizer, "built", getattr(optimizer, "_built", True)):
+        optimizer.build(list(variables))
+
+
+class Broadcast:
+    """The start values: weights, slots and iterations become the root's, as soon as they exist."""
+
+    model: Any
+
+    def _hvd_setup(self, root_rank: int, device: str, local_variables: Any) -> None:
+        self._hvd_root_rank = root_rank
+        self._hvd_local = {id(variable) for variable in local_variables or ()}
+        self._hvd_done = False
+        self._hvd_first_run: _FirstRun | None = None
+
+    def register_local_var(self, variable: Any) -> None:
+        """This variable is not broadcast: every rank has its own."""
+        self._hvd_local.add(id(variable))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts where the model is built; a model without weights yet does so at its first update."""
+        if self._hvd_done:
+            return
+        if self.model.built and self.model.weights:
+            self._hvd_broadcast()
+        elif is_distributed(getattr(self.model, "optimizer", None)):
+            start_from(self.model.optimizer, self._hvd_broadcast)
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The last chance, for an optimizer that is not distributed."""
+        if self._hvd_done:
+            return
+        if self._hvd_first_run is None:
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()
+            self._hvd_broadcast()
+        self._hvd_done = True
+        if is_distributed(getattr(self.model, "optimizer", None)):
+            start_from(self.model.optimizer, None)
+
+    def _hvd_broadcast(self) -> None:
+        model, optimizer = self.model, getattr(self.model, "optimizer", None)
+        variables = list(model.weights)
+        if optimizer is not None:
+            _build_optimizer(optimizer, model.trainable_variables)
+            variables += _optimizer_variables(optimizer)
+        wanted = [variable for variable in variables if id(variable) not in self._hvd_local]
+        if _is_traced():
+            self._hvd_first_run = self._hvd_first_run or _FirstRun()
+            self._hvd_first_run.broadcast(wanted, self._hvd_root_rank)
+        elif not self._hvd_done:
+            self._hvd_done = True
+            broadcast_values(wanted, self._hvd_root_rank)
+
+
+class MetricAverage:
+    """Every numeric log becomes the average over the ranks, in place, at the end of an epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raises MismatchError where the ranks have different metrics."""
+        if not logs:
+            return
+        numeric = sorted(name for name, value in logs.items() if _is_number(value))
+        everybody = allgather_object(numeric, "MetricAverageCallback.names")
+        for rank, theirs in enumerate(everybody):
+            if theirs != everybody[0]:
+                raise MismatchError(
+                    f"MetricAverageCallback: rank 0 has the metrics {everybody[0]}, rank {rank} {theirs}\n"
+                    "hint: give all ranks the same metrics and validation data, or none"
+                )
+        values = np.array([float(logs[name]) for name in numeric], np.float64)
+        averages = arrays.allreduce(values, name="MetricAverageCallback.values")
+        for name, average in zip(numeric, averages, strict=True):
+            logs[name] = float(average)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Number, np.ndarray)) and np.size(value) == 1 and not isinstance(value, complex)
+
+
+class LearningRateSchedule:
+    """The learning rate is initial_lr * multiplier(epoch) from start_epoch on, before end_epoch."""
+
+    model: Any
+    params: dict[str, Any]
+
+    def _hvd_setup(
+        self,
+        initial_lr: float | None,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int,
+        end_epoch: int | None,
+        staircase: bool,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
+    ) -> None:
+        if initial_lr is None:
+            raise InvalidRequestError("initial_lr: expected the learning rate to multiply, seen None")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch: int | None = None
+        if callable(multiplier):
+            self.multiplier: Callable[[float], float] = multiplier
+        else:
+            base = multiplier
+            self.multiplier = lambda epoch: base ** (epoch - self.start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many steps an epoch has, which a smooth schedule needs."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise InvalidRequestError(
+                    "the number of steps in an epoch is not known from the data: expected steps_per_epoch"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the learning rate: at an epoch's first batch, or (not staircase) at every one."""
+        epoch = self.current_epoch
+        if epoch is None or epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if self.staircase:
+            if batch == 0:
+                self._hvd_set(self.multiplier(epoch))
+        else:
+            self._hvd_set(self.multiplier(epoch + float(batch) / self.steps_per_epoch))  # type: ignore[operator]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts `lr` into the logs."""
+        if logs is not None:
+            logs["lr"] = self._hvd_rate()
+
+    def _hvd_rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(_as_plain(self.model.optimizer.learning_rate)))
+
+    def _hvd_set(self, factor: float) -> None:
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # what is set now must be what the next step reads
+        before = self._hvd_rate()
+        after = self.initial_lr * factor
+        self.model.optimizer.learning_rate = after
+        if self.momentum_correction and before > 0 and after != before:
+            # Momentum scaled for one batch, and then restored: the same, once and for all, done to the velocities. A
+            # compiled step has the momentum as a constant, but reads these.
+            for velocity in _velocities(self.model.optimizer):
+                velocity.assign(velocity * (after / before))
+
+
+def _as_plain(rate: Any) -> Any:
+    if callable(rate) and not hasattr(rate, "shape"):
+        raise InvalidRequestError(
+            "the optimizer's learning rate is a schedule of its own: expected a number\n"
+            "hint: use either the schedule or Horovod's callback"
+        )
+    return rate if isinstance(rate, (float, int)) or not hasattr(rate, "numpy") else rate.numpy()
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    if not getattr(optimizer, "momentum", 0) and "momentum" not in getattr(optimizer, "_hyper", {}):
+        return []
+    if hasattr(optimizer, "get_slot") and hasattr(optimizer, "_weights"):
+        names = optimizer.get_slot_names()
+        if "momentum" not in names:
+            return []
+        return [variable for variable in optimizer.weights if "/momentum" in variable.name]
+    return [velocity for velocity in getattr(optimizer, "momentums", []) if velocity is not None]
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """From initial_lr / size to initial_lr within warmup_epochs, smoothly."""
+
+    def _hvd_setup_warmup(
+        self,
+        initial_lr: float,
+        warmup_epochs: int,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
+        verbose: int,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            size = contexts.size()
+            # + 1 / steps_per_epoch: the last batch of the warm-up has the full rate.
+            epoch += 1.0 / (self.steps_per_epoch or 1)
+            return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+        self._hvd_setup(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Says once, on rank 0, that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and contexts.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._hvd_rate():g}.")

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What model.compile() must do for distributed training, and what old scripts give it: keras.Model.compile accepts
+`experimental_run_tf_function`, which Keras 3 has no more, and a loss-scaled optimizer is distributed outside of the
+scaling, so that all ranks skip the same steps."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.trainers.trainer import Trainer
+
+from horovod.keras.optimizer import distributed_by, is_distributed, undistributed
+
+__all__ = ["accept_old_arguments"]
+
+
+def accept_old_arguments() -> None:
+    """Patches the class that every Keras 3 model gets compile() from. Models' own compile() calls it in turn, so saving
+    and loading are not touched."""
+    if getattr(Trainer.compile, "_hvd_patched", False):
+        return
+    original = Trainer.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("experimental_run_tf_function", None)
+        result = original(self, *args, **kwargs)
+        scaled = self.optimizer
+        # Inside, each rank would look at its own gradients for infinities, and those that skip leave the others waiting.
+        if isinstance(scaled, LossScaleOptimizer) and is_distributed(scaled.inner_optimizer):
+            distributed_by(scaled, undistributed(scaled.inner_optimizer))
+        return result
+
+    compile._hvd_patched = True  # type: ignore[attr-defined]
+    Trainer.compile = compile

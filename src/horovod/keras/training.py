@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of horovod.keras: optimizers, loading of models, and operations on host values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovod.core import arrays
+from horovod.core.compression import Compressor
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Average
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.keras.compile import accept_old_arguments
+from horovod.keras.gradients import Compression
+from horovod.keras.optimizer import distributed, is_distributed
+
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "load_model",
+    "reducescatter",
+]
+
+accept_old_arguments()
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: Any = None,
+) -> Any:
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
+    iterations stay. groups: a number of groups, or lists of variables, whose gradients are reduced as one; num_groups
+    is its old name."""
+    return distributed(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups if groups is not None else num_groups,
+    )
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedOptimizer that leaves the variables of `local_layers`, a built layer or a list of them, local: every
+    rank trains its own. Their gradients are divided by the size where scale_local_gradients."""
+    made = distributed(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
+        if not layer.built:
+            raise InvalidRequestError(
+                f"local_layers: layer `{layer.name}` has no variables yet\nhint: build the model first"
+            )
+        for variable in layer.trainable_weights:
+            made.register_local_var(variable)
+    return made
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
+    beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    objects = {made.__name__: made for made in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
+    if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
+        distributed(model.optimizer, compression=compression)
+    return model
+
+
+# Operations on host values: what NumPy takes. The result is a NumPy array, or a scalar where a scalar was given.
+
+
+def _host(value: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
+
+
+def _given(value: Any, result: Any) -> Any:
+    return result if np.ndim(_host(value)) else result[()]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """The reduction of a host value over all ranks: Average where neither `op` nor the old `average` says otherwise.
+    `compression` is accepted; host values travel as they are."""
+    result = arrays.allreduce(_host(value), average, name, op, prescale_factor, postscale_factor)
+    return _given(value, result)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """All ranks' host values, concatenated along dimension 0."""
+    return arrays.allgather(_host(value), name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The root's host value."""
+    return _given(value, arrays.broadcast(_host(value), root_rank, name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """This rank's rows of the allreduce of a host value."""
+    return arrays.reducescatter(_host(value), name, op)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """For graphs of TensorFlow 1 only; raises RuntimeError elsewhere, where there are no global variables."""
+    if keras.backend.backend() == "tensorflow":
+        from horovod.tensorflow import broadcast_global_variables as of_tensorflow
+
+        return of_tensorflow(root_rank)
+    raise RuntimeError("there are no global variables\nhint: callbacks.BroadcastGlobalVariablesCallback(root_rank)")
