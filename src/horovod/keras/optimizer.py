@@ -86,7 +86,7 @@ class _LegacyTfKeras(_TfKeras):
     """tf-keras' optimizers from before TensorFlow 2.11."""
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        return [gradient for gradient, _ in self.aggregate_gradients(grads_and_vars)]
+        return self.aggregate_gradients(grads_and_vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer's own, with gradients averaged over the ranks."""

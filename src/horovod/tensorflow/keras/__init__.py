@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod for tf.keras: Keras 3, or tf-keras where TF_USE_LEGACY_KERAS=1 is set.
+
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from horovod.core.compression import Compressor
+from horovod.core.context import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from horovod.core.native import Average, Sum
+from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.keras.optimizer import distributed, is_distributed
+from horovod.keras.training import allgather, allreduce, broadcast, reducescatter
+from horovod.keras.training import load_model as _load_keras_model
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.keras import callbacks
+from horovod.tensorflow.state import broadcast_global_variables
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
+    iterations stay.
+
+    backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
+    they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
+    gradients are reduced as one; num_groups is its old name.
+    """
+    return distributed(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups if groups is not None else num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """tf.keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
+    beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    if not _is_tf_keras():
+        return _load_keras_model(filepath, custom_optimizers, custom_objects, compression, legacy_opts)
+    objects = {made.__name__: made for made in custom_optimizers or ()}
+    model = tf.keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
+    if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
+        distributed(model.optimizer, compression=compression)
+    return model
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version `ver` is `target` or newer; both as "2.16.2"."""
+    from packaging import version
+
+    return version.parse(ver) >= version.parse(target)
+
+
+def _is_tf_keras() -> bool:
+    return not issubclass(tf.keras.Model, keras.Model)
