@@ -25,6 +25,7 @@ __all__ = [
     "prepare",
     "refuse",
     "refuse_as",
+    "request_of",
     "submit_group",
     "submit_one",
     "wire_name",
@@ -69,7 +70,7 @@ def prepare(
         if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
             raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
         assert 0 <= dtype <= BOOL
-    request = _request(kind, wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
+    request = request_of(kind, wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
     request.process_set = set_number
     if splits is not None:
         request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
@@ -110,7 +111,7 @@ def _check_reduction(op: Any, metas: Metas) -> None:
             )
 
 
-def _request(
+def request_of(
     kind: int,
     wire_name: bytes | None,
     op: Any,
@@ -119,6 +120,7 @@ def _request(
     postscale: float,
     root_rank: int,
 ) -> native.Request:
+    """What crosses into the native core, without addresses."""
     tensors = (native.Tensor * len(metas))()
     for tensor, (dtype, shape) in zip(tensors, metas, strict=True):
         tensor.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)

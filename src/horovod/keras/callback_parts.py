@@ -55,6 +55,15 @@ def _is_traced() -> bool:
     return not tf.executing_eagerly()
 
 
+def _is_compiled() -> bool:
+    """Whether XLA will compile the step of TensorFlow that is being traced."""
+    if not _is_traced():
+        return False
+    from horovod.tensorflow import xla
+
+    return xla.is_compiling()
+
+
 class _FirstRun:
     """A broadcast for a step of TensorFlow that is being traced, whose variables get values only when it runs. It may
     be traced more than once before it runs."""
@@ -133,6 +142,8 @@ class Broadcast:
             _build_optimizer(optimizer, model.trainable_variables)
             variables += _optimizer_variables(optimizer)
         wanted = [variable for variable in variables if id(variable) not in self._hvd_local]
+        if _is_compiled():
+            return  # it cannot be part of the step: on_batch_end does it
         if _is_traced():
             self._hvd_first_run = self._hvd_first_run or _FirstRun()
             self._hvd_first_run.broadcast(wanted, self._hvd_root_rank)

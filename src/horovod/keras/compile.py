@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What model.compile() must do for distributed training, and what old scripts give it: keras.Model.compile accepts
 `experimental_run_tf_function`, which Keras 3 has no more, and a loss-scaled optimizer is distributed outside of the
-scaling, so that all ranks skip the same steps."""
+scaling, so that all ranks skip the same steps; jit_compile is switched off where XLA cannot hold the reductions."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
+import keras
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
 from horovod.keras.optimizer import distributed_by, is_distributed, undistributed
 
 __all__ = ["accept_old_arguments"]
+
+
+def _can_be_compiled() -> bool:
+    if keras.backend.backend() != "tensorflow":
+        return keras.backend.backend() == "jax"
+    from horovod.tensorflow import xla
+
+    return xla.is_available()
 
 
 def accept_old_arguments() -> None:
@@ -31,6 +41,13 @@ def accept_old_arguments() -> None:
         # Inside, each rank would look at its own gradients for infinities, and those that skip leave the others waiting.
         if isinstance(scaled, LossScaleOptimizer) and is_distributed(scaled.inner_optimizer):
             distributed_by(scaled, undistributed(scaled.inner_optimizer))
+        if self.jit_compile and is_distributed(self.optimizer) and not _can_be_compiled():
+            warnings.warn(
+                "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles "
+                "here",
+                stacklevel=3,
+            )
+            self.jit_compile = False
         return result
 
     compile._hvd_patched = True  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from horovod.core.collectives import resolved
 from horovod.core.gradient_lists import GradientList
-from horovod.tensorflow import ops
+from horovod.tensorflow import ops, xla
 from horovod.tensorflow.shim import operations
 
 __all__ = ["TensorFlowGradients", "plain_variable"]
@@ -39,7 +39,7 @@ class TensorFlowGradients(GradientList):
         return plain.ref() if hasattr(plain, "ref") else id(plain)
 
     def is_sparse(self, gradient: Any) -> bool:
-        return isinstance(gradient, tf.IndexedSlices)
+        return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
 
     def to_dense(self, gradient: Any) -> Any:
         return tf.convert_to_tensor(gradient)
@@ -62,7 +62,7 @@ class TensorFlowGradients(GradientList):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         prescale, postscale = self.factors
         with tf.device(self.device_dense or None):
-            if not tf.executing_eagerly():
+            if not (tf.executing_eagerly() or xla.is_compiling()):
                 return self._nodes(tensors, grouped, name)
             return ops.grouped_allreduce(
                 tensors,

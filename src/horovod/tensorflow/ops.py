@@ -24,6 +24,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import OP_NAMES, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.requests import LOCAL_ERRORS, refuse
+from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.shim import operations
 
@@ -78,6 +79,8 @@ def _checked(label: str, name: str | None, process_set: ProcessSet, build: Calla
     """Runs `build`. What is wrong in an eager call is told to the peers, which wait for it already; what is wrong in a
     graph, when nobody runs it yet, is an error of this rank alone."""
     try:
+        if not label.endswith("allreduce") or label.startswith("sparse"):
+            xla.refuse(label)
         return build()
     except LOCAL_ERRORS as error:
         if not tf.executing_eagerly() or not contexts.is_initialized():
@@ -182,9 +185,12 @@ def _reduced(
         node = _node_name(label, name, tensors, ignore_name_scope)
         attributes = _reduction(how, sent)
         with tf.device(device or None):
-            reduced = operations().horovod_allreduce(
-                tensors=list(sent), tensor_name=_wire_name(label, node), **attributes
-            )
+            if xla.is_compiling():
+                reduced = xla.reduced(sent, _wire_name(label, node), attributes)
+            else:
+                reduced = operations().horovod_allreduce(
+                    tensors=list(sent), tensor_name=_wire_name(label, node), **attributes
+                )
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts_, strict=True)]
 
     return _checked(label, name, how[-1] or global_process_set, build)
@@ -471,11 +477,13 @@ def _reducescatter_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns (in a graph: is a node that is done) when every rank of the set has called it."""
+    xla.refuse("barrier")
     node = _node_name("barrier", None, [], False)
     return operations().horovod_barrier(tensor_name=_wire_name("barrier", node), process_set=number_of(process_set))
 
 
 def _place(what: str, process_set: int = 0, name: str | None = None) -> tf.Tensor:
+    xla.refuse(f"{what}_op")
     return operations().horovod_place(what=what, process_set=process_set, name=name)
 
 

@@ -18,7 +18,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 
-__all__ = ["library_path", "operations"]
+__all__ = ["library", "library_path", "operations"]
 
 _generations = itertools.count(1)
 
@@ -37,20 +37,33 @@ def operations() -> Any:
         module = tf.load_op_library(path)  # registers: it must be the first to open the library
     except (tf.errors.NotFoundError, OSError) as error:
         raise ImportError(f"Horovod's kernels for TensorFlow cannot be opened: {error}\nhint: install again") from error
-    library = ctypes.CDLL(path)
-    library.hvd_tensorflow_error.restype = ctypes.c_char_p
-    library.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.hvd_tensorflow_attach.restype = library.hvd_tensorflow_detach.restype = None
-    why = library.hvd_tensorflow_error().decode()
+    why = _opened().hvd_tensorflow_error().decode()
     if why:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
-
-    def attach(context: Context | None) -> None:
-        if context is None:
-            library.hvd_tensorflow_detach()
-            return
-        local = (ctypes.c_int32 * 2)(context.world.local_rank, context.world.local_size)
-        library.hvd_tensorflow_attach(context.pointer, next(_generations), local)
-
-    contexts.watch(attach)
+    contexts.watch(_attach)
     return module
+
+
+def library() -> ctypes.CDLL:
+    """The library of the kernels, for the functions it exports."""
+    operations()
+    return _opened()
+
+
+@functools.cache
+def _opened() -> ctypes.CDLL:
+    opened = ctypes.CDLL(library_path())
+    opened.hvd_tensorflow_error.restype = ctypes.c_char_p
+    opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    opened.hvd_tensorflow_attach.restype = opened.hvd_tensorflow_detach.restype = None
+    opened.hvd_tensorflow_xla_plan.argtypes = [ctypes.c_void_p]
+    opened.hvd_tensorflow_xla_plan.restype = opened.hvd_tensorflow_xla_calls.restype = ctypes.c_int64
+    return opened
+
+
+def _attach(context: Context | None) -> None:
+    if context is None:
+        _opened().hvd_tensorflow_detach()
+        return
+    local = (ctypes.c_int32 * 2)(context.world.local_rank, context.world.local_size)
+    _opened().hvd_tensorflow_attach(context.pointer, next(_generations), local)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions inside of what XLA compiles (jit_compile=True), on the host: one custom call for all tensors of a step
+(native/shims/tensorflow/xla.cc). Shapes must be static, and nothing overlaps with the backward pass."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Sum
+from horovod.core.requests import request_of
+from horovod.tensorflow.shim import library
+
+__all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
+
+
+def is_available() -> bool:
+    """Whether this TensorFlow can hold reductions in compiled steps: the probe of its XLA succeeded, and steps are
+    compiled for the host."""
+    return bool(library().hvd_tensorflow_xla_available()) and not tf.config.list_physical_devices("GPU")
+
+
+def is_compiling() -> bool:
+    """Whether what is being traced will be compiled by XLA."""
+    if tf.executing_eagerly():
+        return False
+    from tensorflow.python.ops import control_flow_util  # the public interface does not tell
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def calls() -> int:
+    """How often compiled steps of this process have reduced."""
+    return int(library().hvd_tensorflow_xla_calls())
+
+
+def refuse(what: str) -> None:
+    """Raises where `what` is traced for XLA, which has no such operation."""
+    if is_compiling():
+        raise NotImplementedError(
+            f"{what} cannot be part of a step that XLA compiles\n"
+            "hint: jit_compile=False; of Horovod's operations only dense allreduces can be compiled"
+        )
+
+
+def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> list[Any]:
+    """allreduce of `tensors` as a whole. `attributes`: as of the nodes that TensorFlow runs itself."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    if not is_available():
+        raise NotImplementedError(
+            f"XLA of TensorFlow {tf.__version__} is not known to hold an allreduce, or compiles for a GPU\n"
+            "hint: jit_compile=False"
+        )
+    metas = []
+    for tensor in tensors:
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(f"{name}: XLA needs static shapes, seen {tensor.shape}\nhint: jit_compile=False")
+        metas.append((DTYPE_NAMES.index(tensor.dtype.name), tuple(tensor.shape)))
+    request = request_of(
+        ALLREDUCE,
+        name.encode(),
+        attributes.get("reduce_op", Sum),
+        tuple(metas),
+        float(attributes["prescale"]),
+        float(attributes["postscale"]),
+        -1,
+    )
+    request.process_set = attributes["process_set"]
+    number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
+    results = xla.custom_call_v2(
+        "horovod_grouped_allreduce",
+        list(tensors),
+        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
+        backend_config=str(number),
+        has_side_effect=True,
+    )
+    return list(results)
