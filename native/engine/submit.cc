@@ -204,10 +204,12 @@ Entry* Engine::next_unnamed(ProcessSet* set) {
   return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
 }
 
-Status Engine::refuse_if_ended() {
+Status Engine::refuse_if_over() {
   if (stopping_.load()) return end_of_job();
   if (poisoned()) return segment_->cause();
-  return left_rank_.load() >= 0 ? end_of_job() : Status();
+  if (left_rank_.load() >= 0) return end_of_job();
+  if (join_.in_flight != nullptr) return invalid("this rank has joined: it can submit nothing before all ranks have");
+  return {};
 }
 
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
@@ -227,7 +229,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   {
     const std::lock_guard lock(mutex_);
     // Under the lock: after that, fail_all() finds the submission.
-    HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
+    HVD_RETURN_IF_ERROR(refuse_if_over().while_doing(describe(rank_, submission->prepared->name)));
     ProcessSet* const set = submission->prepared->set.get();
     if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
     Entry* entry = submission->prepared->entry;
@@ -243,6 +245,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
                                       "or give the second another name"};
     } else {
       entry->deferred.push_back(submission);
+      ++deferred_;
     }
     in_flight_.fetch_add(1);
   }
@@ -265,7 +268,7 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_ended());
+    HVD_RETURN_IF_ERROR(refuse_if_over());
     if (set->closing) return invalid("the process set has been removed");
     Entry* entry = name != nullptr && *name != '\0' ? intern(set.get(), name) : next_unnamed(set.get());
     if (entry == nullptr) return invalid("no place for another name");
@@ -274,6 +277,7 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
       announcement = begin(submission);
     } else {
       entry->deferred.push_back(submission);
+      ++deferred_;
     }
     in_flight_.fetch_add(1);
   }
@@ -290,10 +294,11 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   bool complete = false;
   Arrival<> arrival(fast ? Arrival<>::State::kArrive : Arrival<>::State::kSlow);
   if (fast) {
-    auto tally = segment_->tally(static_cast<uint32_t>(entry->id));
+    auto tally = segment_->tally(static_cast<uint32_t>(entry->id), spans_hosts());
     // The last step, telling the others, may wait for room in the log: it follows when the lock is free again.
     while (!arrival.finished()) arrival.step(tally, [&] { complete = true; });
   }
+  if (arrival.state() != Arrival<>::State::kSlow) entry->counted_in = arrival.round();
   if (complete) return {entry, submission->prepared->total_bytes, submission->sync, false};
   if (arrival.state() != Arrival<>::State::kSlow) return {};
 

@@ -84,8 +84,8 @@ class Segment {
 
   // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
   std::atomic<uint64_t>& in_flight(uint32_t local_rank, uint32_t id) { return rows_[local_rank * kMaxEntries + id]; }
-  Tally<SharedWord> tally(uint32_t id) {
-    return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed)};
+  Tally<SharedWord> tally(uint32_t id, bool across_hosts) {
+    return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed), across_hosts};
   }
   // Leader only, before the first record of the entry: its set, which never changes, and how many ranks of this host
   // the set has now.
