@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
+#include "collectives/adasum.h"
 #include "engine/engine.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
@@ -50,6 +52,9 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));
+  }
+  if (reduces(kind) && request.op == HVD_ADASUM && !has_adasum(dtype)) {
+    return invalid(what + ": Adasum is for floating-point tensors, seen " + name_of(dtype));
   }
   return {};
 }
@@ -110,9 +115,13 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
       (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
   }
-  if (reduces(static_cast<hvd_kind>(request.kind)) &&
-      (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
+  if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT ||
+                                                       (request.op == HVD_ADASUM && request.kind != HVD_ALLREDUCE))) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
+  }
+  if (request.kind == HVD_ALLREDUCE && request.op == HVD_ADASUM &&
+      !std::has_single_bit(static_cast<uint32_t>(set.size()))) {
+    return invalid(what + ": Adasum needs a power of two ranks, seen " + std::to_string(set.size()) + set.in_words());
   }
   if (request.kind == HVD_BROADCAST && set.member_of(request.root_rank) < 0) {
     return invalid(what + ": expected a root rank among the ranks " +
