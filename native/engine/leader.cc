@@ -245,10 +245,10 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     segment_->append({decision.kind, decision.id});
   }
   // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
-  const auto foreign = [this](const Decision& decision) {
-    return is_about_entry(decision.kind) && !takes_part_in(decision.id);
+  const auto concerns_others = [this](const Decision& decision) {
+    return (is_about_entry(decision.kind) && !takes_part_in(decision.id)) || decision.kind == RecordKind::kJoin;
   };
-  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, foreign)) {
+  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, concerns_others)) {
     bells_->ring_others();
   }
 }
