@@ -79,12 +79,13 @@ bool Engine::follow_log() {
   Record record;
   if (!segment_->peek(position, &record)) return false;
   cursor_.store(position + 1);
-  segment_->rank(local_rank_).cursor.store(position + 1);
   struct Following {
     explicit Following(const Engine* engine) { following = engine; }
     ~Following() { following = nullptr; }
   } const now(this);
   apply(record);
+  // After that: who sees this cursor beyond a record knows that this rank has no use for its text any more.
+  segment_->rank(local_rank_).cursor.store(position + 1);
   return true;
 }
 

@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -107,6 +108,7 @@ class Engine {
   void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
   bool wait_for_room_in_log(bool driving);
+  bool wait_for_readers(bool driving, const std::function<bool()>& have_read);
   Status refuse_if_over();
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
@@ -264,7 +266,7 @@ class Engine {
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
   std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
-  uint32_t assigned_ = 0;                     // leader: entries up to here have been used
+  std::vector<uint64_t> text_read_at_;        // leader: by entry, the log position behind the last record with a text
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};

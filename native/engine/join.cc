@@ -40,6 +40,7 @@ Engine::Announcement Engine::send_join() {
     }
   }
   statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
+  segment_->rank(local_rank_).joined.store(1);
   to_leader_.send(FrameKind::kJoin, join_payload(join));
   return {nullptr, 0, true, true};
 }
@@ -47,6 +48,7 @@ Engine::Announcement Engine::send_join() {
 // Nothing is under way by now, in any set.
 void Engine::apply_join(uint32_t last_rank) {
   SubmissionPtr joined;
+  segment_->rank(local_rank_).joined.store(0);
   {
     const std::lock_guard lock(mutex_);
     joined = join_.in_flight;
@@ -102,7 +104,7 @@ SubmissionPtr Engine::zeros_for(Entry* entry) {
 
 // By each leader, before all can submit again: arrivals are counted again.
 void Engine::back_to_the_fast_way() {
-  for (uint32_t id = 0; id < assigned_; ++id) {
+  for (uint32_t id = 0; id < text_read_at_.size(); ++id) {
     auto tally = segment_->tally(id, spans_hosts());
     if (tally.recalled()) tally.reset(false);
   }

@@ -230,6 +230,10 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
       return;
     }
     assign_entry(decision);
+    const bool has_text = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
+    // Not so for the others: they have submitted since, or this would not have been decided.
+    const auto joined_have_read = [&] { return segment_->joined_have_read(text_read_at_[decision.id]); };
+    if (has_text && !wait_for_readers(true, joined_have_read)) return;
     bool stored = true;
     if (decision.kind == RecordKind::kDefine) stored = segment_->write_definition(decision.id, decision.payload);
     if (decision.kind == RecordKind::kError) stored = segment_->write_error(decision.id, decision.payload);
@@ -242,7 +246,8 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     if (decision.reset) segment_->tally(decision.id, spans_hosts()).reset(decision.stays_recalled);
     if (decision.kind == RecordKind::kJoin) back_to_the_fast_way();
     if (!wait_for_room_in_log(true)) return;
-    segment_->append({decision.kind, decision.id});
+    const uint64_t position = segment_->append({decision.kind, decision.id});
+    if (has_text) text_read_at_[decision.id] = position + 1;
   }
   // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
   const auto concerns_others = [this](const Decision& decision) {
@@ -267,7 +272,7 @@ void Engine::assign_entry(const Decision& decision) {
   }
   const ProcessSet* set = find_set(number);
   segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);
-  assigned_ = std::max(assigned_, decision.id + 1);
+  if (text_read_at_.size() <= decision.id) text_read_at_.resize(decision.id + 1, 0);
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.

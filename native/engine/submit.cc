@@ -377,7 +377,12 @@ void Engine::became_ready(uint64_t position, uint64_t bytes, bool sync) {
 // The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
 // holds the token (`driving`) or not. False where the generation has ended: then nobody needs the record.
 bool Engine::wait_for_room_in_log(bool driving) {
-  for (int i = 0; !segment_->log_has_room(); ++i) {
+  return wait_for_readers(driving, [this] { return segment_->log_has_room(); });
+}
+
+// Until the condition holds, which others bring about by reading.
+bool Engine::wait_for_readers(bool driving, const std::function<bool()>& have_read) {
+  for (int i = 0; !have_read(); ++i) {
     if (poisoned() || stopped_.load()) return false;
     if (now_ns() > stop_deadline_ns_.load()) {
       poison(HVD_RANK_LEFT, rank_,
