@@ -177,6 +177,10 @@ int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle
   return guarded(status, [&] { return context->engine->remove_process_set(process_set, handle); });
 }
 
+int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->join(handle); });
+}
+
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
 }

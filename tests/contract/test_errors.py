@@ -164,7 +164,11 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
     "negative root": (lambda hvd, f: hvd.broadcast(ones(f, 2), -1, name="negative root"), ValueError, "root_rank=-1"),
     "op": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=17, name="op"), ValueError, "op=17: expected one of"),
-    "adasum": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=hvd.Adasum, name="adasum"), NotImplementedError, "Adasum"),
+    "adasum": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.int32), op=hvd.Adasum, name="adasum"),
+        ValueError,
+        "Adasum is for floating-point tensors, seen int32",
+    ),
     "both": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
         ValueError,

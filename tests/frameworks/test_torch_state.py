@@ -173,8 +173,8 @@ def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: W
 def test_what_is_missing_says_so() -> None:
     import horovod.torch as hvd
 
-    with pytest.raises(AttributeError, match="join is part of Horovod's interface, but is not supported yet"):
-        hvd.join  # noqa: B018
+    with pytest.raises(AttributeError, match="elastic is part of Horovod's interface, but is not supported yet"):
+        hvd.elastic  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         hvd.nothing  # noqa: B018
     assert not hasattr(hvd, "elastic")

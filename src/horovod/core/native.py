@@ -191,6 +191,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
     "hvd_add_process_set": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
     "hvd_remove_process_set": (ctypes.c_int, [c_void_p, c_int32, c_void_p, c_void_p]),
+    "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
