@@ -4,6 +4,8 @@
 All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
 and step() see reduced gradients. The wrapped object is a new instance of a subclass of the optimizer's own class that
 shares its parameter groups and state; isinstance, schedulers and checkpoints keep working.
+
+Where a whole training step is given to torch.compile, what is here stays Python: the compiler would take it apart.
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ class _EndOfBackward:
         self._reducer = reducer
         self.over = False
 
+    @torch._disable_dynamo
     def __call__(self) -> None:
         self.over = True
         self._reducer.finish()
@@ -168,6 +171,7 @@ class _DistributedOptimizer:
                 "hint: synchronize() completes that step with zeros for missing gradients"
             )
 
+    @torch._disable_dynamo
     def synchronize(self) -> None:
         """Waits for reductions in flight. Kept for old scripts: the end of backward() has done it already."""
         if self._hvd_active:
@@ -194,6 +198,7 @@ class _DistributedOptimizer:
         self._hvd_reducer.passes_per_step = passes
         self._hvd_reducer.begin_step()
 
+    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
         than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
@@ -216,6 +221,7 @@ class _DistributedOptimizer:
 
         return evaluate
 
+    @torch._disable_dynamo
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own. Raises AssertionError while reductions are in flight."""
         self._hvd_check_idle("zero_grad()")
@@ -318,12 +324,13 @@ def DistributedOptimizer(
 
 def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Tensor], None]:
     # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer nobody uses.
+    @torch._disable_dynamo
     def hook(parameter: Tensor) -> None:
         optimizer = reference()
         if optimizer is not None:
             optimizer._hvd_ready(parameter)
 
-    return hook
+    return hook  # type: ignore[no-any-return]
 
 
 def _is_trainable(parameter: Tensor) -> bool:
