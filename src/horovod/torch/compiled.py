@@ -190,8 +190,10 @@ def _gradient_of_allgather(
 ) -> list[Tensor]:
     lists, process_set = rows.tolist(), _set_of(number)
     if grouped:
-        return gradients.gradient_of_grouped_allgather(grads, lists, name, process_set)
-    return [gradients.gradient_of_allgather(grads[0], lists[0], name, process_set)]
+        parts = gradients.gradient_of_grouped_allgather(grads, lists, name, process_set)
+    else:
+        parts = [gradients.gradient_of_allgather(grads[0], lists[0], name, process_set)]
+    return [part.clone() for part in parts]  # its own memory, as the compiler was told
 
 
 _allgather_gradient = _operator(

@@ -109,9 +109,9 @@ def gradient_of_grouped_reducescatter(
 
 def _factor(how: Reduction) -> float:
     op, _, prescale, postscale, process_set = how
-    if op not in (Average, Sum):
+    if op not in (None, Average, Sum):
         raise NotImplementedError(
-            f"reducescatter with op={OP_NAMES[op or 0]} has no gradient\nhint: call it on tensor.detach()"
+            f"reducescatter with op={OP_NAMES[op]} has no gradient\nhint: call it on tensor.detach()"
         )
     members = (process_set or global_process_set).size() or 1
     return float(prescale) * float(postscale) * (members if op == Sum else 1)
