@@ -614,7 +614,12 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
             ({"groups": [[a, a]]}, "twice"),
             ({"groups": [["a"]]}, "seen str"),
             ({"op": 9}, "op=9"),
+            ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0: expected a number above 0"),
+            ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan"),
         ]
+        for value in (None, torch.optim.SGD, torch.nn.Linear(1, 1), "SGD"):
+            with pytest.raises(TypeError, match=r"expected an instance of torch\.optim\.Optimizer, seen"):
+                hvd.DistributedOptimizer(value)
         for options, pattern in cases:
             with pytest.raises(ValueError, match=pattern):
                 wrapped([a, b], **options)

@@ -271,14 +271,18 @@ def DistributedOptimizer(
     after the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not
     depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and coalesced;
     sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the
-    optimizer's class. Raises ValueError for arguments that do not fit together.
+    optimizer's class. Raises ValueError for arguments that do not fit together, TypeError for what is no optimizer.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, seen {optimizer!r}")
     if op == Adasum:
         raise NotImplementedError("op=Adasum is not supported yet\nhint: Average is the default")
     if op not in range(len(OP_NAMES)):
         raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(OP_NAMES)}")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidRequestError("gradient_predivide_factor is for op=Average alone")
+    if not gradient_predivide_factor > 0:
+        raise InvalidRequestError(f"gradient_predivide_factor={gradient_predivide_factor}: expected a number above 0")
     _check_passes(backward_passes_per_step)
     if isinstance(optimizer, _DistributedOptimizer):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
