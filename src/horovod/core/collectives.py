@@ -350,6 +350,10 @@ class Collectives(Generic[T]):
             refuse(context, "barrier", None, error, _told_in(process_set))
         Operation(context, submit_group(context, entry, [], [], SYNC), None, None, None).wait()
 
+    def tell(self, label: str, name: str, error: Exception, process_set: ProcessSet | None = None) -> None:
+        """As refuse, for a sibling that raises `error` itself."""
+        contexts.current().refuse(f"{label}.{name}", _told_in(process_set), str(error))
+
     def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""
         refuse(contexts.current(), label, name, error, _told_in(process_set))

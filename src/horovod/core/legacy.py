@@ -8,14 +8,12 @@ means that the framework's package is there and the core can be opened.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
-import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.core import context, native
@@ -29,7 +27,6 @@ __all__ = [
     "check_extension",
     "check_installed_version",
     "ddl_built",
-    "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",
@@ -161,25 +158,6 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
     """The function (op, average) -> op."""
     return resolve_op
-
-
-@contextlib.contextmanager
-def env(**kwargs: str | None) -> Iterator[None]:
-    """Environment variables for as long as the block runs; None takes one away."""
-    before = {name: os.environ.get(name) for name in kwargs}
-    try:
-        _set_environment(kwargs)
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def is_iterable(x: Any) -> bool:

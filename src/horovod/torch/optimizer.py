@@ -154,13 +154,17 @@ class _DistributedOptimizer:
         return chosen
 
     def _hvd_ready(self, parameter: Tensor) -> None:
+        self._hvd_join_backward()
+        self._hvd_reducer.ready(self._hvd_numbers[parameter])
+
+    def _hvd_join_backward(self) -> None:
+        # Not in _hvd_ready: where that raises, its traceback would keep the end of a backward alive that is no more.
         running = self._hvd_backward()
         if running is None or running.over:
             self._hvd_check_idle("backward()")
             end = _EndOfBackward(self._hvd_reducer)
             self._hvd_backward = weakref.ref(end)
             Variable._execution_engine.queue_callback(end)
-        self._hvd_reducer.ready(self._hvd_numbers[parameter])
 
     def _hvd_check_idle(self, call: str) -> None:
         names = self._hvd_reducer.in_flight
@@ -312,7 +316,11 @@ def DistributedOptimizer(
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._hvd_reducer = GradientReducer(
-        _Gradients(sparse_as_dense), start, compression, int(backward_passes_per_step)
+        _Gradients(sparse_as_dense),
+        start,
+        compression,
+        int(backward_passes_per_step),
+        lambda name, error: collectives.tell("allreduce", name, error, process_set),
     )
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
