@@ -371,6 +371,55 @@ MUTATIONS = (
         "a proof for one kind of connection is one for another",
         (python("tests/unit/test_channel.py", "-k", "purpose"),),
     ),
+    # the PyTorch interface
+    Mutation(
+        "compiled-without-order",
+        "src/horovod/torch/compiled.py",
+        "        _register_effectful_op(operator, _EffectType.ORDERED)\n",
+        "        pass\n",
+        "a compiler may drop, fold and reorder collectives",
+        (python("tests/frameworks/test_torch_compile.py", "-k", "no_pass"),),
+    ),
+    Mutation(
+        "compiled-rows-of-a-neighbour",
+        "src/horovod/torch/compiled.py",
+        "tensor.shape[0] + members - 1 - index",
+        "tensor.shape[0] + index",
+        "a compiled reducescatter expects the rows of the rank at the other end",
+        (python("tests/frameworks/test_torch_compile.py", "-k", "values_and_gradients"),),
+    ),
+    Mutation(
+        "surface-default",
+        "src/horovod/torch/optimizer.py",
+        "    op: int = Average,\n",
+        "    op: int = 1,\n",
+        "a default is not Horovod's",
+        (python("tests/unit/test_surface.py", "-k", "defaults"),),
+    ),
+    Mutation(
+        "accumulation-averages-once-more",
+        "src/horovod/core/gradient_reducer.py",
+        "if slot.passes == self.passes_per_step:",
+        "if slot.passes == 1:",
+        "accumulated gradients are reduced at the first pass",
+        (python("tests/frameworks/test_torch_optimizer_matrix.py", "-k", "options_of_training"),),
+    ),
+    Mutation(
+        "every-step-is-new",
+        "native/engine/submit.cc",
+        "entry->definition == submission->prepared->bytes;",
+        "entry->definition == submission->prepared->bytes && submission->sync;",
+        "asynchronous operations ask the coordinator at every step",
+        (python("tests/contract/test_steady_state.py", "-k", "fourth"),),
+    ),
+    Mutation(
+        "rows-of-the-first-tensor",
+        "native/engine/execute.cc",
+        "= all[member * length + i];",
+        "= all[member * length];",
+        "all tensors of a grouped allgather are taken to have the first one's rows",
+        (python("tests/contract/test_random_operations.py"),),
+    ),
 )
 
 

@@ -58,7 +58,8 @@ class Operation:
             raise
         try:
             if code != native.OK:
-                context.raise_failure(code, status)
+                error = context.failure_of(code, status)
+                raise error  # here, in one short line: every rank prints the way to it
             return self.value if self.collect is None else self.collect(self)
         finally:
             context.library.hvd_release(context.pointer, self.handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -244,6 +245,8 @@ def refuse_as(context: Context, wire_name: str | None, shown: str, error: Except
     """refuse() for any name: as the native core knows it, and as people read it."""
     if isinstance(error, (DuplicateNameError, NotAMemberError)):
         raise error
-    text = f"rank {context.rank}: {shown}: {error}" + context.refuse(wire_name, process_set, str(error))
+    # The native core says itself on which rank and in which operation.
+    reason = re.sub(rf"^rank {context.rank}, (?:unnamed request|`.*?`): ", "", str(error))
+    text = f"rank {context.rank}: {shown}: {reason}" + context.refuse(wire_name, process_set, reason)
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

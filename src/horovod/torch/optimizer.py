@@ -3,6 +3,8 @@
 
 All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
 and step() see reduced gradients.
+
+Where a whole training step is given to torch.compile, what is here stays Python: the compiler would take it apart.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ class _EndOfBackward:
         self._reducer = reducer
         self.over = False
 
+    @torch._disable_dynamo
     def __call__(self) -> None:
         self.over = True
         self._reducer.finish()
@@ -152,13 +155,17 @@ class _DistributedOptimizer:
         return chosen
 
     def _hvd_ready(self, parameter: Tensor) -> None:
+        self._hvd_join_backward()
+        self._hvd_reducer.ready(self._hvd_numbers[parameter])
+
+    def _hvd_join_backward(self) -> None:
+        # Not in _hvd_ready: where that raises, its traceback would keep the end of a backward alive that is no more.
         running = self._hvd_backward()
         if running is None or running.over:
             self._hvd_check_idle("backward()")
             end = _EndOfBackward(self._hvd_reducer)
             self._hvd_backward = weakref.ref(end)
             Variable._execution_engine.queue_callback(end)
-        self._hvd_reducer.ready(self._hvd_numbers[parameter])
 
     def _hvd_check_idle(self, call: str) -> None:
         names = self._hvd_reducer.in_flight
@@ -169,6 +176,7 @@ class _DistributedOptimizer:
                 "hint: synchronize() completes that step with zeros for missing gradients"
             )
 
+    @torch._disable_dynamo
     def synchronize(self) -> None:
         """Waits for reductions in flight. Kept for old scripts: the end of backward() has done it already."""
         if self._hvd_active:
@@ -195,6 +203,7 @@ class _DistributedOptimizer:
         self._hvd_reducer.passes_per_step = passes
         self._hvd_reducer.begin_step()
 
+    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
         than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
@@ -217,6 +226,7 @@ class _DistributedOptimizer:
 
         return evaluate
 
+    @torch._disable_dynamo
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own. Raises AssertionError while reductions are in flight."""
         self._hvd_check_idle("zero_grad()")
@@ -267,12 +277,16 @@ def DistributedOptimizer(
     by 1/f before and f / size after the sum; needs op=Average. groups: accepted and checked; tensors are fused without
     it, and results do not depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and
     coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
-    class. Raises ValueError for arguments that do not fit together.
+    class. Raises ValueError for arguments that do not fit together, TypeError for what is no optimizer.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, seen {optimizer!r}")
     if op not in range(len(OP_NAMES)):
         raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(OP_NAMES)}")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidRequestError("gradient_predivide_factor is for op=Average alone")
+    if not gradient_predivide_factor > 0:
+        raise InvalidRequestError(f"gradient_predivide_factor={gradient_predivide_factor}: expected a number above 0")
     _check_passes(backward_passes_per_step)
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
@@ -301,7 +315,11 @@ def DistributedOptimizer(
 
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     wrapped._hvd_reducer = GradientReducer(
-        _Gradients(sparse_as_dense), start, compression, int(backward_passes_per_step)
+        _Gradients(sparse_as_dense),
+        start,
+        compression,
+        int(backward_passes_per_step),
+        lambda name, error: collectives.tell("allreduce", name, error, process_set),
     )
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
@@ -317,12 +335,13 @@ def DistributedOptimizer(
 
 def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Tensor], None]:
     # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer nobody uses.
+    @torch._disable_dynamo
     def hook(parameter: Tensor) -> None:
         optimizer = reference()
         if optimizer is not None:
             optimizer._hvd_ready(parameter)
 
-    return hook
+    return hook  # type: ignore[no-any-return]
 
 
 def _check_passes(passes: Any) -> None:
