@@ -188,6 +188,10 @@ int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* me
   return guarded(status, [&] { return context->engine->place_in_set(process_set, members, member); });
 }
 
+int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->join(handle); });
+}
+
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
 }

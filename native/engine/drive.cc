@@ -79,12 +79,13 @@ bool Engine::follow_log() {
   Record record;
   if (!segment_->peek(position, &record)) return false;
   cursor_.store(position + 1);
-  segment_->rank(local_rank_).cursor.store(position + 1);
   struct Following {
     explicit Following(const Engine* engine) { following = engine; }
     ~Following() { following = nullptr; }
   } const now(this);
   apply(record);
+  // After that: who sees this cursor beyond a record knows that this rank has no use for its text any more.
+  segment_->rank(local_rank_).cursor.store(position + 1);
   return true;
 }
 
@@ -110,9 +111,7 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
-  const bool of_entry =
-      record.kind == RecordKind::kDefine || record.kind == RecordKind::kError || record.kind == RecordKind::kReady;
-  if (of_entry && !takes_part_in(record.id)) return;
+  if (is_about_entry(record.kind) && !takes_part_in(record.id)) return;
   switch (record.kind) {
     case RecordKind::kDefine:
       apply_definition(record.id);
@@ -121,13 +120,7 @@ void Engine::apply(Record record) {
       apply_error(record.id);
       return;
     case RecordKind::kReady: {
-      SubmissionPtr submission;
-      {
-        const std::lock_guard lock(mutex_);
-        if (record.id < entry_of_id_.size() && entry_of_id_[record.id] != nullptr) {
-          submission = entry_of_id_[record.id]->in_flight;
-        }
-      }
+      SubmissionPtr submission = ready_submission(record.id);
       if (submission == nullptr || submission->is_refusal) {
         poison(HVD_INTERNAL, -1, "rank " + std::to_string(rank_) + " was told to run an operation it never submitted");
         return;
@@ -156,6 +149,9 @@ void Engine::apply(Record record) {
       left_rank_.compare_exchange_strong(nobody, static_cast<int>(record.id));
       return;
     }
+    case RecordKind::kJoin:
+      apply_join(record.id);
+      return;
     case RecordKind::kNone:
       break;
   }
@@ -218,6 +214,11 @@ void Engine::fail_all(const Status& cause) {
   std::vector<SubmissionPtr> failed;
   {
     const std::lock_guard lock(mutex_);
+    for (const SubmissionPtr& submission : open_) {
+      if (submission->entry->in_flight != submission) failed.push_back(submission);  // zeros of a rank that has joined
+    }
+    if (join_.in_flight != nullptr) failed.push_back(join_.in_flight);
+    deferred_ = 0;
     for (auto& [number, set] : sets_) {
       for (auto& [name, entry] : set->entries) {
         if (entry->in_flight == nullptr) continue;
@@ -239,17 +240,19 @@ void Engine::fail_all(const Status& cause) {
 }
 
 void Engine::complete(const SubmissionPtr& submission, Status status) {
-  Announcement next;
+  Announcement next, join;
   Entry* entry = submission->entry;
   {
     const std::lock_guard lock(mutex_);
     if (entry->in_flight == submission) {
       entry->in_flight = nullptr;
+      entry->counted_in.reset();
       if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(0);
       if (!entry->deferred.empty()) {
         const SubmissionPtr following = entry->deferred.front();
         entry->deferred.pop_front();
         next = begin(following);
+        if (--deferred_ == 0 && join_.in_flight != nullptr) join = send_join();
       }
     }
   }
@@ -272,6 +275,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   completions_.fetch_add(1);
   if (completion_waiters_.load() > 0) futex_wake(completions_);
   announce(next);
+  announce(join);
 }
 
 // What drive() would move. What is ready on this host lingers in it where nobody waits.

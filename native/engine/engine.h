@@ -10,13 +10,14 @@
 // What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
-// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, leader.cc (rank 0's
-// coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start, stop),
-// monitor.h (deaths).
+// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, join.cc, leader.cc
+// (rank 0's coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start,
+// stop), monitor.h (deaths).
 #pragma once
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,6 +74,7 @@ class Engine {
   Status add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle);
   Status remove_process_set(int32_t process_set, hvd_handle* handle);
   Status place_in_set(int32_t process_set, int32_t* members, int32_t* member);
+  Status join(hvd_handle* handle);
 
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
@@ -108,7 +110,8 @@ class Engine {
   void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
   bool wait_for_room_in_log(bool driving);
-  Status refuse_if_ended();
+  bool wait_for_readers(bool driving, const std::function<bool()>& have_read);
+  Status refuse_if_over();
   Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
@@ -178,6 +181,13 @@ class Engine {
     return set != nullptr && set->member >= 0;
   }
 
+  // join.cc
+  Announcement send_join();
+  void apply_join(uint32_t last_rank);
+  SubmissionPtr ready_submission(uint32_t id);
+  SubmissionPtr zeros_for(Entry* entry);
+  void back_to_the_fast_way();
+
   // leader.cc
   bool serve();
   void serve_control(SocketLink* link);
@@ -225,6 +235,8 @@ class Engine {
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
   size_t names_ = 0;                                     // entries in all of them
+  size_t deferred_ = 0;                                  // submissions that wait for their entry's earlier one
+  Entry join_;                                           // in flight: this rank has joined, and not all have
   RingSender to_leader_;
   std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
   std::atomic<uint64_t> ready_here_bytes_{0};
@@ -257,6 +269,7 @@ class Engine {
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
   std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
+  std::vector<uint64_t> text_read_at_;        // leader: by entry, the log position behind the last record with a text
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};

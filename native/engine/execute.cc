@@ -3,6 +3,7 @@
 #include <cstring>
 #include <new>
 
+#include "collectives/adasum.h"
 #include "engine/engine.h"
 #include "fusion/batch.h"
 #include "negotiation/names.h"
@@ -17,6 +18,8 @@ Reduction reduction_of(const Batch& batch, int members) {
   if (descriptor.op == HVD_AVERAGE) {
     reduction.op = HVD_SUM;
     reduction.divisor = members;
+  } else if (descriptor.op == HVD_ADASUM && members == 1) {
+    reduction.op = HVD_SUM;
   }
   return reduction;
 }
@@ -115,7 +118,11 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
   const ProcessSet& set = *closed[batch.entry]->entry->set;
-  return transport_of(set).allreduce(slices, reduction_of(batch, set.size()));
+  const Reduction reduction = reduction_of(batch, set.size());
+  if (reduction.op != HVD_ADASUM) return transport_of(set).allreduce(slices, reduction);
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(options_.settings.instruction_set, &kernels));
+  return adasum(transport_of(set), kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.

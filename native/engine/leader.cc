@@ -112,7 +112,7 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
       RequestFrame request;
       if (!parse_request(kind, payload, world_size_, &request)) return false;
       if (options_.host_of_rank[request.rank] != host) return false;
-      if (!coordinator_->is_member(request.rank, request.set)) return false;
+      if (!coordinator_->is_member(request.rank, request.set) || coordinator_->has_joined(request.rank)) return false;
       if (kind == FrameKind::kRequest) {
         coordinator_->request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
       } else {
@@ -128,7 +128,12 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
     }
     case FrameKind::kRecalled: {
       RecalledFrame answer;
-      return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.count, effects);
+      return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.found, effects);
+    }
+    case FrameKind::kJoin: {
+      JoinFrame join;
+      if (!parse_join(payload, world_size_, &join) || options_.host_of_rank[join.rank] != host) return false;
+      return coordinator_->join(join.rank, std::move(join.counted), now, effects);
     }
     case FrameKind::kLeave: {
       int rank = -1;
@@ -143,16 +148,14 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
 
 void Engine::answer_recall(uint32_t id, Effects* effects) {
   if (id >= kMaxEntries) return;
-  const uint32_t count = segment_->tally(id).recall();
+  const Recalled found = segment_->tally(id, spans_hosts()).recall();
   if (coordinates()) {
-    coordinator_->recalled(host_, id, count, effects);
+    coordinator_->recalled(host_, id, found, effects);
     return;
   }
   // What this host has announced but not yet told must arrive before the answer.
   flush_ready(true);
-  Writer payload;
-  payload.put(id).put(count);
-  send_upward(FrameKind::kRecalled, payload.take());
+  send_upward(FrameKind::kRecalled, recalled_payload({id, found}));
 }
 
 // Rank 0: carries out what the coordinator wants, on all hosts.
@@ -174,13 +177,7 @@ void Engine::spread(Effects effects) {
   if (effects.decisions.empty()) return;
   if (spans_hosts()) {
     effects.decisions.push_back({RecordKind::kClose, 0, false, {}});
-    Writer payload;
-    payload.put(static_cast<uint32_t>(effects.decisions.size()));
-    for (const Decision& decision : effects.decisions) {
-      payload.put(static_cast<uint8_t>(decision.kind)).put(static_cast<uint8_t>(decision.reset)).put(decision.id);
-      payload.put_string(decision.payload);
-    }
-    const std::string frame = payload.take();
+    const std::string frame = records_payload(effects.decisions);
     for (SocketLink& link : control_) {
       link.send(FrameKind::kRecords, frame);
       statistics_.control_messages.fetch_add(1, std::memory_order_relaxed);
@@ -233,6 +230,10 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
       return;
     }
     assign_entry(decision);
+    const bool has_text = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
+    // Not so for the others: they have submitted since, or this would not have been decided.
+    const auto joined_have_read = [&] { return segment_->joined_have_read(text_read_at_[decision.id]); };
+    if (has_text && !wait_for_readers(true, joined_have_read)) return;
     bool stored = true;
     if (decision.kind == RecordKind::kDefine) stored = segment_->write_definition(decision.id, decision.payload);
     if (decision.kind == RecordKind::kError) stored = segment_->write_error(decision.id, decision.payload);
@@ -242,15 +243,17 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     }
     if (decision.kind == RecordKind::kLeave && decision.id < may_close_.size()) may_close_[decision.id] = true;
     // Reset first: a rank that reads the record may submit the next round at once.
-    if (decision.reset) segment_->tally(decision.id).reset();
+    if (decision.reset) segment_->tally(decision.id, spans_hosts()).reset(decision.stays_recalled);
+    if (decision.kind == RecordKind::kJoin) back_to_the_fast_way();
     if (!wait_for_room_in_log(true)) return;
-    segment_->append({decision.kind, decision.id});
+    const uint64_t position = segment_->append({decision.kind, decision.id});
+    if (has_text) text_read_at_[decision.id] = position + 1;
   }
   // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
-  const auto foreign = [this](const Decision& decision) {
-    return decision.kind != RecordKind::kClose && decision.kind != RecordKind::kLeave && !takes_part_in(decision.id);
+  const auto concerns_others = [this](const Decision& decision) {
+    return (is_about_entry(decision.kind) && !takes_part_in(decision.id)) || decision.kind == RecordKind::kJoin;
   };
-  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, foreign)) {
+  if (spans_hosts() || segment_->header().waiting.load() > 0 || std::ranges::any_of(decisions, concerns_others)) {
     bells_->ring_others();
   }
 }
@@ -269,6 +272,7 @@ void Engine::assign_entry(const Decision& decision) {
   }
   const ProcessSet* set = find_set(number);
   segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);
+  if (text_read_at_.size() <= decision.id) text_read_at_.resize(decision.id + 1, 0);
 }
 
 // Tells rank 0 what is complete on this host: when somebody waits, enough has come together, or it is old enough.

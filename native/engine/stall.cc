@@ -51,6 +51,7 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
     for (uint32_t r = 0; r < segment_->local_size(); ++r) {
       if (!std::binary_search(members.begin(), members.end(), ranks_of_host_[r])) continue;
       const uint64_t since_ms = segment_->in_flight(r, id).load();
+      if (since_ms == 0 && coordinator_->has_joined(ranks_of_host_[r])) continue;
       (since_ms != 0 ? item.arrived : item.missing).push_back(ranks_of_host_[r]);
       if (since_ms != 0 && (oldest_ms == 0 || since_ms < oldest_ms)) oldest_ms = since_ms;
     }

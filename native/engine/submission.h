@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,9 @@ struct Prepared {
   void* user = nullptr;
 };
 
-struct Gathered {  // an output that was known only on the way; of a new process set, its number as the only row
+// An output that was known only on the way. Of a new process set, its number, and of a join, the last rank, as the only
+// row.
+struct Gathered {
   std::unique_ptr<std::byte[]> data;
   std::vector<int64_t> shape;
   std::vector<int64_t> rows;
@@ -66,6 +69,7 @@ struct Entry {
   int64_t id = -1;         // given by the coordinator
   std::string definition;  // the descriptor that all ranks know; empty where none has been agreed
   SubmissionPtr in_flight;
+  std::optional<uint32_t> counted_in;  // of what is in flight: the tally's round, where it took the fast way
   std::deque<SubmissionPtr> deferred;  // unnamed requests of a later round, and what follows a refusal
 };
 

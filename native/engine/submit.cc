@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
+#include "collectives/adasum.h"
 #include "engine/engine.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
@@ -50,6 +52,9 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
     return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
                    name_of(static_cast<ReduceOp>(request.op)));
+  }
+  if (reduces(kind) && request.op == HVD_ADASUM && !has_adasum(dtype)) {
+    return invalid(what + ": Adasum is for floating-point tensors, seen " + name_of(dtype));
   }
   return {};
 }
@@ -110,9 +115,13 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
       (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
   }
-  if (reduces(static_cast<hvd_kind>(request.kind)) &&
-      (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT || request.op == HVD_ADASUM)) {
+  if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT ||
+                                                       (request.op == HVD_ADASUM && request.kind != HVD_ALLREDUCE))) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
+  }
+  if (request.kind == HVD_ALLREDUCE && request.op == HVD_ADASUM &&
+      !std::has_single_bit(static_cast<uint32_t>(set.size()))) {
+    return invalid(what + ": Adasum needs a power of two ranks, seen " + std::to_string(set.size()) + set.in_words());
   }
   if (request.kind == HVD_BROADCAST && set.member_of(request.root_rank) < 0) {
     return invalid(what + ": expected a root rank among the ranks " +
@@ -206,10 +215,12 @@ Entry* Engine::next_unnamed(ProcessSet* set) {
   return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
 }
 
-Status Engine::refuse_if_ended() {
+Status Engine::refuse_if_over() {
   if (stopping_.load()) return end_of_job();
   if (poisoned()) return segment_->cause();
-  return left_rank_.load() >= 0 ? end_of_job() : Status();
+  if (left_rank_.load() >= 0) return end_of_job();
+  if (join_.in_flight != nullptr) return invalid("this rank has joined: it can submit nothing before all ranks have");
+  return {};
 }
 
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
@@ -242,7 +253,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
 Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement) {
   const std::lock_guard lock(mutex_);
   // Under the lock: after that, fail_all() finds the submission.
-  HVD_RETURN_IF_ERROR(refuse_if_ended().while_doing(describe(rank_, submission->prepared->name)));
+  HVD_RETURN_IF_ERROR(refuse_if_over().while_doing(describe(rank_, submission->prepared->name)));
   ProcessSet* const set = submission->prepared->set.get();
   if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
   Entry* entry = submission->prepared->entry;
@@ -260,6 +271,7 @@ Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement
     *announcement = begin(submission);
   } else {
     entry->deferred.push_back(submission);
+    ++deferred_;
   }
   in_flight_.fetch_add(1);
   return {};
@@ -277,7 +289,7 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_ended());
+    HVD_RETURN_IF_ERROR(refuse_if_over());
     if (set->closing) return invalid("the process set has been removed");
     Entry* entry = name != nullptr && *name != '\0' ? intern(set.get(), name) : next_unnamed(set.get());
     if (entry == nullptr) return invalid("no place for another name");
@@ -286,6 +298,7 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
       announcement = begin(submission);
     } else {
       entry->deferred.push_back(submission);
+      ++deferred_;
     }
     in_flight_.fetch_add(1);
   }
@@ -302,10 +315,11 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   bool complete = false;
   Arrival<> arrival(fast ? Arrival<>::State::kArrive : Arrival<>::State::kSlow);
   if (fast) {
-    auto tally = segment_->tally(static_cast<uint32_t>(entry->id));
+    auto tally = segment_->tally(static_cast<uint32_t>(entry->id), spans_hosts());
     // The last step, telling the others, may wait for room in the log: it follows when the lock is free again.
     while (!arrival.finished()) arrival.step(tally, [&] { complete = true; });
   }
+  if (arrival.state() != Arrival<>::State::kSlow) entry->counted_in = arrival.round();
   if (complete) return {entry, submission->prepared->total_bytes, submission->sync, false};
   if (arrival.state() != Arrival<>::State::kSlow) return {};
 
@@ -375,7 +389,12 @@ void Engine::became_ready(uint64_t position, uint64_t bytes, bool sync) {
 // The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
 // holds the token (`driving`) or not. False where the generation has ended: then nobody needs the record.
 bool Engine::wait_for_room_in_log(bool driving) {
-  for (int i = 0; !segment_->log_has_room(); ++i) {
+  return wait_for_readers(driving, [this] { return segment_->log_has_room(); });
+}
+
+// Until the condition holds, which others bring about by reading.
+bool Engine::wait_for_readers(bool driving, const std::function<bool()>& have_read) {
+  for (int i = 0; !have_read(); ++i) {
     if (poisoned() || stopped_.load()) return false;
     if (now_ns() > stop_deadline_ns_.load()) {
       poison(HVD_RANK_LEFT, rank_,

@@ -2,6 +2,7 @@
 #include "negotiation/coordinator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "negotiation/names.h"
 
@@ -17,6 +18,8 @@ std::string subject_of(const std::string& name) {
   return dot == std::string::npos ? name : name.substr(dot + 1);
 }
 
+bool is_any(const std::vector<bool>& values) { return std::find(values.begin(), values.end(), true) != values.end(); }
+
 }  // namespace
 
 Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::move(host_of_rank)) {
@@ -25,6 +28,8 @@ Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::mov
     hosts_ = std::max(hosts_, host_of_rank_[rank] + 1);
     all.push_back(static_cast<int>(rank));
   }
+  joined_.assign(all.size(), false);
+  counted_in_.resize(all.size());
   add_set(0, std::move(all));
 }
 
@@ -33,7 +38,11 @@ void Coordinator::add_set(int32_t set, std::vector<int> ranks) {
   added.ranks = std::move(ranks);
   added.members_of_host.assign(static_cast<size_t>(hosts_), 0);
   added.hosts = 0;
-  for (const int rank : added.ranks) added.hosts += added.members_of_host[host_of_rank_[rank]]++ == 0 ? 1 : 0;
+  added.joined = 0;
+  for (const int rank : added.ranks) {
+    added.hosts += added.members_of_host[host_of_rank_[rank]]++ == 0 ? 1 : 0;
+    added.joined += joined_[static_cast<size_t>(rank)] ? 1 : 0;
+  }
 }
 
 void Coordinator::remove_set(int32_t set) {
@@ -42,6 +51,8 @@ void Coordinator::remove_set(int32_t set) {
   for (const auto& [name, id] : sets_[set].id_of_name) {
     entries_[id].defined = false;
     entries_[id].definition.clear();
+    entries_[id].recalled = false;
+    answers_missing_ -= std::exchange(entries_[id].answers_missing, 0);
   }
 }
 
@@ -75,6 +86,8 @@ Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std
   entry.id = static_cast<uint32_t>(entries_.size());
   entry.host_ready.assign(static_cast<size_t>(hosts_), false);
   entry.host_answered.assign(static_cast<size_t>(hosts_), false);
+  entry.host_ready_to_come.assign(static_cast<size_t>(hosts_), false);
+  entry.round_of_host.resize(static_cast<size_t>(hosts_));
   id_of_name.emplace(name, entry.id);
   entries_.push_back(std::move(entry));
   return &entries_.back();
@@ -94,84 +107,162 @@ void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name
                            Effects* effects) {
   Entry* entry = find_or_create(rank, set_number, name, effects);
   if (entry == nullptr) return;
-  Set& set = sets_[set_number];
+  last_event_ = now;
   if (entry->slow.empty()) {
-    if (entry->hosts_ready == 0) entry->since = now;
-    set.slow_by_subject[subject_of(name)].push_back(entry->id);
-    entry->answers_missing = 0;
-    entry->counted = 0;
-    for (int host = 0; host < hosts(); ++host) {
-      if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
-      // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
-      const bool counts = entry->defined && set.members_of_host[host] > 0;
-      entry->host_answered[host] = !counts;
-      entry->answers_missing += counts ? 1 : 0;
-    }
-    if (entry->defined) effects->recalls.push_back(entry->id);
+    if (!entry->is_open()) entry->since = now;
+    sets_[set_number].slow_by_subject[subject_of(name)].push_back(entry->id);
   }
+  recall(entry, effects);
   entry->slow.insert_or_assign(rank, std::move(slow));
-  decide_if_complete(entry, effects);
-  if (!entry->slow.empty()) decide_conflict(entry, effects);
+  decide(entry, effects);
 }
 
-bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined || count > sets_[entries_[id].set].members_of_host[host]) {
-    return false;
+void Coordinator::recall(Entry* entry, Effects* effects) {
+  if (std::exchange(entry->recalled, true)) return;
+  const Set& set = sets_[entry->set];
+  for (int host = 0; host < hosts(); ++host) {
+    if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
+    // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
+    const bool counts = entry->defined && set.members_of_host[host] > 0;
+    entry->host_answered[host] = !counts;
+    entry->answers_missing += counts ? 1 : 0;
   }
+  answers_missing_ += entry->answers_missing;
+  if (entry->answers_missing > 0) effects->recalls.push_back(entry->id);
+}
+
+bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects* effects) {
+  if (id >= entries_.size() || found.count > sets_[entries_[id].set].members_of_host[host]) return false;
   Entry* entry = &entries_[id];
-  if (entry->slow.empty() || entry->host_answered[host]) return true;
+  if (!entry->recalled || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
   --entry->answers_missing;
-  // A host that was complete has begun a fresh count: what it gives now is of that one, and zero.
-  if (!entry->host_ready[host]) entry->counted += count;
-  decide_if_complete(entry, effects);
-  if (!entry->slow.empty()) decide_conflict(entry, effects);
+  --answers_missing_;
+  entry->round_of_host[host] = found.round;
+  entry->host_ready_to_come[host] = found.complete && !entry->host_ready[host];
+  entry->counted += found.count;
+  decide(entry, effects);
+  end_if_all_joined(effects);
   return true;
+}
+
+bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects) {
+  const auto r = static_cast<size_t>(rank);
+  if (joined_[r]) return false;
+  joined_[r] = true;
+  counted_in_[r] = std::move(counted);
+  ++joined_ranks_;
+  last_event_ = now;
+  last_joined_ = rank;
+  for (auto& [number, set] : sets_) set.joined += is_member(rank, number) ? 1 : 0;
+  for (Entry& entry : entries_) {
+    if (!is_member(rank, entry.set)) continue;
+    recall(&entry, effects);
+    decide(&entry, effects);
+  }
+  end_if_all_joined(effects);
+  return true;
+}
+
+// Nothing is open by then: to all entries with an arrival, every rank has arrived or will not come.
+void Coordinator::end_if_all_joined(Effects* effects) {
+  if (joined_ranks_ < joined_.size() || answers_missing_ > 0) return;
+  const auto is_under_way = [](const Entry& entry) { return entry.is_open() || is_any(entry.host_ready_to_come); };
+  if (std::ranges::any_of(entries_, is_under_way)) return;
+  for (Entry& entry : entries_) entry.recalled = false;
+  for (auto& [number, set] : sets_) set.joined = 0;
+  joined_.assign(joined_.size(), false);
+  counted_in_.assign(joined_.size(), {});
+  joined_ranks_ = 0;
+  effects->decisions.push_back({RecordKind::kJoin, static_cast<uint32_t>(last_joined_), false, {}});
 }
 
 bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
   if (id >= entries_.size() || !entries_[id].defined || !counts_on(id, host)) return false;
   if (entries_[id].host_ready[host]) return true;
   Entry* entry = &entries_[id];
-  if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
+  if (!entry->is_open()) entry->since = now;
+  last_event_ = now;
   entry->host_ready[host] = true;
   ++entry->hosts_ready;
-  if (!entry->slow.empty()) {
+  if (entry->recalled) {
     entry->counted += sets_[entry->set].members_of_host[host];
-    decide_if_complete(entry, effects);
+    entry->host_ready_to_come[host] = false;
+    decide(entry, effects);
+    end_if_all_joined(effects);
   } else if (entry->hosts_ready == sets_[entry->set].hosts) {
+    effects->decisions.push_back({RecordKind::kReady, id, true, {}});
     finish(entry);
-    effects->decisions.push_back({RecordKind::kReady, id, false, {}});
   }
   return true;
 }
 
-void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
-  if (entry->answers_missing > 0 || entry->counted + entry->slow.size() < sets_[entry->set].ranks.size()) {
-    return;
+// Whether the data of a rank that has joined is still to be had: it submitted before.
+bool Coordinator::has_arrived(const Entry& entry, int rank) const {
+  const auto host = static_cast<size_t>(host_of_rank_[rank]);
+  if (entry.slow.contains(rank) || entry.host_ready[host]) return true;
+  const CountedIn& counted = counted_in_[static_cast<size_t>(rank)];
+  const auto found = counted.find(entry.id);
+  return found != counted.end() && entry.round_of_host[host] == found->second;
+}
+
+// The members that have joined and give nothing.
+std::vector<int> Coordinator::absent(const Entry& entry) const {
+  std::vector<int> ranks;
+  const Set& set = sets_.at(entry.set);
+  if (set.joined == 0) return ranks;
+  for (const int rank : set.ranks) {
+    if (has_joined(rank) && !has_arrived(entry, rank)) ranks.push_back(rank);
   }
+  return ranks;
+}
+
+void Coordinator::decide(Entry* entry, Effects* effects) {
+  decide_if_complete(entry, effects);
+  if (!entry->slow.empty()) decide_conflict(entry, effects);
+}
+
+void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
+  const size_t here = entry->counted + entry->slow.size();
+  if (entry->answers_missing > 0 || here == 0 || is_any(entry->host_ready_to_come)) return;
+  const std::vector<int> none_from = absent(*entry);
+  const Set& set = sets_[entry->set];
+  if (here + none_from.size() < set.ranks.size()) return;
   int culprit = -1;
-  const std::string text = verdict(*entry, &culprit);
+  const std::string text = verdict(*entry, none_from, &culprit);
   if (!text.empty()) {
     fail(entry, culprit, text, {}, effects);
     return;
   }
-  const std::string& agreed = entry->slow.begin()->second.descriptor;
+  const std::string agreed = entry->slow.empty() ? entry->definition : entry->slow.begin()->second.descriptor;
+  const bool slow = set.joined > 0;
   if (!entry->defined || entry->definition != agreed) {
     entry->defined = true;
     entry->definition = agreed;
     Writer payload;
     payload.put_string(entry->name).put_string(agreed);
-    effects->decisions.push_back({RecordKind::kDefine, entry->id, true, payload.take()});
+    effects->decisions.push_back({RecordKind::kDefine, entry->id, true, payload.take(), slow});
     effects->decisions.push_back({RecordKind::kReady, entry->id, false, {}});
   } else {
-    effects->decisions.push_back({RecordKind::kReady, entry->id, true, {}});
+    effects->decisions.push_back({RecordKind::kReady, entry->id, true, {}, slow});
   }
   finish(entry);
 }
 
+// Why an operation cannot run without these ranks; empty where it can.
+std::string Coordinator::without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
+                                 int* culprit) {
+  Descriptor descriptor;
+  if (none_from.empty() || !Descriptor::decode(agreed, &descriptor) || descriptor.kind == HVD_ALLREDUCE) return "";
+  *culprit = none_from.front();
+  const bool one = none_from.size() == 1;
+  return list_ranks(none_from, kShownRanks) + (one ? " has" : " have") + " joined and " + (one ? "gives" : "give") +
+         " no data to " + in_words(entry) + ": expected an allreduce, seen " + name_of(descriptor.kind) +
+         "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
+}
+
 // Why this round cannot run; empty where it can. What most ranks say is the expected.
-std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
+std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
   std::map<std::string, std::vector<int>> ranks_by_descriptor;
   for (const auto& [rank, slow] : entry.slow) {
     if (!slow.refusal.empty()) {
@@ -181,8 +272,11 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
     ranks_by_descriptor[slow.descriptor].push_back(rank);
   }
   const bool counted = entry.counted > 0;
-  if (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition))
-    return "";
+  if (ranks_by_descriptor.empty() ||
+      (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition))) {
+    const std::string& agreed = ranks_by_descriptor.empty() ? entry.definition : ranks_by_descriptor.begin()->first;
+    return without(entry, agreed, none_from, culprit);
+  }
 
   // Ties go to the group of the lowest rank; the ranks that came the fast way all hold the definition.
   auto size_of = [&](const auto& group) {
@@ -231,7 +325,7 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
   std::string text = "the ranks call different operations";
   for (const uint32_t id : ids) {
     const Entry& other = entries_[id];
-    if (other.counted > 0 || other.answers_missing > 0) return;
+    if (other.counted > 0 || other.answers_missing > 0 || is_any(other.host_ready_to_come)) return;
     std::vector<int> ranks;
     for (const auto& [rank, slow] : other.slow) {
       if (!slow.waits || waits[rank]) return;
@@ -241,6 +335,7 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
     }
     text += "; " + list_ranks(ranks, kShownRanks) + ": " + in_words(other);
   }
+  for (const int rank : set.ranks) waiting += has_joined(rank) && !waits[rank] ? 1 : 0;
   if (waiting < set.ranks.size()) return;
   text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
   for (const uint32_t id : ids) {
@@ -257,7 +352,8 @@ void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const
   payload.put(entry->set).put_string(entry->name).put(culprit);
   payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
-  effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
+  const bool slow = sets_[entry->set].joined > 0;
+  effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take(), slow});
   finish(entry);
 }
 
@@ -270,22 +366,28 @@ void Coordinator::finish(Entry* entry) {
   }
   entry->slow.clear();
   entry->counted = 0;
-  entry->answers_missing = 0;
   entry->hosts_ready = 0;
+  entry->recalled = sets_[entry->set].joined > 0;
+  std::fill(entry->round_of_host.begin(), entry->round_of_host.end(), std::nullopt);
   std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
 }
 
 std::vector<Undecided> Coordinator::undecided() const {
   std::vector<Undecided> all;
   for (const Entry& entry : entries_) {
-    if (entry.slow.empty() && entry.hosts_ready == 0) continue;
+    if (!entry.is_open()) continue;
     const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
     Undecided item{entry.id, in_words(entry, descriptor), entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
       const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
-      (here ? item.arrived : item.missing).push_back(rank);
+      if (here || !has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
     }
     all.push_back(std::move(item));
+  }
+  if (joined_ranks_ > 0 && all.empty()) {  // else those who have joined wait for the same ranks, or with them
+    Undecided join{kMaxEntries, "join", last_event_, {}, {}};
+    for (const int rank : sets_.at(0).ranks) (has_joined(rank) ? join.arrived : join.missing).push_back(rank);
+    all.push_back(std::move(join));
   }
   return all;
 }
@@ -308,8 +410,17 @@ std::string Coordinator::snapshot() const {
     text.put(entry.answers_missing).put(entry.hosts_ready);
     for (const bool ready : entry.host_ready) text.put(ready);
     for (const bool answered : entry.host_answered) text.put(answered);
+    for (const bool to_come : entry.host_ready_to_come) text.put(to_come);
+    for (const auto& round : entry.round_of_host) text.put(round.has_value()).put(round.value_or(0));
+    text.put(entry.recalled);
     for (const auto& [rank, slow] : entry.slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
   }
+  for (const bool joined : joined_) text.put(joined);
+  for (const CountedIn& counted : counted_in_) {
+    for (const auto& [id, round] : counted) text.put(id).put(round);
+    text.put('|');
+  }
+  text.put(last_joined_);
   return text.take();
 }
 

@@ -7,6 +7,11 @@
 // recalls the entry on all hosts; when the slow requests and the arrivals counted before the recall make up all members
 // it compares the descriptors (an arrival that was counted stands for the defined one) and answers DEFINE + READY, or
 // ERROR to all. One rule for both: uniform and complete means ready.
+//
+// Join: while a rank has joined, the entries of its sets stay recalled, so that the coordinator decides about each of
+// them, and does not wait for it. An allreduce gets zeros from it, anything else is an ERROR. What the rank had
+// submitted before is still its own: the rounds in which it was counted come with the join, those of the recalled
+// counts with the answers. When all have joined nothing is open any more, and the fast way is back.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +22,15 @@
 #include <vector>
 
 #include "negotiation/log.h"
+#include "negotiation/tally.h"
 #include "negotiation/wire.h"
 
 namespace hvd {
 
 constexpr uint32_t kMaxEntries = 8192;  // different names known at once, a multiple of the names a large model has
 
-// To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended.
+// To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended, and
+// `stays_recalled`. JOIN resets those of all entries.
 struct Decision {
   RecordKind kind = RecordKind::kNone;
   uint32_t id = 0;
@@ -31,7 +38,11 @@ struct Decision {
   // DEFINE: string name | string descriptor, which holds the set
   // ERROR: i32 set | string name | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
   std::string payload;
+  bool stays_recalled = false;
 };
+
+// By entry that a rank has in flight: the round of its host's tally in which it was counted.
+using CountedIn = std::map<uint32_t, uint32_t>;
 
 struct Effects {
   std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
@@ -61,12 +72,15 @@ class Coordinator {
                Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
   void refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
+  // The rank will submit nothing more until all have joined. False where it has joined already.
+  bool join(int rank, CountedIn counted, double now, Effects* effects);
   // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
-  // A host's answer to a recall: how many of its ranks had arrived the fast way.
-  bool recalled(int host, uint32_t id, uint32_t count, Effects* effects);
+  // A host's answer to a recall: its ranks that had arrived the fast way.
+  bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
 
   int hosts() const { return hosts_; }
+  bool has_joined(int rank) const { return joined_[static_cast<size_t>(rank)]; }
   std::vector<Undecided> undecided() const;
   // Whether the host has members of the entry's set: only such a host counts, and is asked.
   bool counts_on(uint32_t id, int host) const;
@@ -85,6 +99,7 @@ class Coordinator {
     std::vector<int> ranks;  // empty: the set does not exist now
     std::vector<uint32_t> members_of_host;
     int hosts = 0;                                         // with members
+    int joined = 0;                                        // members
     std::unordered_map<std::string, uint32_t> id_of_name;  // stays when the set is removed: its number may come back
     std::unordered_map<std::string, std::vector<uint32_t>> slow_by_subject;
   };
@@ -97,18 +112,29 @@ class Coordinator {
     double since = 0;
     std::vector<bool> host_ready;
     int hosts_ready = 0;
-    // The slow way, while slow is not empty:
+    // The slow way, on which the ranks come while it is recalled: in this round, or as long as a rank has joined.
+    bool recalled = false;
     std::map<int, Slow> slow;
     std::vector<bool> host_answered;
     int answers_missing = 0;
     uint32_t counted = 0;
+    std::vector<std::optional<uint32_t>> round_of_host;  // with those who were counted in this round
+    std::vector<bool> host_ready_to_come;                // complete when it was recalled, as it will say
+    bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
   };
 
   Entry* find_or_create(int rank, int32_t set, const std::string& name, Effects* effects);
   void add_slow(int rank, int32_t set, const std::string& name, Slow slow, double now, Effects* effects);
+  void recall(Entry* entry, Effects* effects);
+  void decide(Entry* entry, Effects* effects);
   void decide_if_complete(Entry* entry, Effects* effects);
   void decide_conflict(Entry* entry, Effects* effects);
-  std::string verdict(const Entry& entry, int* culprit) const;
+  void end_if_all_joined(Effects* effects);
+  bool has_arrived(const Entry& entry, int rank) const;
+  std::vector<int> absent(const Entry& entry) const;
+  std::string verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const;
+  static std::string without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
+                             int* culprit);
   void fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
   void finish(Entry* entry);
 
@@ -118,6 +144,13 @@ class Coordinator {
   int hosts_ = 0;
   std::map<int32_t, Set> sets_;
   std::vector<Entry> entries_;  // by id
+  int answers_missing_ = 0;     // of all entries
+
+  std::vector<bool> joined_;           // by rank
+  std::vector<CountedIn> counted_in_;  // by rank that has joined
+  size_t joined_ranks_ = 0;
+  int last_joined_ = -1;
+  double last_event_ = 0;  // since when those who have joined wait for more
 };
 
 }  // namespace hvd

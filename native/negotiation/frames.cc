@@ -4,6 +4,8 @@
 namespace hvd {
 namespace {
 
+constexpr uint8_t kResetAndRecalled = 2;
+
 bool is_whole(const Reader& reader) { return !reader.broken() && reader.at_end(); }
 
 bool is_rank(int rank, int world_size) { return rank >= 0 && rank < world_size; }
@@ -30,6 +32,7 @@ bool is_record(const Decision& decision, int world_size) {
     case RecordKind::kClose:
       return decision.id == 0 && decision.payload.empty();
     case RecordKind::kLeave:
+    case RecordKind::kJoin:
       return decision.id < static_cast<uint32_t>(world_size) && decision.payload.empty() && !decision.reset;
     case RecordKind::kNone:
       break;
@@ -65,8 +68,37 @@ bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids) {
 bool parse_recalled(std::string_view payload, RecalledFrame* out) {
   Reader reader(payload);
   out->id = reader.get<uint32_t>();
-  out->count = reader.get<uint32_t>();
-  return is_whole(reader) && out->id < kMaxEntries;
+  out->found.round = reader.get<uint32_t>();
+  out->found.count = reader.get<uint32_t>();
+  out->found.complete = reader.get<uint8_t>() != 0;
+  return is_whole(reader) && out->id < kMaxEntries && !(out->found.complete && out->found.count > 0);
+}
+
+std::string recalled_payload(const RecalledFrame& answer) {
+  Writer payload;
+  payload.put(answer.id).put(answer.found.round).put(answer.found.count);
+  payload.put(static_cast<uint8_t>(answer.found.complete));
+  return payload.take();
+}
+
+bool parse_join(std::string_view payload, int world_size, JoinFrame* out) {
+  Reader reader(payload);
+  out->rank = reader.get<int32_t>();
+  const auto length = reader.get<uint32_t>();
+  out->counted.clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    const auto id = reader.get<uint32_t>();
+    if (id >= kMaxEntries) return false;
+    out->counted[id] = reader.get<uint32_t>();
+  }
+  return is_whole(reader) && is_rank(out->rank, world_size);
+}
+
+std::string join_payload(const JoinFrame& join) {
+  Writer payload;
+  payload.put(static_cast<int32_t>(join.rank)).put(static_cast<uint32_t>(join.counted.size()));
+  for (const auto& [id, round] : join.counted) payload.put(id).put(round);
+  return payload.take();
 }
 
 bool parse_leave(std::string_view payload, int world_size, int* rank) {
@@ -88,13 +120,26 @@ bool parse_records(std::string_view payload, int world_size, std::vector<Decisio
   for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
     Decision decision;
     decision.kind = static_cast<RecordKind>(reader.get<uint8_t>());
-    decision.reset = reader.get<uint8_t>() != 0;
+    const auto reset = reader.get<uint8_t>();
+    decision.reset = reset != 0;
+    decision.stays_recalled = reset == kResetAndRecalled;
     decision.id = reader.get<uint32_t>();
     decision.payload = reader.get_string();
-    if (reader.broken() || !is_record(decision, world_size)) return false;
+    if (reader.broken() || reset > kResetAndRecalled || !is_record(decision, world_size)) return false;
     out->push_back(std::move(decision));
   }
   return is_whole(reader);
+}
+
+std::string records_payload(const std::vector<Decision>& decisions) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(decisions.size()));
+  for (const Decision& decision : decisions) {
+    const bool slow = decision.reset && decision.stays_recalled;
+    payload.put(static_cast<uint8_t>(decision.kind)).put(slow ? kResetAndRecalled : uint8_t{decision.reset});
+    payload.put(decision.id).put_string(decision.payload);
+  }
+  return payload.take();
 }
 
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {

@@ -26,7 +26,12 @@ struct RequestFrame {  // kRequest and kRefuse
 
 struct RecalledFrame {
   uint32_t id = 0;
-  uint32_t count = 0;
+  Recalled found;
+};
+
+struct JoinFrame {
+  int rank = 0;
+  CountedIn counted;
 };
 
 struct AbortFrame {
@@ -52,9 +57,13 @@ struct Failure {  // of an ERROR record
 bool parse_request(FrameKind kind, std::string_view payload, int world_size, RequestFrame* out);
 bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids);
 bool parse_recalled(std::string_view payload, RecalledFrame* out);
+std::string recalled_payload(const RecalledFrame& answer);
+bool parse_join(std::string_view payload, int world_size, JoinFrame* out);
+std::string join_payload(const JoinFrame& join);
 bool parse_leave(std::string_view payload, int world_size, int* rank);
 bool parse_recall(std::string_view payload, uint32_t* id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
+std::string records_payload(const std::vector<Decision>& decisions);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);
 std::string abort_payload(const Status& cause);
 // Payloads of records, which also lie in shared memory.

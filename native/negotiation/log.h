@@ -17,12 +17,17 @@ enum class RecordKind : uint8_t {
   kError = 3,   // this round of entry `id` failed; the text is in the segment
   kClose = 4,   // what has become ready since the last one is a batch: run it
   kLeave = 5,   // rank `id` leaves the job; also closes the batch before it
+  kJoin = 6,    // all ranks have joined, rank `id` as the last
 };
 
 struct Record {
   RecordKind kind = RecordKind::kNone;
   uint32_t id = 0;
 };
+
+constexpr bool is_about_entry(RecordKind kind) {
+  return kind == RecordKind::kDefine || kind == RecordKind::kReady || kind == RecordKind::kError;
+}
 
 constexpr uint64_t kLogSlots = 8192;
 

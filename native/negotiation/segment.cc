@@ -228,6 +228,13 @@ bool Segment::log_has_room() {
   return tail <= slowest || tail - slowest < kLogSlots - 512;
 }
 
+bool Segment::joined_have_read(uint64_t end) {
+  for (uint32_t r = 0; r < local_size(); ++r) {
+    if (ranks_[r].joined.load() != 0 && ranks_[r].cursor.load(std::memory_order_acquire) < end) return false;
+  }
+  return true;
+}
+
 bool Segment::write(SharedText* where, std::string_view text) {
   uint64_t offset = where->offset_and_length.load(std::memory_order_relaxed) >> 24;
   uint64_t& capacity = capacity_[where];

@@ -34,8 +34,9 @@ constexpr uint64_t kArenaBytes = 8u << 20;
 struct alignas(128) RankBlock {
   std::atomic<uint32_t> pid;
   std::atomic<uint32_t> left;                   // the rank consumed its own LEAVE
+  std::atomic<uint32_t> joined;                 // it submits nothing, so its reading may fall behind by rounds
   std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
-  std::atomic<uint64_t> cursor;                 // log position this rank reads next
+  std::atomic<uint64_t> cursor;                 // log position this rank reads next: it has acted on what is before
   alignas(128) std::atomic<uint32_t> sleeping;  // Sleeper: who would need a bell
   std::atomic<uint32_t> bell[2];                // futex words: the engine's thread, a waiting caller
 };
@@ -58,7 +59,7 @@ struct SegmentHeader {
 };
 
 // A string in the arena. The leader replaces it only in a later round of its entry, that is, after all members of its
-// set have read it; other ranks must not.
+// set have read it (for those that have joined, it waits); other ranks must not.
 struct SharedText {
   std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
 };
@@ -84,8 +85,8 @@ class Segment {
 
   // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
   std::atomic<uint64_t>& in_flight(uint32_t local_rank, uint32_t id) { return rows_[local_rank * kMaxEntries + id]; }
-  Tally<SharedWord> tally(uint32_t id) {
-    return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed)};
+  Tally<SharedWord> tally(uint32_t id, bool across_hosts) {
+    return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed), across_hosts};
   }
   // Leader only, before the first record of the entry: its set, which never changes, and how many ranks of this host
   // the set has now.
@@ -102,6 +103,8 @@ class Segment {
   uint64_t append(Record record) { return Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
   // False while the slowest rank is almost a lap behind: an append would overwrite what it has not read.
   bool log_has_room();
+  // Whether the ranks that have joined have acted on all records before this position.
+  bool joined_have_read(uint64_t end);
 
   // Leader only. False where the arena is full.
   bool write_definition(uint32_t id, std::string_view text) { return write(&definitions_[id], text); }

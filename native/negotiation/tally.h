@@ -2,14 +2,13 @@
 // The tally: counts the arrivals of one host's ranks at one entry (step 5), and the order in which its steps are taken.
 //
 // One word in shared memory per entry: {round:32 | recalled:1 | count:31}.
-//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. The one that completes
-//   the
-//             count resets the word to {round + 1, 0, 0} FIRST and announces readiness after that, so that a rank that
-//             saw the announcement finds a fresh count.
+//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. On the only host, the
+//             one that completes the count begins the next round FIRST and announces readiness after that, so that a
+//             rank that saw the announcement finds a fresh count. Across hosts the leader does it with the decision.
 //   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send
-//   their
-//             whole request. It returns how many had arrived before.
-// The leader resets a recalled word just before it announces the decision.
+//             their whole request. It returns who had arrived before.
+//   reset()   the leader's, just before it announces a decision. While a rank has joined, the entry stays recalled.
+// A round is one decision about the entry, so all hosts count the same.
 //
 // Every member function is one shared-memory operation. Ranks and leader take them in the order of Arrival::step, which
 // the model checker (tests/native/negotiation_model_test.cc) interleaves in every way, over the very same code.
@@ -40,6 +39,15 @@ class SharedWord {
 struct NoSeededBugs {
   static constexpr bool kIgnoreRecalled = false;
   static constexpr bool kAnnounceBeforeReset = false;
+  static constexpr bool kDropTheRecall = false;
+  static constexpr bool kForgetWhatWasCounted = false;
+};
+
+// What a recall has found.
+struct Recalled {
+  uint32_t round = 0;     // that is still to be decided
+  uint32_t count = 0;     // ranks of the host that had arrived in it
+  bool complete = false;  // all of them, across hosts: not in `count`, for that they say themselves
 };
 
 template <class Word, class Bugs = NoSeededBugs>
@@ -47,37 +55,47 @@ class Tally {
  public:
   enum class Outcome : uint8_t { kCounted, kLast, kRecalled };
 
-  Tally(Word word, uint32_t members) : word_(word), members_(members) {}
+  Tally(Word word, uint32_t members, bool across_hosts) : word_(word), members_(members), across_hosts_(across_hosts) {}
 
-  Outcome arrive() {
+  // `round`: which the arrival is in.
+  Outcome arrive(uint32_t* round) {
     const uint64_t before = word_.fetch_add(1);
+    *round = static_cast<uint32_t>(before >> 32);
     if ((before & kRecalledBit) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
     return (before & kCountMask) + 1 == members_ ? Outcome::kLast : Outcome::kCounted;
   }
 
-  void reset() { word_.store((round() + 1) << 32); }
-
-  // Idempotent. The number of arrivals before the recall. A host that is complete already is left alone and gives zero:
-  // its last rank is about to reset the word and to announce readiness, which counts for all of its members. (On the
-  // only host of a set this cannot be: whoever caused the recall is missing from the count.)
-  uint32_t recall() {
+  // By the last to arrive. A recall in between stands: it holds for the next round.
+  void begin_next_round() {
     uint64_t before = word_.load();
-    do {
-      if ((before & kCountMask) == members_ && (before & kRecalledBit) == 0) return 0;
-    } while ((before & kRecalledBit) == 0 && !word_.compare_exchange(before, before | kRecalledBit));
-    return static_cast<uint32_t>(before & kCountMask);
+    while (!word_.compare_exchange(before, next_round(before) | (Bugs::kDropTheRecall ? 0 : before & kRecalledBit))) {
+    }
   }
 
-  uint64_t round() const { return word_.load() >> 32; }
-  uint32_t count() const { return static_cast<uint32_t>(word_.load() & kCountMask); }
+  void reset(bool stays_recalled) { word_.store(next_round(word_.load()) | (stays_recalled ? kRecalledBit : 0)); }
+
+  // Once a round. On the only host, a round that is complete is over: its last rank is about to say so.
+  Recalled recall() {
+    uint64_t before = word_.load();
+    while ((before & kRecalledBit) == 0 && !word_.compare_exchange(before, before | kRecalledBit)) {
+    }
+    const auto round = static_cast<uint32_t>(before >> 32);
+    const auto count = static_cast<uint32_t>(before & kCountMask);
+    if (count < members_ || members_ == 0) return {round, count, false};
+    return across_hosts_ ? Recalled{round, 0, true} : Recalled{round + 1, 0, false};
+  }
+
+  bool across_hosts() const { return across_hosts_; }
   bool recalled() const { return (word_.load() & kRecalledBit) != 0; }
 
  private:
   static constexpr uint64_t kRecalledBit = 1ull << 31;
   static constexpr uint64_t kCountMask = kRecalledBit - 1;
+  static uint64_t next_round(uint64_t word) { return ((word >> 32) + 1) << 32; }
 
   Word word_;
   uint32_t members_;
+  bool across_hosts_;
 };
 
 // One rank's submission over the fast way, as a sequence of single steps.
@@ -89,13 +107,14 @@ class Arrival {
   explicit Arrival(State state = State::kArrive) : state_(state) {}
   State state() const { return state_; }
   bool finished() const { return state_ >= State::kCounted; }
+  uint32_t round() const { return round_; }  // once it has arrived
 
   // Takes one step. `announce()` appends READY to the host's log, or tells the leader where the set spans hosts.
   template <class TallyType, class Announce>
   void step(TallyType& tally, Announce&& announce) {
     switch (state_) {
       case State::kArrive:
-        switch (tally.arrive()) {
+        switch (tally.arrive(&round_)) {
           case TallyType::Outcome::kCounted:
             state_ = State::kCounted;
             return;
@@ -103,20 +122,20 @@ class Arrival {
             state_ = State::kSlow;
             return;
           case TallyType::Outcome::kLast:
-            state_ = Bugs::kAnnounceBeforeReset ? State::kAnnounce : State::kReset;
+            state_ = Bugs::kAnnounceBeforeReset || tally.across_hosts() ? State::kAnnounce : State::kReset;
             return;
         }
         return;
       case State::kReset:
-        tally.reset();
+        tally.begin_next_round();
         state_ = State::kAnnounce;
         return;
       case State::kAnnounce:
         announce();
-        state_ = Bugs::kAnnounceBeforeReset ? State::kLateReset : State::kAnnounced;
+        state_ = Bugs::kAnnounceBeforeReset && !tally.across_hosts() ? State::kLateReset : State::kAnnounced;
         return;
       case State::kLateReset:
-        tally.reset();
+        tally.begin_next_round();
         state_ = State::kAnnounced;
         return;
       default:
@@ -126,6 +145,7 @@ class Arrival {
 
  private:
   State state_;
+  uint32_t round_ = 0;
 };
 
 }  // namespace hvd

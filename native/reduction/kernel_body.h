@@ -384,6 +384,45 @@ void copy(std::byte* to, const std::byte* from, size_t bytes, bool stream) {
 
 #include "reduction/kernel_integers.h"
 
+// ---- halves in float32, and back
+
+template <class F>
+void widen_half(const std::byte* from, int64_t count, float* to) {
+  const int64_t lanes = F::kLanes;
+  F32 wide[F::kVectors];
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    F::widen(from + 2 * i, wide);
+    std::memcpy(to + i, wide, sizeof wide);
+  }
+  if (i == count) return;
+  std::byte padded[kUnitBytes] = {};
+  std::memcpy(padded, from + 2 * i, static_cast<size_t>(count - i) * 2);
+  F::widen(padded, wide);
+  std::memcpy(to + i, wide, static_cast<size_t>(count - i) * sizeof(float));
+}
+
+template <class F>
+void narrow_half(const float* from, int64_t count, std::byte* to) {
+  const int64_t lanes = F::kLanes;
+  for (int64_t i = 0; i < count; i += lanes) {
+    const int64_t left = count - i < lanes ? count - i : lanes;
+    F32 wide[F::kVectors] = {};
+    std::memcpy(wide, from + i, static_cast<size_t>(left) * sizeof(float));
+    for (F32& vector : wide) vector = vector == vector ? vector : F::nan();
+    const U8 unit = F::narrow(wide);
+    std::memcpy(to + 2 * i, &unit, static_cast<size_t>(left) * 2);
+  }
+}
+
+void widen(DataType dtype, const std::byte* from, int64_t count, float* to) {
+  return dtype == HVD_FLOAT16 ? widen_half<Float16>(from, count, to) : widen_half<Bfloat16>(from, count, to);
+}
+
+void narrow(DataType dtype, const float* from, int64_t count, std::byte* to) {
+  return dtype == HVD_FLOAT16 ? narrow_half<Float16>(from, count, to) : narrow_half<Bfloat16>(from, count, to);
+}
+
 // ---- the table
 
 void fold(const FoldArguments& a) {
@@ -415,6 +454,7 @@ void fold(const FoldArguments& a) {
 }  // namespace HVD_KERNEL_NAMESPACE
 
 extern const KernelTable HVD_KERNEL_TABLE;
-const KernelTable HVD_KERNEL_TABLE = {&HVD_KERNEL_NAMESPACE::fold, &HVD_KERNEL_NAMESPACE::copy};
+const KernelTable HVD_KERNEL_TABLE = {&HVD_KERNEL_NAMESPACE::fold, &HVD_KERNEL_NAMESPACE::copy,
+                                      &HVD_KERNEL_NAMESPACE::widen, &HVD_KERNEL_NAMESPACE::narrow};
 
 }  // namespace hvd

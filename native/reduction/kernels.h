@@ -40,6 +40,8 @@ struct FoldArguments {  // what crosses into an instruction set's own file
 struct KernelTable {
   void (*fold)(const FoldArguments& arguments);
   void (*copy)(std::byte* to, const std::byte* from, size_t bytes, bool stream);
+  void (*widen)(DataType dtype, const std::byte* from, int64_t count, float* to);
+  void (*narrow)(DataType dtype, const float* from, int64_t count, std::byte* to);
 };
 
 class Kernels {
@@ -54,6 +56,13 @@ class Kernels {
             FoldOutput second = {}) const;
   void copy(std::byte* to, const std::byte* from, size_t bytes, bool stream) const {
     if (to != from && bytes > 0) table_->copy(to, from, bytes, stream);
+  }
+  // Between a half and what it is accumulated in. What is narrowed may come to lie where it was.
+  void widen(DataType half, const std::byte* from, int64_t count, float* to) const {
+    table_->widen(half, from, count, to);
+  }
+  void narrow(DataType half, const float* from, int64_t count, std::byte* to) const {
+    table_->narrow(half, from, count, to);
   }
   InstructionSet instruction_set() const { return isa_; }
 

@@ -41,7 +41,8 @@ constexpr size_t element_size(DataType dtype) {
 // is refused before it gets here. Min and Max propagate NaN and order -0 below +0.
 struct Reduction {
   DataType dtype = HVD_FLOAT32;
-  ReduceOp op = HVD_SUM;  // never HVD_AVERAGE: that is HVD_SUM with a divisor
+  ReduceOp op =
+      HVD_SUM;  // never HVD_AVERAGE: that is HVD_SUM with a divisor; HVD_ADASUM is no fold: collectives/adasum.h
   double prescale = 1.0;
   double postscale = 1.0;
   int64_t divisor = 1;

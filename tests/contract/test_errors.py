@@ -109,6 +109,31 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
         lambda hvd, f: hvd.grouped_reducescatter([ones(f, 3), ones(f, 3)], name="scattered member"),
         ["shape of tensor 2", "[5]", "[3]"],
     ),
+    "two members": (
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5), ones(f, 6)], name="two members"),
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3), ones(f, 3)], name="two members"),
+        ["shape of tensor 2", "[5]", "[3]"],  # the first of them
+    ),
+    "postscale": (
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale", postscale_factor=0.5),
+        lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale"),
+        ["postscale", "0.5", "1"],
+    ),
+    "zero-dimensional": (
+        lambda hvd, f: hvd.allreduce(ones(f), name="zero-dimensional"),
+        lambda hvd, f: hvd.allreduce(ones(f, 1), name="zero-dimensional"),
+        ["shape", "[]", "[1]"],
+    ),
+    "gathered dimensions": (
+        lambda hvd, f: hvd.allgather(ones(f, 2, 3), name="gathered dimensions"),
+        lambda hvd, f: hvd.allgather(ones(f, 2), name="gathered dimensions"),
+        ["shape", "[any, 3]", "[any]"],
+    ),
+    "broadcast shape": (
+        lambda hvd, f: hvd.broadcast(ones(f, 2), 0, name="broadcast shape"),
+        lambda hvd, f: hvd.broadcast(ones(f, 3), 0, name="broadcast shape"),
+        ["shape", "[2]", "[3]"],
+    ),
     "unnamed": (
         lambda hvd, f: hvd.allreduce(ones(f, 4)),
         lambda hvd, f: hvd.allreduce(ones(f, 3)),
@@ -164,7 +189,11 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
     "negative root": (lambda hvd, f: hvd.broadcast(ones(f, 2), -1, name="negative root"), ValueError, "root_rank=-1"),
     "op": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=17, name="op"), ValueError, "op=17: expected one of"),
-    "adasum": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=hvd.Adasum, name="adasum"), NotImplementedError, "Adasum"),
+    "adasum": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.int32), op=hvd.Adasum, name="adasum"),
+        ValueError,
+        "Adasum is for floating-point tensors, seen int32",
+    ),
     "both": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
         ValueError,
@@ -233,6 +262,21 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         ValueError,
         "could not convert",
     ),
+    "scale not-a-number": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2), postscale_factor=float("nan"), name="scale not-a-number"),
+        ValueError,
+        "postscale_factor=nan: expected numbers",
+    ),
+    "root of truth": (
+        lambda hvd, f: hvd.broadcast(ones(f, 2), False, name="root of truth"),
+        ValueError,
+        "root_rank=False: expected the number of a rank",
+    ),
+    "group of nothing": (
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 2), f.complex()], name="group of nothing"),
+        ValueError,
+        "complex64",
+    ),
     "dimensions": (
         lambda hvd, f: hvd.allreduce(ones(f, *[1] * 17), name="dimensions"),
         ValueError,
@@ -255,7 +299,8 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
 ) -> None:
     wrong, kind, pattern = LOCAL_ERRORS[case]
     last = size - 1
-    label = {"no tensor": "broadcast", "root": "broadcast", "negative root": "broadcast", "scalar": "allgather"}
+    label = {"root of truth": "broadcast", "group of nothing": "grouped_allreduce"}
+    label |= {"no tensor": "broadcast", "root": "broadcast", "negative root": "broadcast", "scalar": "allgather"}
     label |= {"empty group": "grouped_allreduce", "no list": "grouped_allreduce", "reduced list": "grouped_allreduce"}
     label |= dict.fromkeys(
         ("too many splits", "splits beyond", "negative split", "splits 2-d", "splits dtype", "splits of floats"),
@@ -288,6 +333,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
     for rank, text in enumerate(texts):
         assert re.search(pattern, text, re.DOTALL), f"rank {rank}: {text}"
         assert f"rank {last}" in text and case in text, f"rank {rank}: {text}"
+        assert text.count(f"rank {last}") == 1, f"rank {rank}, named twice: {text}"
 
 
 def test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first(worlds: WorldPool, framework: str) -> None:

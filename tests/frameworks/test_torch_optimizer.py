@@ -607,6 +607,7 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
             ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
+            ({"gradient_predivide_factor": 2.0, "op": hvd.Adasum}, "gradient_predivide_factor"),
             ({"named_parameters": [a, b]}, "sequence of tuples"),
             ({"named_parameters": [("x", a), ("x", b)]}, "seen twice: x"),
             ({"named_parameters": [("x", a)]}, r"1 of the optimizer's 2 parameters have no name.*\(3,\)"),
@@ -614,12 +615,15 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
             ({"groups": [[a, a]]}, "twice"),
             ({"groups": [["a"]]}, "seen str"),
             ({"op": 9}, "op=9"),
+            ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0: expected a number above 0"),
+            ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan"),
         ]
+        for value in (None, torch.optim.SGD, torch.nn.Linear(1, 1), "SGD"):
+            with pytest.raises(TypeError, match=r"expected an instance of torch\.optim\.Optimizer, seen"):
+                hvd.DistributedOptimizer(value)
         for options, pattern in cases:
             with pytest.raises(ValueError, match=pattern):
                 wrapped([a, b], **options)
-        with pytest.raises(NotImplementedError, match="Adasum"):
-            wrapped([a, b], op=hvd.Adasum)
         with pytest.warns(DeprecationWarning, match="num_groups"):
             wrapped([a, b], num_groups=2)
         return True
@@ -655,3 +659,56 @@ def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPo
     for kept, left in worlds(2, {"HOROVOD_TRANSPORT": transport}).run(run):
         assert kept, "in flight"
         assert not left, "done"
+
+
+def test_an_exception_in_a_hook_of_the_user_reaches_backward_and_the_job_goes_on(worlds: WorldPool) -> None:
+    def run() -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+        optimizer = wrapped([first, second])
+        fails = [True]
+
+        def hook(gradient: Any) -> None:
+            if fails[0]:
+                raise KeyError("the user's own")
+
+        first.register_hook(hook)
+        with pytest.raises(KeyError, match="the user's own"):
+            (second * first.sum()).sum().backward()
+        fails[0] = False
+        optimizer.synchronize()  # as the error of the next call would say
+        optimizer.zero_grad()
+        ((first + second) * (hvd.rank() + 1)).sum().backward()
+        return [*first.grad.tolist(), *second.grad.tolist()]
+
+    assert worlds(2, SHM).run(run) == [[1.5] * 4] * 2
+
+
+def test_a_compressor_that_fails_on_one_rank_fails_on_all(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+
+        class Failing(hvd.Compression.none):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def compress(tensor: Any) -> Any:
+                if hvd.rank() == 1 and fails[0]:
+                    raise ArithmeticError("cannot be compressed")
+                return tensor, None
+
+        fails = [True]
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = wrapped([parameter], compression=Failing)
+        with pytest.raises(ArithmeticError if hvd.rank() == 1 else hvd.HorovodInternalError) as caught:
+            parameter.sum().backward()
+        fails[0] = False
+        optimizer.zero_grad()
+        (parameter * (hvd.rank() + 1)).sum().backward()
+        assert parameter.grad.tolist() == [1.5, 1.5]
+        return str(caught.value)
+
+    for text in worlds(2, SHM).run(run):
+        assert "cannot be compressed" in text

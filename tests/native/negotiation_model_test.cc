@@ -2,10 +2,14 @@
 // Every interleaving of ranks and leaders over one entry, with the engine's own Tally, Arrival and Coordinator.
 //
 // A state is the tally words, each rank's place in its submission, the logs, rings and links, and the coordinator. A
-// step is one shared-memory operation, or one message taken. All plans of descriptors (D or E, X a refused call) by
-// rank and round are run. Checked: no deadlock, no wrong decision (READY exactly where all ranks gave the same
-// descriptor), and that two seeded bugs are found.
+// step is one shared-memory operation, or one message taken. A rank's plan is a word of what it does one after the
+// other: D and E are allreduces of two shapes, G is an allgather, X a refused call, J joins, and j joins without
+// waiting for the call before it. All plans, or all of a list, are run for each rank. Checked: no deadlock, no wrong
+// decision (READY exactly where all ranks that have not joined gave the same descriptor, and those that have can give
+// zeros), that the fast way is back when all have joined, and that seeded bugs are found.
+#include <algorithm>
 #include <deque>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -24,7 +28,12 @@ enum class RankState : uint8_t { kIdle, kArriving, kWaiting };
 struct Rank {
   RankState state = RankState::kIdle;
   uint8_t arrival = 0;  // Arrival<>::State
-  int round = 0;
+  size_t next = 0;      // letter of the plan
+  size_t flying = 0;    // the letter in flight
+  bool joined = false;
+  size_t joins = 0;    // of all ranks, that it has read of
+  size_t decided = 0;  // since the last of them
+  std::optional<uint32_t> counted_in;
   size_t cursor = 0;
   std::string known;  // the descriptor the log has defined, as far as this rank has read
 };
@@ -33,11 +42,12 @@ struct Event {  // to the coordinator, over a host's way up
   FrameKind kind;
   int rank;
   std::string text;
-  uint32_t count;
+  Recalled found;
+  CountedIn counted;
 };
 
 struct Micro {  // a leader's next shared-memory operation
-  enum Kind : uint8_t { kRecall, kReset, kAppend } kind;
+  enum Kind : uint8_t { kRecall, kReset, kBackToTheFastWay, kAppend } kind;
   Decision decision;
 };
 
@@ -53,7 +63,8 @@ struct World {
   std::string key() const {
     Writer text;
     for (const Rank& rank : ranks) {
-      text.put(rank.state).put(rank.arrival).put(rank.round).put(rank.cursor).put_string(rank.known);
+      text.put(rank.state).put(rank.arrival).put(rank.next).put(rank.flying).put(rank.joined).put(rank.joins);
+      text.put(rank.decided).put(rank.counted_in.value_or(UINT32_MAX)).put(rank.cursor).put_string(rank.known);
     }
     for (const uint64_t cell : cells) text.put(cell);
     for (const auto& log : logs) text.put(log.size());
@@ -62,13 +73,19 @@ struct World {
     }
     auto events = [&](const std::deque<Event>& queue) {
       text.put(queue.size());
-      for (const Event& event : queue) text.put(event.kind).put(event.rank).put_string(event.text).put(event.count);
+      for (const Event& event : queue) {
+        text.put(event.kind).put(event.rank).put_string(event.text);
+        text.put(event.found.round).put(event.found.count).put(event.found.complete);
+        text.put(event.counted.empty() ? UINT32_MAX : event.counted.begin()->second);
+      }
     };
     for (const auto& ring : rings) events(ring);
     for (const auto& queue : up) events(queue);
     for (const auto& queue : down) {
       text.put(queue.size());
-      for (const Micro& micro : queue) text.put(micro.kind).put(micro.decision.kind);
+      for (const Micro& micro : queue) {
+        text.put(micro.kind).put(micro.decision.kind).put(micro.decision.id).put(micro.decision.stays_recalled);
+      }
     }
     text.put_string(coordinator.snapshot());
     return text.take();
@@ -77,6 +94,7 @@ struct World {
 
 std::string descriptor_of(char letter) {
   Descriptor descriptor;
+  descriptor.kind = letter == 'G' ? HVD_ALLGATHER : HVD_ALLREDUCE;
   descriptor.tensors = {{HVD_FLOAT32, {letter == 'D' ? 3 : 4}}};
   return descriptor.encode();
 }
@@ -85,7 +103,7 @@ template <class Bugs>
 class Checker {
  public:
   Checker(std::vector<int> host_of_rank, std::vector<std::string> plans)
-      : hosts_(host_of_rank), plans_(std::move(plans)), rounds_(plans_[0].size()) {
+      : hosts_(host_of_rank), plans_(std::move(plans)) {
     for (const int host : hosts_) {
       if (static_cast<size_t>(host) >= members_.size()) members_.resize(host + 1, 0);
       ++members_[host];
@@ -122,38 +140,75 @@ class Checker {
     for (size_t r = 0; r < world.ranks.size() && problem_.empty(); ++r) moved |= step_rank(world, static_cast<int>(r));
     for (size_t h = 0; h < members_.size() && problem_.empty(); ++h) moved |= step_leader(world, static_cast<int>(h));
     if (moved || !problem_.empty()) return;
-    for (const Rank& rank : world.ranks) {
-      if (rank.round != static_cast<int>(rounds_)) problem_ = "deadlock";
+    for (size_t r = 0; r < world.ranks.size(); ++r) {
+      const Rank& rank = world.ranks[r];
+      if (rank.next != plans_[r].size() || rank.state != RankState::kIdle || rank.joined) problem_ = "deadlock";
     }
+    for (size_t h = 0; h < members_.size() && problem_.empty(); ++h) {
+      World end = world;
+      Tally<PlainWord, Bugs> tally(PlainWord(end.cells[h]), members_[h], across_hosts());
+      const bool joined = plans_[0].back() == 'J' || plans_[0].back() == 'j';
+      if (joined && tally.recalled()) problem_ = "still on the slow way";
+    }
+  }
+
+  bool across_hosts() const { return members_.size() > 1; }
+
+  // What a rank gives to a round: after so many joins of all ranks, the so manieth decision. '-' where it has joined.
+  char letter(size_t rank, size_t joins, size_t round) const {
+    size_t begin = 0;
+    for (; joins > 0; --joins) begin = plans_[rank].find_first_of("Jj", begin) + 1;
+    const size_t end = std::min(plans_[rank].find_first_of("Jj", begin), plans_[rank].size());
+    return begin + round < end ? plans_[rank][begin + round] : '-';
   }
 
   bool step_rank(const World& world, int r) {
     const Rank& rank = world.ranks[r];
-    const int host = hosts_[r];
-    if (rank.state == RankState::kWaiting) return consume(world, r);
-    if (rank.round == static_cast<int>(rounds_)) return false;
+    const bool moved = rank.state != RankState::kArriving && consume(world, r);
+    return submit(world, r) || moved;
+  }
+
+  bool submit(const World& world, int r) {
+    const Rank& rank = world.ranks[r];
+    const char letter = rank.next < plans_[r].size() ? plans_[r][rank.next] : '-';
+    if (rank.state == RankState::kArriving) return arrive(world, r);
+    const bool joins = letter == 'j' || (letter == 'J' && rank.state == RankState::kIdle);
+    if (rank.joined || letter == '-' || (rank.state == RankState::kWaiting && !joins)) return false;
     World next = world;
     Rank& mine = next.ranks[r];
-    if (rank.state == RankState::kIdle) {
-      const char letter = plans_[r][rank.round];
+    if (joins) {
+      CountedIn counted;
+      if (rank.counted_in.has_value() && !Bugs::kForgetWhatWasCounted) counted[0] = *rank.counted_in;
+      next.rings[r].push_back({FrameKind::kJoin, r, {}, {}, std::move(counted)});
+      mine.joined = true;
+    } else {
+      mine.flying = mine.next;
       if (letter != 'X' && rank.known == descriptor_of(letter)) {
         mine.state = RankState::kArriving;
         mine.arrival = 0;
       } else {
         ask(&next, r);
       }
-      push(std::move(next));
-      return true;
     }
-    Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host]);
-    Arrival<Bugs> arrival(static_cast<typename Arrival<Bugs>::State>(rank.arrival));
+    ++mine.next;
+    push(std::move(next));
+    return true;
+  }
+
+  bool arrive(const World& world, int r) {
+    const int host = hosts_[r];
+    World next = world;
+    Rank& mine = next.ranks[r];
+    Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host], across_hosts());
+    Arrival<Bugs> arrival(static_cast<typename Arrival<Bugs>::State>(mine.arrival));
     arrival.step(tally, [&] {
-      if (members_.size() == 1) {
-        next.logs[host].push_back({RecordKind::kReady, 0, false, {}});
+      if (across_hosts()) {
+        next.up[host].push_back({FrameKind::kHostReady, r, {}, {}, {}});
       } else {
-        next.up[host].push_back({FrameKind::kHostReady, r, {}, 0});
+        next.logs[host].push_back({RecordKind::kReady, 0, false, {}});
       }
     });
+    if (mine.arrival == 0 && arrival.state() != Arrival<Bugs>::State::kSlow) mine.counted_in = arrival.round();
     mine.arrival = static_cast<uint8_t>(arrival.state());
     if (arrival.finished()) {
       mine.state = RankState::kWaiting;
@@ -164,10 +219,10 @@ class Checker {
   }
 
   void ask(World* world, int r) {
-    const char letter = plans_[r][world->ranks[r].round];
+    const char letter = plans_[r][world->ranks[r].flying];
     world->ranks[r].state = RankState::kWaiting;
     const FrameKind kind = letter == 'X' ? FrameKind::kRefuse : FrameKind::kRequest;
-    world->rings[r].push_back({kind, r, letter == 'X' ? "refused" : descriptor_of(letter), 0});
+    world->rings[r].push_back({kind, r, letter == 'X' ? "refused" : descriptor_of(letter), {}, {}});
   }
 
   bool consume(const World& world, int r) {
@@ -182,20 +237,39 @@ class Checker {
       Reader reader(record.payload);
       reader.get_string();
       mine.known = reader.get_string();
-    } else {
-      const char letter = plans_[r][rank.round];
-      bool uniform = letter != 'X';
-      for (const std::string& plan : plans_) uniform = uniform && plan[rank.round] == letter;
-      const bool ready = record.kind == RecordKind::kReady;
-      if (ready != uniform || (ready && rank.known != descriptor_of(letter))) {
-        problem_ = "wrong decision";
-        return true;
+    } else if (record.kind == RecordKind::kJoin) {
+      for (size_t other = 0; other < plans_.size(); ++other) {
+        if (letter(other, rank.joins, rank.decided) != '-') problem_ = "joined before all have";
       }
-      ++mine.round;
+      if (!rank.joined || rank.state != RankState::kIdle) problem_ = "joined before all have";
+      mine.joined = false;
+      ++mine.joins;
+      mine.decided = 0;
+    } else {
+      judge(rank, r, record.kind == RecordKind::kReady);
       mine.state = RankState::kIdle;
+      mine.counted_in.reset();
+      ++mine.decided;
     }
     push(std::move(next));
     return true;
+  }
+
+  void judge(const Rank& rank, int r, bool ready) {
+    char agreed = '-';
+    bool can_run = true;
+    for (size_t other = 0; other < plans_.size(); ++other) {
+      const char seen = letter(other, rank.joins, rank.decided);
+      can_run = can_run && seen != 'X' && (agreed == '-' || seen == '-' || seen == agreed);
+      if (seen != '-') agreed = seen;
+    }
+    for (size_t other = 0; other < plans_.size(); ++other) {
+      if (agreed == 'G' && letter(other, rank.joins, rank.decided) == '-') can_run = false;
+    }
+    const char mine = letter(r, rank.joins, rank.decided);
+    const bool is_there = mine == '-' ? rank.joined : rank.state == RankState::kWaiting;
+    if (agreed == '-' || ready != can_run || !is_there) problem_ = "wrong decision";
+    if (ready && rank.known != descriptor_of(agreed)) problem_ = "wrong definition";
   }
 
   bool step_leader(const World& world, int host) {
@@ -203,13 +277,16 @@ class Checker {
       World next = world;
       const Micro micro = next.down[host].front();
       next.down[host].pop_front();
-      Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host]);
+      Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host], across_hosts());
       switch (micro.kind) {
         case Micro::kRecall:
-          next.up[host].push_back({FrameKind::kRecalled, -1, {}, tally.recall()});
+          next.up[host].push_back({FrameKind::kRecalled, -1, {}, tally.recall(), {}});
           break;
         case Micro::kReset:
-          tally.reset();
+          tally.reset(micro.decision.stays_recalled);
+          break;
+        case Micro::kBackToTheFastWay:
+          if (tally.recalled()) tally.reset(false);
           break;
         case Micro::kAppend:
           next.logs[host].push_back(micro.decision);
@@ -238,11 +315,13 @@ class Checker {
         next.coordinator.request(event.rank, 0, "x", event.text, true, 0, &effects);
       if (event.kind == FrameKind::kRefuse) next.coordinator.refuse(event.rank, 0, "x", event.text, 0, &effects);
       if (event.kind == FrameKind::kHostReady) next.coordinator.host_ready(static_cast<int>(h), 0, 0, &effects);
-      if (event.kind == FrameKind::kRecalled) next.coordinator.recalled(static_cast<int>(h), 0, event.count, &effects);
+      if (event.kind == FrameKind::kRecalled) next.coordinator.recalled(static_cast<int>(h), 0, event.found, &effects);
+      if (event.kind == FrameKind::kJoin) next.coordinator.join(event.rank, event.counted, 0, &effects);
       for (auto& queue : next.down) {
         for (size_t i = 0; i < effects.recalls.size(); ++i) queue.push_back({Micro::kRecall, {}});
         for (const Decision& decision : effects.decisions) {
-          if (decision.reset) queue.push_back({Micro::kReset, {}});
+          if (decision.reset) queue.push_back({Micro::kReset, decision});
+          if (decision.kind == RecordKind::kJoin) queue.push_back({Micro::kBackToTheFastWay, {}});
           queue.push_back({Micro::kAppend, decision});
         }
       }
@@ -255,20 +334,18 @@ class Checker {
   std::vector<int> hosts_;
   std::vector<uint32_t> members_;
   std::vector<std::string> plans_;
-  size_t rounds_;
   std::vector<World> stack_;
   std::unordered_set<std::string> seen_;
   std::string problem_;
 };
 
-// All plans over `letters`; returns the first problem. Adds up the states.
+// Each rank with each of the plans; returns the first problem. Adds up the states.
 template <class Bugs>
-std::string check_all(const std::vector<int>& host_of_rank, int rounds, const std::string& letters, size_t* states) {
-  const size_t cells = host_of_rank.size() * static_cast<size_t>(rounds);
-  std::vector<size_t> digits(cells, 0);
+std::string check_all(const std::vector<int>& host_of_rank, const std::vector<std::string>& choices, size_t* states) {
+  std::vector<size_t> digits(host_of_rank.size(), 0);
   for (;;) {
-    std::vector<std::string> plans(host_of_rank.size());
-    for (size_t i = 0; i < cells; ++i) plans[i / static_cast<size_t>(rounds)] += letters[digits[i]];
+    std::vector<std::string> plans;
+    for (const size_t digit : digits) plans.push_back(choices[digit]);
     Checker<Bugs> checker(host_of_rank, plans);
     const std::string problem = checker.run();
     *states += checker.states();
@@ -278,24 +355,48 @@ std::string check_all(const std::vector<int>& host_of_rank, int rounds, const st
       return text;
     }
     size_t i = 0;
-    while (i < cells && ++digits[i] == letters.size()) digits[i++] = 0;
-    if (i == cells) return "";
+    while (i < digits.size() && ++digits[i] == choices.size()) digits[i++] = 0;
+    if (i == digits.size()) return "";
   }
 }
 
-void expect_sound(const std::vector<int>& host_of_rank, int rounds, const std::string& letters) {
+std::vector<std::string> all_plans(size_t rounds, const std::string& letters) {
+  std::vector<std::string> plans = {""};
+  for (; rounds > 0; --rounds) {
+    std::vector<std::string> longer;
+    for (const std::string& plan : plans) {
+      for (const char letter : letters) longer.push_back(plan + letter);
+    }
+    plans = std::move(longer);
+  }
+  return plans;
+}
+
+void expect_sound(const std::vector<int>& host_of_rank, const std::vector<std::string>& choices) {
   size_t states = 0;
-  const std::string problem = check_all<NoSeededBugs>(host_of_rank, rounds, letters, &states);
+  const std::string problem = check_all<NoSeededBugs>(host_of_rank, choices, &states);
   std::printf("       %zu states%s%s\n", states, problem.empty() ? "" : ": ", problem.c_str());
   EXPECT(problem.empty());
   EXPECT(states > 100);
 }
+
+void expect_sound(const std::vector<int>& host_of_rank, size_t rounds, const std::string& letters) {
+  expect_sound(host_of_rank, all_plans(rounds, letters));
+}
+
+const std::vector<std::string> kUneven = {"DDDJD", "DDjD", "DEJD", "DJD", "jD"};
 
 struct IgnoreRecalled : NoSeededBugs {
   static constexpr bool kIgnoreRecalled = true;
 };
 struct AnnounceBeforeReset : NoSeededBugs {
   static constexpr bool kAnnounceBeforeReset = true;
+};
+struct DropTheRecall : NoSeededBugs {
+  static constexpr bool kDropTheRecall = true;
+};
+struct ForgetWhatWasCounted : NoSeededBugs {
+  static constexpr bool kForgetWhatWasCounted = true;
 };
 
 }  // namespace
@@ -308,14 +409,28 @@ TEST(three_hosts) { expect_sound({0, 1, 2}, 2, "DE"); }
 TEST(two_hosts_of_two_and_one) { expect_sound({0, 0, 1}, 2, "DE"); }
 TEST(two_hosts_that_may_refuse) { expect_sound({0, 1}, 2, "DEX"); }
 
+TEST(two_ranks_of_one_host_that_join) {
+  expect_sound({0, 0}, {"DDDJDJ", "DDjDJ", "DEJDJ", "DGJDJ", "DXJDJ", "DJDJ", "jDJ", "DDJJ", "JDDJ"});
+}
+TEST(three_ranks_of_one_host_that_join) { expect_sound({0, 0, 0}, kUneven); }
+TEST(two_hosts_that_join) { expect_sound({0, 1}, {"DDDJDJ", "DDjDJ", "DEJDJ", "DGJDJ", "DXJDJ", "DJDJ", "jDJ"}); }
+TEST(two_hosts_of_two_and_one_that_join) { expect_sound({0, 0, 1}, {"DDjD", "DDJD", "DjD"}); }
+
 TEST(the_seeded_bugs_are_found) {
   size_t states = 0;
-  const std::string ignored = check_all<IgnoreRecalled>({0, 0}, 3, "DE", &states);
-  const std::string early = check_all<AnnounceBeforeReset>({0, 0}, 3, "DE", &states);
-  std::printf("       ignoring the recall: %s\n       announcing before the reset: %s\n", ignored.c_str(),
-              early.c_str());
+  const std::string ignored = check_all<IgnoreRecalled>({0, 0}, all_plans(3, "DE"), &states);
+  const std::string early = check_all<AnnounceBeforeReset>({0, 0}, all_plans(3, "DE"), &states);
+  const std::string dropped = check_all<DropTheRecall>({0, 0, 0}, kUneven, &states);
+  const std::string forgotten = check_all<ForgetWhatWasCounted>({0, 0, 0}, kUneven, &states);
+  std::printf(
+      "       ignoring the recall: %s\n       announcing before the reset: %s\n       dropping the recall of a "
+      "complete "
+      "round: %s\n       joining without what was counted: %s\n",
+      ignored.c_str(), early.c_str(), dropped.c_str(), forgotten.c_str());
   EXPECT(!ignored.empty());
   EXPECT(!early.empty());
+  EXPECT(!dropped.empty());
+  EXPECT(!forgotten.empty());
 }
 
 TEST_MAIN

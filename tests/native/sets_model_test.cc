@@ -56,7 +56,8 @@ struct Event {
   FrameKind kind;
   int rank, set;
   std::string text;
-  uint32_t id, count;
+  uint32_t id;
+  Recalled found;
 };
 struct Micro {
   enum Kind : uint8_t { kRecall, kReset, kAppend } kind;
@@ -96,7 +97,8 @@ struct World {
     for (const auto* queues : {&rings, &up}) {
       for (const auto& queue : *queues) {
         text.put(static_cast<uint8_t>(queue.size()));
-        for (const Event& event : queue) text.put(event.kind).put(event.set).put(event.id).put(event.count);
+        for (const Event& event : queue) text.put(event.kind).put(event.set).put(event.id);
+        for (const Event& event : queue) text.put(event.found.round).put(event.found.count).put(event.found.complete);
         for (const Event& event : queue) text.put(event.rank).put_string(event.text);
       }
     }
@@ -216,13 +218,13 @@ class Checker {
     }
     const int set = rank.submitting, host = case_.host_of_rank[static_cast<size_t>(r)];
     const uint32_t id = id_of(world, set);
-    Tally<PlainWord> tally(PlainWord(next.cells[static_cast<size_t>(host)][id]), counted(set, host));
+    Tally<PlainWord> tally(PlainWord(next.cells[static_cast<size_t>(host)][id]), counted(set, host), hosts_ > 1);
     Arrival<> arrival(static_cast<Arrival<>::State>(rank.arrival));
     arrival.step(tally, [&] {
       if (hosts_ == 1 || case_.bug == SeededBug::kLocalReadyAcrossHosts) {
         next.logs[static_cast<size_t>(host)].push_back({RecordKind::kReady, id, false, {}});
       } else {
-        next.up[static_cast<size_t>(host)].push_back({FrameKind::kHostReady, r, set, {}, id, 0});
+        next.up[static_cast<size_t>(host)].push_back({FrameKind::kHostReady, r, set, {}, id, {}});
       }
     });
     mine.arrival = static_cast<uint8_t>(arrival.state());
@@ -240,7 +242,7 @@ class Checker {
 
   void ask(World* world, int r, int set) {
     const char asked = letter(r, set, world->ranks[static_cast<size_t>(r)].rounds[static_cast<size_t>(set)]);
-    world->rings[static_cast<size_t>(r)].push_back({FrameKind::kRequest, r, set, descriptor_of(set, asked), 0, 0});
+    world->rings[static_cast<size_t>(r)].push_back({FrameKind::kRequest, r, set, descriptor_of(set, asked), 0, {}});
   }
 
   bool follow(const World& world, int r) {
@@ -352,11 +354,11 @@ class Checker {
       next.down[h].pop_front();
       const uint32_t id = micro.decision.id;
       const int set = world.set_of_id[id];
-      Tally<PlainWord> tally(PlainWord(next.cells[h][id]), set == 0 ? 0 : counted(set, host));
+      Tally<PlainWord> tally(PlainWord(next.cells[h][id]), set == 0 ? 0 : counted(set, host), hosts_ > 1);
       if (micro.kind == Micro::kRecall) {
         next.up[h].push_back({FrameKind::kRecalled, -1, set, {}, id, tally.recall()});
       }
-      if (micro.kind == Micro::kReset) tally.reset();
+      if (micro.kind == Micro::kReset) tally.reset(false);
       if (micro.kind == Micro::kAppend) next.logs[h].push_back(micro.decision);
       push(std::move(next));
       return true;
@@ -391,7 +393,7 @@ class Checker {
         fine = coordinator.host_ready(static_cast<int>(h), event.id, 0, &effects);
       }
       if (event.kind == FrameKind::kRecalled) {
-        fine = coordinator.recalled(static_cast<int>(h), event.id, event.count, &effects);
+        fine = coordinator.recalled(static_cast<int>(h), event.id, event.found, &effects);
       }
       if (!fine) problem_ = "a message that the coordinator refuses";
       spread(&next, effects);

@@ -55,6 +55,19 @@ def allreduce(inputs: list[Array], op: int, prescale: float = 1.0, postscale: fl
         return np.asarray(total).astype(dtype)
 
 
+def adasum(inputs: list[Array]) -> Array:
+    """Adasum in float64: of neighbours first, then of pairs; a vector of zeros counts for nothing."""
+    vectors = [array.astype(np.float64) for array in inputs]
+    while len(vectors) > 1:
+        vectors = [_adasum_of(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _adasum_of(a: Array, b: Array) -> Array:
+    dot, norm_a, norm_b = float((a * b).sum()), float((a * a).sum()), float((b * b).sum())
+    return np.asarray(a * (1 - dot / (2 * norm_a) if norm_a else 1.0) + b * (1 - dot / (2 * norm_b) if norm_b else 1.0))
+
+
 def _integers(inputs: list[Array], combine: Any, op: int, prescale: float, postscale: float) -> Array:
     dtype = inputs[0].dtype
     if op == AVERAGE and prescale == postscale == 1.0:

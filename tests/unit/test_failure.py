@@ -107,3 +107,13 @@ def test_a_stopped_rank_is_reported_as_stopped() -> None:
 
 def test_an_unknown_signal_is_shown_by_number() -> None:
     assert "was killed by signal 99" in report(Cause(0, -99), [RankExit(0, -99, 1.0)], "h", [])
+
+
+def test_of_a_traceback_the_report_has_the_exception() -> None:
+    frames = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    step()"]
+    said = ["epoch 1", *frames, "KeyError: 'x'", "", *frames, "ValueError: two", "  lines", "hint: none"]
+    text = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said)
+    shown = ["epoch 1", "KeyError: 'x'", "", "ValueError: two", "  lines", "hint: none"]
+    assert text.splitlines()[2:] == [f"    {line}" for line in shown]
+    # Cut off in its middle there may be nothing else.
+    assert report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", frames).splitlines()[2:] == [f"    {x}" for x in frames]

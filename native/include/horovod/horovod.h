@@ -160,7 +160,7 @@ typedef struct {
   const void* data;
   const int64_t* shape; /* dimension 0 is the sum of `rows` */
   const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order.
-                           hvd_add_process_set: one number, the set's */
+                           hvd_add_process_set: one number, the set's. hvd_join: one, the last rank */
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
@@ -201,6 +201,12 @@ HVD_EXPORT int hvd_remove_process_set(hvd_context* context, int32_t process_set,
 /* The number of members of a set, and this rank's place among them, -1 where it is none. */
 HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,
                                      hvd_status* status);
+
+/* Starts this rank's join: it has no more data, and submits nothing more until all ranks have joined. Wait for the
+   handle; the result is the rank that joined last. Meanwhile this rank gives zeros to the allreduces of the others, in
+   every set; any other operation that it is a member of fails (HVD_MISMATCH) on those that called it. What it had in
+   flight stays its own. */
+HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */

@@ -2,5 +2,11 @@
 """Old import name of the exceptions that user code catches; re-exports only."""
 
 from horovod.core.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+from horovod.core.legacy import get_version_mismatch_message
 
-__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
+__all__ = [
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "get_version_mismatch_message",
+]

@@ -70,6 +70,10 @@ def resolved(how: Reduction) -> tuple[int, float, float, int]:
     # A scale may come as a tensor, whose value can change; the cache's key must not.
     if type(prescale) is not float or type(postscale) is not float:
         prescale, postscale = float(prescale), float(postscale)
+    if prescale != prescale or postscale != postscale:  # also no key of a cache: it differs from itself
+        raise InvalidRequestError(
+            f"prescale_factor={prescale}, postscale_factor={postscale}: expected numbers, seen not-a-number"
+        )
     set_number = 0 if process_set is global_process_set else number_of(process_set)
     return resolve_op(op, average), prescale, postscale, set_number
 
@@ -316,6 +320,8 @@ class Collectives(Generic[T]):
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
+            if root_rank is True or root_rank is False:  # which would count as ranks 1 and 0
+                raise InvalidRequestError(f"root_rank={root_rank!r}: expected the number of a rank")
             if in_place:
                 adapter.check_in_place(tensor)
             staged, dtype, shape = adapter.stage(tensor)
@@ -343,6 +349,10 @@ class Collectives(Generic[T]):
         except LOCAL_ERRORS as error:
             refuse(context, "barrier", None, error, _told_in(process_set))
         Operation(context, submit_group(context, entry, [], [], SYNC), None, None, None).wait()
+
+    def tell(self, label: str, name: str, error: Exception, process_set: ProcessSet | None = None) -> None:
+        """As refuse, for a sibling that raises `error` itself."""
+        contexts.current().refuse(f"{label}.{name}", _told_in(process_set), str(error))
 
     def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""

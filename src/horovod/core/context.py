@@ -137,14 +137,17 @@ class Context:
         return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
-        """Raises the exception for a failed call; where the generation ended, with the cause that was first in the
-        job."""
+        """Raises what failure_of gives."""
+        raise self.failure_of(code, status)
+
+    def failure_of(self, code: int, status: native.Status) -> Exception:
+        """The exception for a failed call; where the generation ended, with the cause that was first in the job."""
         text, failed_rank = status.message(), status.failed_rank
         if code in _FATAL:
             if self.failure is None:
                 self.failure = self._first_cause(code, text, failed_rank)
             code, text, failed_rank = self.failure
-        native.raise_code(code, text, failed_rank)
+        return native.error_of(code, text, failed_rank)
 
     def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
         mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}

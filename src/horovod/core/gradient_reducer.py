@@ -97,7 +97,8 @@ def _nothing() -> None:
 
 
 class GradientReducer(Generic[P, T]):
-    """Reduces the gradients of one optimizer. `start(tensor, name)` starts one reduction in place and never blocks."""
+    """Reduces the gradients of one optimizer. `start(tensor, name)` starts one reduction in place and never blocks;
+    `tell(name, error)` tells the other ranks that this one's reduction will not come."""
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class GradientReducer(Generic[P, T]):
         start: Callable[[T, str], Waitable],
         compression: type[Compressor] = NoneCompressor,
         passes_per_step: int = 1,
+        tell: Callable[[str, Exception], None] = lambda name, error: None,
     ) -> None:
         self.passes_per_step = passes_per_step
         self.paused = False
@@ -112,6 +114,7 @@ class GradientReducer(Generic[P, T]):
         self._gradients = gradients
         self._start_reduction = start
         self._compression = compression
+        self._tell = tell
         self._slots: list[_Slot[P]] = []
         self._in_flight: list[_Slot[P]] = []
         self._round_done = False
@@ -202,7 +205,12 @@ class GradientReducer(Generic[P, T]):
             self._start(slot, gradients.dense(parameter), own=True)
 
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
-        compressed, slot.ctx = self._compression.compress(gradient)
+        try:
+            compressed, slot.ctx = self._compression.compress(gradient)
+        except Exception as error:
+            # Otherwise they would take this rank's next gradient for the one of this step.
+            self._tell(slot.name, error)
+            raise
         slot.own = own
         slot.added = added
         slot.operation = self._start_reduction(compressed, slot.name)

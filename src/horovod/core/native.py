@@ -14,7 +14,6 @@ import functools
 import threading
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import NoReturn
 
 from horovod.core import exceptions
 
@@ -28,8 +27,8 @@ __all__ = [
     "Setting",
     "Status",
     "Tensor",
+    "error_of",
     "library",
-    "raise_code",
     "scratch",
 ]
 
@@ -191,6 +190,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
     "hvd_add_process_set": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
     "hvd_remove_process_set": (ctypes.c_int, [c_void_p, c_int32, c_void_p, c_void_p]),
+    "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
@@ -237,12 +237,12 @@ def library() -> ctypes.CDLL:
     return opened
 
 
-def raise_code(code: int, text: str, failed_rank: int = -1) -> NoReturn:
+def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
     """The one translation of an hvd_code into the exception that users see."""
     if code == RANK_LOST:
-        raise exceptions.RankLostError(text, failed_rank)
+        return exceptions.RankLostError(text, failed_rank)
     if code == RANK_LEFT:
-        raise exceptions.RankLeftError(text, failed_rank)
+        return exceptions.RankLeftError(text, failed_rank)
     kinds: dict[int, type[Exception]] = {
         INVALID_ARGUMENT: exceptions.InvalidRequestError,
         DUPLICATE_NAME: exceptions.DuplicateNameError,
@@ -251,4 +251,4 @@ def raise_code(code: int, text: str, failed_rank: int = -1) -> NoReturn:
         NOT_RUNNING: exceptions.NotRunningError,
         OUT_OF_MEMORY: MemoryError,
     }
-    raise kinds.get(code, exceptions.HorovodInternalError)(text or f"the native core failed with code {code}")
+    return kinds.get(code, exceptions.HorovodInternalError)(text or f"the native core failed with code {code}")

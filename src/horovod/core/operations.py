@@ -20,7 +20,7 @@ from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.tensors import Adapter
 
-__all__ = ["Operation", "gathered", "poll", "register", "synchronize"]
+__all__ = ["Operation", "gathered", "number_given", "poll", "register", "synchronize"]
 
 WAIT_SLICE_MS = 1000
 
@@ -58,7 +58,8 @@ class Operation:
             raise
         try:
             if code != native.OK:
-                context.raise_failure(code, status)
+                error = context.failure_of(code, status)
+                raise error  # here, in one short line: every rank prints the way to it
             return self.value if self.collect is None else self.collect(self)
         finally:
             context.library.hvd_release(context.pointer, self.handle)
@@ -115,6 +116,22 @@ def gathered(
 ) -> tuple[Any, list[int]]:
     """Copies result `index` of an allgather or alltoall out of the engine. Returns (tensor, rows that came from each
     member)."""
+    result = _result(operation, index)
+    shape = tuple(result.shape[: result.ndim])
+    tensor = adapter.empty(shape, dtype)
+    count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
+    if count_bytes:
+        ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
+    return tensor, list(result.rows[:members])
+
+
+def number_given(operation: Operation) -> int:
+    """The one number that adding a process set, or a join, results in."""
+    return int(_result(operation, 0).rows[0])
+
+
+def _result(operation: Operation, index: int) -> native.Result:
+    """Result `index` as it lies in the engine, valid until the handle is released."""
     context = operation.context
     result = native.Result(size=ctypes.sizeof(native.Result))
     code = context.library.hvd_get_result(
@@ -122,9 +139,4 @@ def gathered(
     )
     if code != native.OK:
         context.raise_failure(code, native.scratch.status)
-    shape = tuple(result.shape[: result.ndim])
-    tensor = adapter.empty(shape, dtype)
-    count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
-    if count_bytes:
-        ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
-    return tensor, list(result.rows[:members])
+    return result

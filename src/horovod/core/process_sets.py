@@ -16,7 +16,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.operations import Operation
+from horovod.core.operations import Operation, number_given
 from horovod.core.requests import LOCAL_ERRORS, NotAMemberError, refuse_as
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "number_of", "remove_process_set"]
@@ -137,22 +137,11 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
                 context.raise_failure(code, status)
         except LOCAL_ERRORS as error:
             refuse_as(context, "add_process_set", "add_process_set", error, 0)
-        number = Operation(context, handle.value, None, None, _number_given).wait()
+        number = Operation(context, handle.value, None, None, number_given).wait()
         process_set.ranks = ranks
         process_set.process_set_id = number
         context.enter_set(number, process_set, ranks)
         return process_set
-
-
-def _number_given(operation: Operation) -> int:
-    result = native.Result(size=ctypes.sizeof(native.Result))
-    status = native.Status()
-    code = operation.context.library.hvd_get_result(
-        operation.context.pointer, operation.handle, 0, ctypes.addressof(result), ctypes.addressof(status)
-    )
-    if code != native.OK:
-        operation.context.raise_failure(code, status)
-    return int(result.rows[0])
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
-from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BOOL, REDUCESCATTER, Adasum, Max, Min, Sum
+from horovod.core.native import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BFLOAT16,
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    REDUCESCATTER,
+    Adasum,
+    Max,
+    Min,
+    Sum,
+)
 
 __all__ = [
     "LOCAL_ERRORS",
     "Key",
     "Metas",
     "NotAMemberError",
+    "check_adasum_ranks",
     "prepare",
     "refuse",
     "refuse_as",
@@ -64,6 +80,8 @@ def prepare(
         raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
     if kind in (ALLREDUCE, REDUCESCATTER):
         _check_reduction(op, metas)
+        if op == Adasum:
+            _check_adasum(kind, metas, context.place(set_number)[0])
     for dtype, shape in metas:
         if len(shape) > native.MAX_DIMENSIONS:
             raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
@@ -96,8 +114,6 @@ def wire_name(label: str, name: str | None) -> bytes | None:
 
 
 def _check_reduction(op: Any, metas: Metas) -> None:
-    if op == Adasum:
-        raise NotImplementedError("op=Adasum is not supported yet\nhint: Average and Sum are")
     try:
         known = 0 <= operator.index(op) < len(native.OP_NAMES)
     except TypeError:
@@ -109,6 +125,23 @@ def _check_reduction(op: Any, metas: Metas) -> None:
             raise InvalidRequestError(
                 f"a bool tensor has Min (and) and Max (or), seen op={native.OP_NAMES[op]}\nhint: cast it to an integer"
             )
+
+
+def check_adasum_ranks(members: int) -> None:
+    """Raises NotImplementedError where that many ranks cannot be combined in pairs."""
+    if members & (members - 1):
+        raise NotImplementedError(
+            f"Adasum needs a power of two ranks, seen {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
+        )
+
+
+def _check_adasum(kind: int, metas: Metas, members: int) -> None:
+    if kind != ALLREDUCE:
+        raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
+    for dtype, _ in metas:
+        if dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
+            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {native.DTYPE_NAMES[dtype]}")
+    check_adasum_ranks(members)
 
 
 def request_of(
@@ -216,6 +249,8 @@ def refuse_as(context: Context, wire_name: str | None, shown: str, error: Except
     """refuse() for any name: as the native core knows it, and as people read it."""
     if isinstance(error, (DuplicateNameError, NotAMemberError)):
         raise error
-    text = f"rank {context.rank}: {shown}: {error}" + context.refuse(wire_name, process_set, str(error))
+    # The native core says itself on which rank and in which operation.
+    reason = re.sub(rf"^rank {context.rank}, (?:unnamed request|`.*?`): ", "", str(error))
+    text = f"rank {context.rank}: {shown}: {reason}" + context.refuse(wire_name, process_set, reason)
     # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
     raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

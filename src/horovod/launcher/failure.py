@@ -129,9 +129,19 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
         lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
     if last_lines:
         lines.append("  the last lines of its stderr:")
-        lines += [f"    {line}" for line in last_lines]
+        lines += [f"    {line}" for line in _without_frames(last_lines)]
     elif own is not None and own.code > 0:
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
         lines.append(f"hint: {hint}")
     return "\n".join(lines)
+
+
+def _without_frames(lines: Sequence[str]) -> Sequence[str]:
+    """Of tracebacks the exceptions alone: the frames stand further up, where the rank has written them."""
+    kept, in_frames = [], False
+    for line in lines:
+        in_frames = line.startswith("Traceback (most recent") or (in_frames and line.startswith(" "))
+        if not in_frames:
+            kept.append(line)
+    return kept or lines

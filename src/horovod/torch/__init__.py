@@ -36,6 +36,7 @@ from horovod.core.context import (
     size,
 )
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.join import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
@@ -85,7 +86,6 @@ from horovod.torch.sync_batch_norm import SyncBatchNorm
 _MISSING = frozenset(
     (
         "elastic",
-        "join",
         "start_timeline",
         "stop_timeline",
     )
@@ -147,6 +147,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -163,4 +164,5 @@ __all__ = [
     "size",
     "sparse_allreduce_async",
     "synchronize",
+    "uneven_data",
 ]

@@ -7,10 +7,13 @@ under the name of the forward with `.backward` behind it.
     broadcast       the average of the gradients on the root, zeros elsewhere
     alltoall        the gradient's rows go back where they came from; zeros for rows that went to nobody
     reducescatter   the allgather of the gradients, times the factors; for Sum also times the number of ranks
+
+The functions gradient_of_... are that, for eager execution here and for torch/compiled.py alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,16 +34,87 @@ __all__ = [
     "GroupedAllreduce",
     "GroupedReducescatter",
     "Reducescatter",
+    "derived",
+    "gradient_of_allgather",
+    "gradient_of_alltoall",
+    "gradient_of_broadcast",
+    "gradient_of_grouped_allgather",
+    "gradient_of_grouped_reducescatter",
+    "gradient_of_reducescatter",
 ]
 
 
-def _derived(name: str | None) -> str | None:
+def derived(name: str | None) -> str | None:
     """The name of the operation that a gradient of `name` needs."""
     return None if name is None else f"{name}.backward"
 
 
-def _averaged(process_set: ProcessSet) -> Reduction:
+def _averaged(process_set: ProcessSet | None) -> Reduction:
     return (Average, None, 1.0, 1.0, process_set)
+
+
+def gradient_of_allgather(
+    gradient: Tensor, rows: Sequence[int], name: str | None, process_set: ProcessSet | None
+) -> Tensor:
+    """`rows`: how many each rank gave."""
+    how = _averaged(process_set)
+    averaged = collectives.allreduce(gradient, derived(name), how, False, SYNC).wait()
+    return _own_rows(averaged, rows, process_set)
+
+
+def gradient_of_grouped_allgather(
+    gradients: Sequence[Tensor], rows: Sequence[Sequence[int]], name: str | None, process_set: ProcessSet | None
+) -> list[Tensor]:
+    """As gradient_of_allgather, of several tensors."""
+    how = _averaged(process_set)
+    averaged = collectives.grouped_allreduce(gradients, derived(name), how, False, SYNC).wait()
+    return [_own_rows(whole, part, process_set) for whole, part in zip(averaged, rows, strict=True)]
+
+
+def _own_rows(whole: Tensor, rows: Sequence[int], process_set: ProcessSet | None) -> Tensor:
+    rank = (process_set or global_process_set).rank() or 0
+    return whole.narrow(0, sum(rows[:rank]), rows[rank])
+
+
+def gradient_of_broadcast(gradient: Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Tensor:
+    """`root_rank` of the forward."""
+    averaged = collectives.allreduce(gradient, derived(name), _averaged(process_set), False, SYNC).wait()
+    return averaged if context.rank() == root_rank else torch.zeros_like(averaged)
+
+
+def gradient_of_alltoall(
+    gradient: Tensor, received: Sequence[int], rows: int, name: str | None, process_set: ProcessSet | None
+) -> Tensor:
+    """`received`: the rows that came from each rank; `rows`: of the forward's input."""
+    sent = collectives.alltoall(gradient, received, derived(name), process_set, SYNC, with_splits=False).wait()
+    if sent.shape[0] < rows:
+        sent = torch.cat([sent, sent.new_zeros(rows - sent.shape[0], *sent.shape[1:])])
+    return sent
+
+
+def gradient_of_reducescatter(gradient: Tensor, name: str | None, how: Reduction) -> Tensor:
+    """`gradient` of the result; `name` and `how` of the forward."""
+    return collectives.allgather(gradient * _factor(how), derived(name), how[4], SYNC).wait()
+
+
+def gradient_of_grouped_reducescatter(
+    gradients: Sequence[Tensor], name: str | None, how: Reduction
+) -> tuple[Tensor, ...]:
+    """As gradient_of_reducescatter, of several tensors."""
+    factor = _factor(how)
+    scaled = [gradient * factor for gradient in gradients]
+    results: tuple[Tensor, ...] = collectives.grouped_allgather(scaled, derived(name), how[4], SYNC).wait()
+    return results
+
+
+def _factor(how: Reduction) -> float:
+    op, _, prescale, postscale, process_set = how
+    if op not in (None, Average, Sum):
+        raise NotImplementedError(
+            f"reducescatter with op={OP_NAMES[op]} has no gradient\nhint: call it on tensor.detach()"
+        )
+    members = (process_set or global_process_set).size() or 1
+    return float(prescale) * float(postscale) * (members if op == Sum else 1)
 
 
 class Allreduce(torch.autograd.Function):
@@ -51,7 +125,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        result = collectives.allreduce(gradient, _derived(ctx.name), ctx.how, False, SYNC).wait()
+        result = collectives.allreduce(gradient, derived(ctx.name), ctx.how, False, SYNC).wait()
         return result, None, None
 
 
@@ -63,23 +137,20 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        results = collectives.grouped_allreduce(gradients, _derived(ctx.name), ctx.how, False, SYNC).wait()
-        return (None, None, *results)
+        results = collectives.grouped_allreduce(gradients, derived(ctx.name), ctx.how, False, SYNC).wait()
+        return None, None, *results
 
 
 class Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
-        result, rows = collectives.allgather(tensor, name, process_set, SYNC, with_rows=True).wait()
+        result, ctx.rows = collectives.allgather(tensor, name, process_set, SYNC, with_rows=True).wait()
         ctx.name, ctx.process_set = name, process_set
-        ctx.first, ctx.count = sum(rows[: process_set.rank()]), tensor.shape[0]
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = _averaged(ctx.process_set)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
-        return averaged.narrow(0, ctx.first, ctx.count), None, None
+        return gradient_of_allgather(gradient, ctx.rows, ctx.name, ctx.process_set), None, None
 
 
 class Broadcast(torch.autograd.Function):
@@ -90,25 +161,19 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        how = _averaged(ctx.process_set)
-        averaged = collectives.allreduce(gradient, _derived(ctx.name), how, False, SYNC).wait()
-        return averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged), None, None, None
+        return gradient_of_broadcast(gradient, ctx.root_rank, ctx.name, ctx.process_set), None, None, None
 
 
 class GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
         results = collectives.grouped_allgather(tensors, name, process_set, SYNC, with_rows=True).wait()
-        rank = process_set.rank()
-        ctx.name, ctx.process_set = name, process_set
-        ctx.ranges = [(sum(rows[:rank]), tensor.shape[0]) for tensor, (_, rows) in zip(tensors, results, strict=True)]
+        ctx.name, ctx.process_set, ctx.rows = name, process_set, [rows for _, rows in results]
         return tuple(result for result, _ in results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        how = _averaged(ctx.process_set)
-        averaged = collectives.grouped_allreduce(gradients, _derived(ctx.name), how, False, SYNC).wait()
-        return None, None, *(whole.narrow(0, *part) for whole, part in zip(averaged, ctx.ranges, strict=True))
+        return None, None, *gradient_of_grouped_allgather(gradients, ctx.rows, ctx.name, ctx.process_set)
 
 
 class Alltoall(torch.autograd.Function):
@@ -122,22 +187,8 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        sent = collectives.alltoall(
-            gradient, ctx.received, _derived(ctx.name), ctx.process_set, SYNC, with_splits=False
-        ).wait()
-        if sent.shape[0] < ctx.rows:
-            sent = torch.cat([sent, sent.new_zeros(ctx.rows - sent.shape[0], *sent.shape[1:])])
+        sent = gradient_of_alltoall(gradient, ctx.received, ctx.rows, ctx.name, ctx.process_set)
         return sent, None, None, None
-
-
-def _factor(how: Reduction) -> float:
-    op, _, prescale, postscale, process_set = how
-    if op not in (Average, Sum):
-        raise NotImplementedError(
-            f"reducescatter with op={OP_NAMES[op or 0]} has no gradient\nhint: call it on tensor.detach()"
-        )
-    members = (process_set or global_process_set).size() or 1
-    return float(prescale) * float(postscale) * (members if op == Sum else 1)
 
 
 class Reducescatter(torch.autograd.Function):
@@ -148,8 +199,7 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        scaled = gradient * _factor(ctx.how)
-        return collectives.allgather(scaled, _derived(ctx.name), ctx.how[4], SYNC).wait(), None, None
+        return gradient_of_reducescatter(gradient, ctx.name, ctx.how), None, None
 
 
 class GroupedReducescatter(torch.autograd.Function):
@@ -160,7 +210,4 @@ class GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        factor = _factor(ctx.how)
-        scaled = [gradient * factor for gradient in gradients]
-        results = collectives.grouped_allgather(scaled, _derived(ctx.name), ctx.how[4], SYNC).wait()
-        return None, None, *results
+        return None, None, *gradient_of_grouped_reducescatter(gradients, ctx.name, ctx.how)

@@ -3,7 +3,8 @@
 
 What an operation means, its names, checks and errors: core/collectives.py. Forms ending in _async return a handle for
 poll and synchronize; forms ending in _ write the result into the tensor given. Forms without either can be
-differentiated (torch/gradients.py).
+differentiated (torch/gradients.py). Forms without _async may stand in a function that torch.compile compiles
+(torch/compiled.py).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from horovod.core.compression import Compressor
 from horovod.core.native import SYNC, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.operations import poll, register, synchronize
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.torch import compiled
 from horovod.torch.compression import Compression
 from horovod.torch.gradients import (
     Allgather,
@@ -84,6 +87,12 @@ def _changed(tensor: Any) -> None:
         increment_version(tensor)
 
 
+def _overwritten(tensor: Tensor, result: Tensor) -> Tensor:
+    """How a compiled function writes in place: as eagerly, behind autograd's back."""
+    with torch.no_grad():
+        return tensor.copy_(result)
+
+
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -99,6 +108,8 @@ def allreduce(
     for what is wrong on this rank."""
     sent, ctx = compression.compress(tensor)
     how = (op, average, prescale_factor, postscale_factor, process_set)
+    if is_compiling():
+        return compression.decompress(compiled.allreduce([sent], False, name, how)[0], ctx)
     if _differentiated(sent):
         return compression.decompress(Allreduce.apply(sent, name, how), ctx)
     return compression.decompress(collectives.allreduce(sent, name, how, False, SYNC).wait(), ctx)
@@ -129,6 +140,8 @@ def allreduce_(
 ) -> Tensor:
     """allreduce into `tensor` itself, which is returned."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
+    if is_compiling():
+        return _overwritten(tensor, compiled.allreduce([tensor], False, name, how)[0])
     operation = collectives.allreduce(tensor, name, how, True, SYNC)
     _changed(tensor)
     return operation.wait()
@@ -166,7 +179,9 @@ def grouped_allreduce(
         return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
     pairs = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in pairs]
-    if _differentiated(*sent):
+    if is_compiling():
+        results = compiled.allreduce(sent, True, name, how)
+    elif _differentiated(*sent):
         results = GroupedAllreduce.apply(name, how, *sent)
     else:
         results = collectives.grouped_allreduce(sent, name, how, False, SYNC).wait()
@@ -198,6 +213,9 @@ def grouped_allreduce_(
 ) -> tuple[Tensor, ...]:
     """grouped_allreduce into the tensors themselves, which are returned."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
+    if is_compiling():
+        results = compiled.allreduce(tensors, True, name, how)
+        return tuple(_overwritten(tensor, result) for tensor, result in zip(tensors, results, strict=True))
     operation = collectives.grouped_allreduce(tensors, name, how, True, SYNC)
     for tensor in tensors:
         _changed(tensor)
@@ -223,6 +241,8 @@ def grouped_allreduce_async_(
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """All ranks' tensors joined along dimension 0 in rank order; that dimension may differ by rank."""
+    if is_compiling():
+        return compiled.allgather([tensor], False, name, process_set)[0]
     if _differentiated(tensor):
         return Allgather.apply(tensor, name, process_set)
     return collectives.allgather(tensor, name, process_set, SYNC).wait()
@@ -237,6 +257,8 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Tensor, ...]:
     """allgather of several tensors as a whole: all of them or none."""
+    if is_compiling():
+        return tuple(compiled.allgather(tensors, True, name, process_set))
     if _is_group(tensors) and _differentiated(*tensors):
         return GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-any-return]
     return collectives.grouped_allgather(tensors, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
@@ -259,8 +281,9 @@ def alltoall(
     nobody. `splits` is a list of ints or an int32 tensor. Returns the rows that came, in rank order, and as an int32
     tensor how many came from each rank; without `splits` every rank gets equally many, and the rows alone are
     returned."""
-    if _differentiated(tensor):
-        result, received = Alltoall.apply(tensor, splits, name, process_set)
+    if is_compiling() or _differentiated(tensor):
+        exchange = compiled.alltoall if is_compiling() else Alltoall.apply
+        result, received = exchange(tensor, splits, name, process_set)
         return result if splits is None else (result, received)
     return collectives.alltoall(tensor, splits, name, process_set, SYNC, splits is not None).wait()
 
@@ -288,6 +311,8 @@ def reducescatter(
     they do not come out even."""
     sent, ctx = compression.compress(tensor)
     how = (op, None, prescale_factor, postscale_factor, process_set)
+    if is_compiling():
+        return compression.decompress(compiled.reducescatter([sent], False, name, how)[0], ctx)
     if _differentiated(sent):
         return compression.decompress(Reducescatter.apply(sent, name, how), ctx)
     return compression.decompress(collectives.reducescatter(sent, name, how, SYNC).wait(), ctx)
@@ -321,7 +346,9 @@ def grouped_reducescatter(
         return collectives.grouped_reducescatter(tensors, name, how, SYNC).wait()  # type: ignore[no-any-return]
     pairs = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in pairs]
-    if _differentiated(*sent):
+    if is_compiling():
+        results = compiled.reducescatter(sent, True, name, how)
+    elif _differentiated(*sent):
         results = GroupedReducescatter.apply(name, how, *sent)
     else:
         results = collectives.grouped_reducescatter(sent, name, how, SYNC).wait()
@@ -345,6 +372,8 @@ def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """The tensor of world rank `root_rank`, as new memory."""
+    if is_compiling():
+        return compiled.broadcast(tensor, root_rank, name, process_set)
     if _differentiated(tensor):
         return Broadcast.apply(tensor, root_rank, name, process_set)
     return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
@@ -361,6 +390,8 @@ def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Overwrites `tensor` with the root's and returns it."""
+    if is_compiling():
+        return _overwritten(tensor, compiled.broadcast(tensor, root_rank, name, process_set))
     operation = collectives.broadcast(tensor, root_rank, name, process_set, True, SYNC)
     _changed(tensor)
     return operation.wait()

@@ -2,8 +2,9 @@
 """DistributedOptimizer: step 1 of a gradient's way. Backward fires a hook per parameter, which starts its reduction.
 
 All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
-and step() see reduced gradients. The wrapped object is a new instance of a subclass of the optimizer's own class that
-shares its parameter groups and state; isinstance, schedulers and checkpoints keep working.
+and step() see reduced gradients.
+
+Where a whole training step is given to torch.compile, what is here stays Python: the compiler would take it apart.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_reducer import GradientReducer, Waitable
 from horovod.core.native import OP_NAMES, Adasum, Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
+from horovod.torch.wrapping import is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
 
@@ -100,6 +103,7 @@ class _EndOfBackward:
         self._reducer = reducer
         self.over = False
 
+    @torch._disable_dynamo
     def __call__(self) -> None:
         self.over = True
         self._reducer.finish()
@@ -121,7 +125,7 @@ class _DistributedOptimizer:
         """Gives every parameter that is not registered yet its name and its hook."""
         for group_index, group in enumerate(self.param_groups):
             for index, parameter in enumerate(group["params"]):
-                if parameter in self._hvd_numbers or not _is_trainable(parameter):
+                if parameter in self._hvd_numbers or not is_trainable(parameter):
                     continue
                 name = self._hvd_free_name(self._hvd_names.get(parameter, f"{group_index}.{index}"), parameter)
                 self._hvd_numbers[parameter] = self._hvd_reducer.add(name, parameter)
@@ -151,13 +155,17 @@ class _DistributedOptimizer:
         return chosen
 
     def _hvd_ready(self, parameter: Tensor) -> None:
+        self._hvd_join_backward()
+        self._hvd_reducer.ready(self._hvd_numbers[parameter])
+
+    def _hvd_join_backward(self) -> None:
+        # Not in _hvd_ready: where that raises, its traceback would keep the end of a backward alive that is no more.
         running = self._hvd_backward()
         if running is None or running.over:
             self._hvd_check_idle("backward()")
             end = _EndOfBackward(self._hvd_reducer)
             self._hvd_backward = weakref.ref(end)
             Variable._execution_engine.queue_callback(end)
-        self._hvd_reducer.ready(self._hvd_numbers[parameter])
 
     def _hvd_check_idle(self, call: str) -> None:
         names = self._hvd_reducer.in_flight
@@ -168,6 +176,7 @@ class _DistributedOptimizer:
                 "hint: synchronize() completes that step with zeros for missing gradients"
             )
 
+    @torch._disable_dynamo
     def synchronize(self) -> None:
         """Waits for reductions in flight. Kept for old scripts: the end of backward() has done it already."""
         if self._hvd_active:
@@ -194,6 +203,7 @@ class _DistributedOptimizer:
         self._hvd_reducer.passes_per_step = passes
         self._hvd_reducer.begin_step()
 
+    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
         than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
@@ -216,6 +226,7 @@ class _DistributedOptimizer:
 
         return evaluate
 
+    @torch._disable_dynamo
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer's own. Raises AssertionError while reductions are in flight."""
         self._hvd_check_idle("zero_grad()")
@@ -261,20 +272,23 @@ def DistributedOptimizer(
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
-    Average, Sum, Min, Max or Product. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size
-    after the sum; needs op=Average. groups: accepted and checked; tensors are fused without it, and results do not
-    depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and coalesced;
-    sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the
-    optimizer's class. Raises ValueError for arguments that do not fit together.
+    Average, Sum, Min, Max, Product, or Adasum, which is another way of training (see adasum_optimizer.py): ranks step
+    by themselves, and Adasum combines how far the parameters moved. gradient_predivide_factor f: gradients are scaled
+    by 1/f before and f / size after the sum; needs op=Average. groups: accepted and checked; tensors are fused without
+    it, and results do not depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and
+    coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
+    class. Raises ValueError for arguments that do not fit together, TypeError for what is no optimizer.
     """
-    if op == Adasum:
-        raise NotImplementedError("op=Adasum is not supported yet\nhint: Average is the default")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, seen {optimizer!r}")
     if op not in range(len(OP_NAMES)):
         raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(OP_NAMES)}")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidRequestError("gradient_predivide_factor is for op=Average alone")
+    if not gradient_predivide_factor > 0:
+        raise InvalidRequestError(f"gradient_predivide_factor={gradient_predivide_factor}: expected a number above 0")
     _check_passes(backward_passes_per_step)
-    if isinstance(optimizer, _DistributedOptimizer):
+    if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _checked_names(named_parameters, parameters)
@@ -282,6 +296,8 @@ def DistributedOptimizer(
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     _check_groups(groups, parameters)
+    if op == Adasum:
+        return adasum_optimizer(optimizer, names, compression, process_set)
 
     how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
 
@@ -297,12 +313,13 @@ def DistributedOptimizer(
             collectives.refuse("allreduce", name, NotImplementedError(text), process_set)
         return collectives.allreduce(gradient, name, how, True)
 
-    kind = type(optimizer)
-    wrapped: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__}))
-    # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     wrapped._hvd_reducer = GradientReducer(
-        _Gradients(sparse_as_dense), start, compression, int(backward_passes_per_step)
+        _Gradients(sparse_as_dense),
+        start,
+        compression,
+        int(backward_passes_per_step),
+        lambda name, error: collectives.tell("allreduce", name, error, process_set),
     )
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
@@ -318,17 +335,13 @@ def DistributedOptimizer(
 
 def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Tensor], None]:
     # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer nobody uses.
+    @torch._disable_dynamo
     def hook(parameter: Tensor) -> None:
         optimizer = reference()
         if optimizer is not None:
             optimizer._hvd_ready(parameter)
 
-    return hook
-
-
-def _is_trainable(parameter: Tensor) -> bool:
-    # A complex gradient has no reduction yet: it fails with an error that says so, where skipping it would say nothing.
-    return bool(parameter.is_floating_point() or parameter.is_complex())
+    return hook  # type: ignore[no-any-return]
 
 
 def _check_passes(passes: Any) -> None:

@@ -32,7 +32,7 @@ class Leader {
     require_readable(effects.decisions);
     for (const Undecided& open : coordinator_.undecided()) {
       const size_t members = open.arrived.size() + open.missing.size();
-      require(members == host_of_rank_.size() || members == 1);
+      require(members > 0 && members <= host_of_rank_.size());
     }
     require(coordinator_.snapshot().size() < (64u << 20));
     std::string name;
@@ -47,12 +47,13 @@ class Leader {
   bool judge(int host, FrameKind kind, std::string_view payload, double now, Effects* effects) {
     RequestFrame request;
     RecalledFrame recalled;
+    JoinFrame join;
     std::vector<uint32_t> ids;
     switch (kind) {
       case FrameKind::kRequest:
       case FrameKind::kRefuse:
         if (!parse_request(kind, payload, world_size_, &request)) return false;
-        if (!coordinator_.is_member(request.rank, request.set)) return false;
+        if (!coordinator_.is_member(request.rank, request.set) || coordinator_.has_joined(request.rank)) return false;
         if (kind == FrameKind::kRequest) {
           coordinator_.request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
         } else {
@@ -66,21 +67,18 @@ class Leader {
         }
         return true;
       case FrameKind::kRecalled:
-        return parse_recalled(payload, &recalled) && coordinator_.recalled(host, recalled.id, recalled.count, effects);
+        return parse_recalled(payload, &recalled) && coordinator_.recalled(host, recalled.id, recalled.found, effects);
+      case FrameKind::kJoin:
+        return parse_join(payload, world_size_, &join) && host_of_rank_[static_cast<size_t>(join.rank)] == host &&
+               coordinator_.join(join.rank, std::move(join.counted), now, effects);
       default:
         return false;
     }
   }
 
   void require_readable(const std::vector<Decision>& decisions) {
-    Writer payload;
-    payload.put(static_cast<uint32_t>(decisions.size()));
-    for (const Decision& decision : decisions) {
-      payload.put(static_cast<uint8_t>(decision.kind)).put(static_cast<uint8_t>(decision.reset)).put(decision.id);
-      payload.put_string(decision.payload);
-    }
     std::vector<Decision> read;
-    require(parse_records(payload.take(), world_size_, &read) && read.size() == decisions.size());
+    require(parse_records(records_payload(decisions), world_size_, &read) && read.size() == decisions.size());
   }
 
   const std::vector<int> host_of_rank_;

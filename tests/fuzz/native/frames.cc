@@ -33,6 +33,7 @@ void check_payload(FrameKind kind, std::string_view payload) {
   RequestFrame request;
   std::vector<uint32_t> ids;
   RecalledFrame recalled;
+  JoinFrame join;
   AbortFrame abort;
   std::vector<Decision> decisions;
   int rank = -1;
@@ -50,7 +51,14 @@ void check_payload(FrameKind kind, std::string_view payload) {
       require(payload.size() == 4 + 4 * ids.size());
       return;
     case FrameKind::kRecalled:
-      require(!parse_recalled(payload, &recalled) || recalled.id < kMaxEntries);
+      if (!parse_recalled(payload, &recalled)) return;
+      require(recalled.id < kMaxEntries);
+      require(parse_recalled(recalled_payload(recalled), &recalled));
+      return;
+    case FrameKind::kJoin:
+      if (!parse_join(payload, kWorldSize, &join)) return;
+      require(join.rank >= 0 && join.rank < kWorldSize && join.counted.size() <= kMaxEntries);
+      require(parse_join(join_payload(join), kWorldSize, &join));
       return;
     case FrameKind::kLeave:
       require(!parse_leave(payload, kWorldSize, &rank) || (rank >= 0 && rank < kWorldSize));
@@ -61,6 +69,7 @@ void check_payload(FrameKind kind, std::string_view payload) {
     case FrameKind::kRecords:
       if (!parse_records(payload, kWorldSize, &decisions)) return;
       for (const Decision& decision : decisions) require(decision.id <= kMaxEntries);
+      require(parse_records(records_payload(decisions), kWorldSize, &decisions));
       return;
     case FrameKind::kAbort:
       if (!parse_abort(payload, kWorldSize, &abort)) return;

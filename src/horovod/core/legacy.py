@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What horovod.common's old import names need and nothing of ours uses: HorovodBasics and the helpers of its `util`.
+Beside a gradient's way.
+
+Horovod compiled one extension for each framework; here one native core serves them all. So `an extension is available`
+means that the framework's package is there and the core can be opened.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+import sysconfig
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod.core import context, native
+from horovod.core.collectives import resolve_op
+from horovod.core.exceptions import HorovodVersionMismatchError
+
+__all__ = [
+    "EXTENSIONS",
+    "HorovodBasics",
+    "ccl_built",
+    "check_extension",
+    "check_installed_version",
+    "ddl_built",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "get_ext_suffix",
+    "get_extension_full_path",
+    "get_version_mismatch_message",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+
+class HorovodBasics:
+    """The functions of core/context.py as methods. `pkg_path` and what follows named Horovod's compiled extension;
+    they are not used."""
+
+    def __init__(self, pkg_path: str, *args: Any) -> None:
+        pass
+
+    init = staticmethod(context.init)
+    shutdown = staticmethod(context.shutdown)
+    is_initialized = staticmethod(context.is_initialized)
+    size = staticmethod(context.size)
+    local_size = staticmethod(context.local_size)
+    cross_size = staticmethod(context.cross_size)
+    rank = staticmethod(context.rank)
+    local_rank = staticmethod(context.local_rank)
+    cross_rank = staticmethod(context.cross_rank)
+    is_homogeneous = staticmethod(context.is_homogeneous)
+    mpi_threads_supported = staticmethod(context.mpi_threads_supported)
+    mpi_enabled = staticmethod(context.mpi_enabled)
+    mpi_built = staticmethod(context.mpi_built)
+    gloo_enabled = staticmethod(context.gloo_enabled)
+    gloo_built = staticmethod(context.gloo_built)
+    nccl_built = staticmethod(context.nccl_built)
+    ddl_built = staticmethod(context.ddl_built)
+    ccl_built = staticmethod(context.ccl_built)
+    cuda_built = staticmethod(context.cuda_built)
+    rocm_built = staticmethod(context.rocm_built)
+
+
+# Unlike those of a framework's package, these take `verbose`; there is nothing more to tell.
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """See core/context.py."""
+    return context.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """See core/context.py."""
+    return context.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """See core/context.py."""
+    return context.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """See core/context.py."""
+    return context.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """See core/context.py."""
+    return context.ccl_built()
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether horovod.<ext_base_name> can be used: it exists, its framework is installed, and the native core opens."""
+    try:
+        check_extension(ext_base_name, "", "")
+    except ImportError as error:
+        if verbose:
+            print(error)
+        return False
+    return True
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
+    """Raises ImportError that says why horovod.<ext_name> cannot be used. `ext_name` may hold the package's full name;
+    the other arguments named a compiled extension and are not used."""
+    framework = ext_name.removeprefix("horovod.")
+    if importlib.util.find_spec("horovod." + framework) is None:
+        raise ImportError(f"horovod.{framework} does not exist in this version")
+    if importlib.util.find_spec(framework) is None:
+        raise ImportError(f"horovod.{framework} needs {framework}, which is not installed")
+    native.library()
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a collective of that framework would run on a GPU: this version has no GPU transport."""
+    return False
+
+
+def get_ext_suffix() -> str:
+    """The suffix of compiled Python extensions on this machine."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+def get_extension_full_path(pkg_path: str, *args: Any) -> str:
+    """Where the native core lies; the arguments named a compiled extension and are not used."""
+    return str(native.library_path())
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """The text of HorovodVersionMismatchError."""
+    return str(HorovodVersionMismatchError(name, version, installed_version))
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Compares `version` with that of the installed framework, which does not matter here, as nothing is compiled
+    against it: warns where they differ, or with `exception` raises HorovodVersionMismatchError caused by it."""
+    installed = str(importlib.import_module(name).__version__)
+    if installed == version:
+        return
+    if exception is not None:
+        raise HorovodVersionMismatchError(name, version, installed) from exception
+    warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
+    """The function (op, average) -> op."""
+    return resolve_op
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether iter(x) works."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version `ver` is `target` or later, by the numbers that it begins with. Raises ValueError where a version
+    begins with none."""
+    return _numbers(ver) >= _numbers(target)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    if found is None:
+        raise ValueError(f"version {version!r}: expected numbers with dots between them")
+    numbers = [int(number) for number in found[0].split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether `num_rank` is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741
+    """`l` in n parts, in order, the first ones one longer where they do not come out even."""
+    size, longer = divmod(len(l), n)
+    starts = [part * size + min(part, longer) for part in range(n + 1)]
+    return [l[a:b] for a, b in itertools.pairwise(starts)]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer(op=Adasum): each rank takes a step of its own, and Adasum combines how far the parameters moved.
+
+Gradients are never reduced, so clipping and momentum are each rank's own, and backward_passes_per_step says nothing
+that step() does not: it uses what has been accumulated. Every rank calls step() equally often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from horovod.core.compression import Compressor
+from horovod.core.gradient_reducer import Waitable
+from horovod.core.native import Adasum
+from horovod.core.process_sets import ProcessSet
+from horovod.core.requests import check_adasum_ranks
+from horovod.torch.tensors import collectives
+from horovod.torch.wrapping import is_trainable, wrapped_as
+
+__all__ = ["AdasumOptimizer", "adasum_optimizer"]
+
+
+class AdasumOptimizer:
+    """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
+
+    param_groups: list[dict[str, Any]]
+    _hvd_names: dict[Tensor, str]
+    _hvd_compression: type[Compressor]
+    _hvd_process_set: ProcessSet
+    _hvd_active: bool
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's own step, and then from where the parameters were, what Adasum makes of all ranks' steps.
+        Where that fails they are back where they were, and the error is raised."""
+        if not self._hvd_active:
+            return super().step(closure)  # type: ignore[misc]
+        trained = list(self._hvd_trained())
+        starts = [parameter.detach().clone() for _, parameter in trained]
+        result = super().step(closure)  # type: ignore[misc]
+        with torch.no_grad():
+            self._hvd_combine(trained, starts)
+        return result
+
+    def _hvd_trained(self) -> Iterator[tuple[str, Tensor]]:
+        for group_index, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and is_trainable(parameter):
+                    yield self._hvd_names.get(parameter, f"{group_index}.{index}"), parameter
+
+    def _hvd_combine(self, trained: list[tuple[str, Tensor]], starts: list[Tensor]) -> None:
+        how = (Adasum, None, 1.0, 1.0, self._hvd_process_set)
+        started: list[tuple[Waitable, Any]] = []
+        first_error: Exception | None = None
+        for (name, parameter), start in zip(trained, starts, strict=True):
+            try:
+                delta, ctx = self._hvd_compression.compress(parameter - start)
+                started.append((collectives.allreduce(delta, f"delta.{name}", how, True), ctx))
+            except Exception as error:
+                # The peers wait for the rest.
+                first_error = first_error or error
+        deltas = []
+        for operation, ctx in started:
+            try:
+                deltas.append(self._hvd_compression.decompress(operation.wait(), ctx))
+            except Exception as error:
+                # The others are still being written to.
+                first_error = first_error or error
+        for index, ((_, parameter), start) in enumerate(zip(trained, starts, strict=True)):
+            parameter.copy_(start if first_error is not None else start + deltas[index])
+        if first_error is not None:
+            raise first_error
+
+    def synchronize(self) -> None:
+        """Nothing is in flight between two steps."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward never reduces anything."""
+        yield
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raises AssertionError: there are no reduced gradients to be had before step()."""
+        raise AssertionError(
+            "skip_synchronize() is not for op=Adasum: step() combines what each rank's own step has changed\n"
+            "hint: gradients are the rank's own, and can be changed at any time before step()"
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accepted: step() uses what has been accumulated."""
+
+
+def adasum_optimizer(
+    optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: type[Compressor], process_set: ProcessSet
+) -> Any:
+    """Wraps the optimizer. Raises NotImplementedError where the set's size is no power of two."""
+    active = process_set.included() and (process_set.size() or 0) > 1
+    if active:
+        check_adasum_ranks(process_set.size() or 0)
+    wrapped = wrapped_as(optimizer, AdasumOptimizer)
+    wrapped._hvd_names = names
+    wrapped._hvd_compression = compression
+    wrapped._hvd_process_set = process_set
+    wrapped._hvd_active = active
+    return wrapped

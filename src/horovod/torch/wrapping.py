@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an optimizer becomes a distributed one (step 1): an instance of a subclass of its own class that shares its
+parameter groups and state, so that isinstance, schedulers and checkpoints keep working."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["is_trainable", "wrapped_as"]
+
+
+def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+    """The optimizer with the methods of `mixin` before its own."""
+    kind = type(optimizer)
+    wrapped: Any = object.__new__(type(kind.__name__, (mixin, kind), {"__module__": kind.__module__}))
+    # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    return wrapped
+
+
+def is_trainable(parameter: Tensor) -> bool:
+    # A complex gradient has no reduction yet: it fails with an error that says so, where skipping it would say nothing.
+    return bool(parameter.is_floating_point() or parameter.is_complex())

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives inside torch.compile: the same values and gradients as eagerly, and none is dropped or reordered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+
+def rows(rank: int, count: int = 4) -> Any:
+    return (torch.arange(float(count * 3)).reshape(count, 3) + 1) * (rank + 1)
+
+
+# Each takes (hvd, x, y), where x has 6 rows and y as many as the rank's number and one more, and gives a list.
+CASES: dict[str, Callable[[Any, Any, Any], list[Any]]] = {
+    "allreduce": lambda hvd, x, y: [hvd.allreduce(x * 2, name="a") * x],
+    "unnamed": lambda hvd, x, y: [hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5) - hvd.allreduce(x)],
+    "compressed": lambda hvd, x, y: [hvd.allreduce(x, name="c", compression=hvd.Compression.fp16)],
+    "grouped_allreduce": lambda hvd, x, y: hvd.grouped_allreduce([x, 2 * x, x.sum()], name="ga", op=hvd.Sum),
+    "one_of_a_group": lambda hvd, x, y: hvd.grouped_allreduce([x, 2 * x], name="one")[:1],
+    "allgather": lambda hvd, x, y: [hvd.allgather(y, name="g") * 3],
+    "grouped_allgather": lambda hvd, x, y: list(hvd.grouped_allgather([x, y * y], name="gg")),
+    "broadcast": lambda hvd, x, y: [hvd.broadcast(x * x, hvd.size() - 1, name="b")],
+    "alltoall": lambda hvd, x, y: [hvd.alltoall(x, name="t") * 2],
+    "alltoall_list": lambda hvd, x, y: [hvd.alltoall(x, [1] * hvd.size(), name="tl")[0]],
+    "alltoall_tensor": lambda hvd, x, y: list(hvd.alltoall(x, torch.ones(hvd.size(), dtype=torch.int32), name="tt")),
+    "reducescatter": lambda hvd, x, y: [hvd.reducescatter(x, name="s", op=hvd.Sum, postscale_factor=3.0) * 2],
+    "uneven": lambda hvd, x, y: [hvd.reducescatter(x[:5], name="u")],
+    "grouped_reducescatter": lambda hvd, x, y: hvd.grouped_reducescatter([x, x[:4] * 2], name="gs"),
+}
+
+
+def checked(hvd: Any, case: str, call: Callable[[Any, Any, Any], list[Any]], backend: str) -> None:
+    """Fails where the compiled call differs from the eager one."""
+
+    def run(x: Any, y: Any) -> list[Any]:
+        return call(hvd, x, y)
+
+    torch._dynamo.reset()  # every case is compiled from this one `run`
+    seen = []
+    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
+        for round_ in (1, 2):  # the second meets what the first has compiled and cached
+            x = (rows(hvd.rank(), 6) * round_).requires_grad_()
+            y = (rows(hvd.rank(), hvd.rank() + 1) * round_).requires_grad_()
+            results = function(x, y)
+            sum((result.float() * (index + 1)).square().sum() for index, result in enumerate(results)).backward()
+            seen.append([*results, x.grad, y.grad])
+    assert len(seen) == 4
+    for eager, compiled in zip(seen[:2], seen[2:], strict=True):
+        for a, b in zip(eager, compiled, strict=True):
+            assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)), (case, a, b)
+
+
+def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds: WorldPool) -> None:
+    def run() -> int:
+        import horovod.torch as hvd
+
+        hvd.init()
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            for case, call in CASES.items():
+                checked(hvd, case, call, "aot_eager")
+        return len(CASES)
+
+    assert worlds(3, {"HOROVOD_TRANSPORT": "tcp"}).run(run) == [len(CASES)] * 3
+
+
+def test_inductor_compiles_them_as_well(worlds: WorldPool) -> None:
+    """Results go out and gradients come in as they are: there is nothing that a C++ compiler would work on for long."""
+
+    def run() -> int:
+        import horovod.torch as hvd
+
+        hvd.init()
+
+        def first(hvd: Any, x: Any, y: Any) -> list[Any]:
+            return [hvd.allreduce(x, name="x"), hvd.allgather(y, name="y"), hvd.broadcast(x.detach(), 0, name="b")]
+
+        def second(hvd: Any, x: Any, y: Any) -> list[Any]:
+            scattered = hvd.grouped_reducescatter([x.detach()[:5], x.detach()], name="s")
+            return [hvd.alltoall(x, [1] * hvd.size(), name="x")[0], hvd.broadcast(y[:1], 1, name="y"), *scattered]
+
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            for call in (first, second):
+                checked(hvd, call.__name__, call, "inductor")
+        return len(vars(sys.modules["horovod.torch.compiled"])["_results"])  # nothing is kept for good
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [0] * 2
+
+
+def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        ops, size, index = vars(torch)["ops"].horovod, hvd.size(), hvd.rank()
+        x = [rows(hvd.rank(), 4).requires_grad_(), rows(hvd.rank(), 2).requires_grad_()]
+        how = ("name", None, None, 0.5, 2.0, 0)
+        place = (0, size, index)
+        own, all_rows = torch.full((2, size), 4), [torch.ones(4 * size, 3), torch.ones(4 * size, 3)]
+        splits = torch.ones(size, dtype=torch.int32)
+        ticket, given_rows = ops.allgather_run(x, True, "name", *place)
+        exchange, received = ops.alltoall_run(x[0], None, splits, "name", *place)
+        calls = {
+            "allreduce": (x, True, *how),
+            "allgather_run": ([t.detach() for t in x], True, "name", *place),
+            "allgather": (x, ticket, given_rows, True, "name", 0),
+            "allgather_gradient": (all_rows, own, [4, 4], True, "name", 0),
+            "broadcast": (x[:1], 0, None, 0),
+            "broadcast_gradient": (all_rows[:1], 0, "name", 0),
+            "alltoall_run": (x[0].detach(), None, splits, "name", *place),
+            "alltoall": (x[:1], exchange, received, "name", 0),
+            "alltoall_gradient": (all_rows[:1], own[0].int(), [4 * size], "name", 0),
+            "reducescatter": (x, True, *how, size, index),
+            "reducescatter_gradient": (all_rows, [4 * size * size] * 2, True, *how),
+        }
+        assert set(calls) == {name for name in dir(ops) if not name.startswith("_") and name != "name"}, dir(ops)
+        checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+        for name, arguments in calls.items():
+            # The ticket of a <name>_run is another one each time, which the last check would call a difference.
+            last = [] if name.endswith("_run") else ["test_aot_dispatch_dynamic"]
+            torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks + last)
+        return sorted(calls)
+
+    assert len(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)[0]) == 11
+
+
+def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(worlds: WorldPool) -> None:
+    """The ranks' functions differ around their collectives, which the compiler would otherwise order by what they
+    need: they block one after the other, so a different order is a deadlock."""
+
+    def run(backend: str) -> list[str]:
+        import horovod.torch as hvd
+        from horovod.torch.tensors import collectives
+
+        hvd.init()
+        torch._dynamo.reset()
+        x = rows(hvd.rank()).requires_grad_()
+        order: list[str] = []
+        before = type(collectives).allreduce
+
+        def noted(self: Any, tensor: Any, name: Any, *rest: Any) -> Any:
+            order.append(str(name))
+            return before(self, tensor, name, *rest)
+
+        @torch.compile(fullgraph=True, backend=backend)
+        def step(x: Any, rank: int) -> Any:
+            hvd.allreduce(x, name="unused")
+            first = hvd.allreduce(x, name="twice")
+            second = hvd.allreduce(x, name="twice")  # of the same value, under the same name
+            hvd.broadcast_(x.detach() + 1, 0, name="unused, in place")
+            late, early = hvd.allreduce(x, name="late"), hvd.allreduce(x * 3, name="early")
+            if rank == 0:
+                return (first + second) * (late.sin() + early)
+            return early.cos() + (first + late.exp() * second)
+
+        type(collectives).allreduce = noted
+        try:
+            for _ in range(3):
+                step(x, hvd.rank()).sum().backward()
+        finally:
+            type(collectives).allreduce = before
+        forward = ["unused", "twice", "twice", "late", "early"]
+        assert [name for name in order if "backward" not in name] == forward * 3, order
+        return order
+
+    for backend in ("aot_eager", "inductor"):
+        orders = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, backend)
+        assert [name for name in orders[0] if "late" in name] == [name for name in orders[1] if "late" in name]
+
+
+def test_in_place_forms_ranks_and_sets_in_a_compiled_function(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch._dynamo.reset()
+        pair, single = hvd.add_process_set([0, 2]), hvd.add_process_set([1])
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def step(a: Any, b: Any, c: Any, process_set: Any) -> Any:
+            assert hvd.allreduce_(a, name="a", op=hvd.Sum) is a
+            given = hvd.grouped_allreduce_([b, c], name="bc", op=hvd.Max)
+            hvd.broadcast_(b, 1, name="b")
+            part = hvd.allreduce(a + hvd.rank() * hvd.size(), name="part", op=hvd.Sum, process_set=process_set)
+            return part, given[1]
+
+        member = pair.included()
+        mine = pair if member else single
+        for _ in range(2):
+            a, b, c = (torch.full((2,), float(hvd.rank() + shift)) for shift in range(3))
+            part, given = step(a, b, c, mine)
+            assert a.tolist() == [3.0] * 2 and b.tolist() == [3.0] * 2 and c.tolist() == [4.0] * 2, (a, b, c)
+            assert given is c
+            assert part.tolist() == [12.0 if member else 6.0] * 2, part
+        hvd.barrier()
+        for process_set in (pair, single):
+            hvd.remove_process_set(process_set)
+        with pytest.raises(ValueError, match="not registered"):
+            step(a, b, c, mine)
+        return True
+
+    env = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    assert worlds(3, env).run(run) == [True] * 3
+
+
+def test_models_and_steps_that_are_compiled_train_as_eager_ones(worlds: WorldPool) -> None:
+    def run(what: str) -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch._dynamo.reset()
+
+        def trained(compiled: str) -> list[Any]:
+            torch.manual_seed(0)
+            layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+            optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+            optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=layers.named_parameters())
+            model = torch.compile(layers, backend="aot_eager") if compiled == "model" else layers
+
+            def step(x: Any) -> Any:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss
+
+            step = torch.compile(step, backend="aot_eager") if compiled == "step" else step
+            random = torch.Generator().manual_seed(hvd.rank())
+            losses = [step(torch.randn(6, 4, dtype=torch.float64, generator=random)) for _ in range(4)]
+            return [loss.detach() for loss in losses] + [parameter.detach() for parameter in layers.parameters()]
+
+        assert all(map(torch.equal, trained(what), trained("nothing")))
+        return True
+
+    for what in ("model", "step"):
+        assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, what) == [True] * 2
+
+
+def test_an_error_in_a_compiled_function_is_the_operation_s_own(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch._dynamo.reset()
+        step = torch.compile(lambda x: hvd.allreduce(x * 2, name="shapes"), fullgraph=True, backend="aot_eager")
+        with pytest.raises(hvd.HorovodInternalError, match="allreduce.shapes.*rank 1") as caught:
+            step(torch.ones(2 + hvd.rank()))
+        assert step(torch.ones(5)).tolist() == [2.0] * 5
+        return str(caught.value)
+
+    texts = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)
+    assert texts[0] == texts[1]

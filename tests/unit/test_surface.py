@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod 0.28.1's importable names, with parameters and defaults, against ours; and that old import places only
+re-export. horovod_surface.json has the facts: by module and name the parameters as Python writes them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import horovod
+
+SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("horovod_surface.json").read_text())
+# Names that are to come. One that has come is to be taken out of here; then every module must have it.
+PENDING = {"elastic", "start_timeline", "stop_timeline"}
+# Names of Horovod's that will not come, and why.
+LEFT_OUT = {
+    "MPI": "takes mpi4py.MPI's place where that is not installed",
+    **dict.fromkeys(
+        [f"Horovod{kind}" for kind in ("Allgather", "Allreduce", "Alltoall", "Broadcast", "Reducescatter")],
+        "the autograd.Function behind an operation",
+    ),
+    **dict.fromkeys(
+        [f"HorovodGrouped{kind}" for kind in ("Allgather", "Allreduce", "Reducescatter")],
+        "the autograd.Function behind an operation",
+    ),
+    "env": "sets environment variables for a while, as unittest.mock.patch.dict(os.environ, ...) does",
+    "find_duplicates": "how DistributedOptimizer checks names",
+}
+OLD_PLACES = [
+    "horovod.common",
+    "horovod.common.basics",
+    "horovod.common.exceptions",
+    "horovod.common.process_sets",
+    "horovod.common.util",
+    "horovod.runner",
+    "horovod.runner.launch",
+    "horovod.torch.functions",
+    "horovod.torch.mpi_ops",
+]
+
+
+def load(module: str) -> Any:
+    if module.startswith("horovod.torch"):
+        pytest.importorskip("torch", reason="not run: torch is not installed")
+    return importlib.import_module(module)
+
+
+def differences(seen: Any, parameters: str) -> list[str]:
+    """What a call written for Horovod would meet: parameters that are missing, elsewhere, or have another default."""
+    torch = sys.modules.get("horovod.torch")
+    known = {name: getattr(torch, name, None) for name in ("Average", "Compression", "global_process_set")}
+    expected = inspect.signature(eval(f"lambda {parameters}: None", known)).parameters
+    ours = {name: item for name, item in inspect.signature(seen).parameters.items() if name != "self"}
+    wrong = []
+    for position, (name, item) in enumerate(expected.items()):
+        if item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD):
+            continue  # what a wrapper hands on
+        mine = ours.get(name)
+        if mine is None:
+            if not any(other.kind is other.VAR_KEYWORD for other in ours.values()):
+                wrong.append(f"{name} is missing")
+        elif list(ours).index(name) != position:
+            wrong.append(f"{name} is number {list(ours).index(name)}, expected {position}")
+        elif item.default is not item.empty and mine.default != item.default:
+            wrong.append(f"{name}={mine.default!r}, expected {item.default!r}")
+    wrong += [
+        f"{name} has no default"
+        for name, item in ours.items()
+        if name not in expected and item.default is item.empty and item.kind in (item.KEYWORD_ONLY, 0, 1)
+    ]
+    return wrong
+
+
+def compared(module: str, name: str, owner: Any, entry: dict[str, Any]) -> list[str]:
+    if name in LEFT_OUT:
+        return [f"{module}.{name} exists, but LEFT_OUT says that it does not"] if hasattr(owner, name) else []
+    if name in PENDING:
+        return [f"{module}.{name} has come: take it out of PENDING"] if hasattr(owner, name) else []
+    if not hasattr(owner, name):
+        return [f"{module}.{name} is missing"]
+    value = getattr(owner, name)
+    wrong = []
+    if "function" in entry:
+        wrong += differences(value, entry["function"])
+    elif "constant" in entry:
+        wrong += [] if value == entry["constant"] else [f"is {value!r}, expected {entry['constant']!r}"]
+    for attribute in entry.get("attributes", ()):
+        wrong += [] if hasattr(value, attribute) else [f"has no attribute {attribute}"]
+    found = [f"{module}.{name}: {text}" for text in wrong]
+    for method, parameters in entry.get("class", {}).items():
+        found += compared(f"{module}.{name}", method, value, {"function": parameters})
+    return found
+
+
+@pytest.mark.parametrize("module", SURFACE)
+def test_a_module_has_horovods_names_parameters_and_defaults(module: str) -> None:
+    owner = load(module)
+    assert len(SURFACE[module]) > 0
+    wrong = [text for name, entry in SURFACE[module].items() for text in compared(module, name, owner, entry)]
+    assert wrong == []
+
+
+def test_a_torch_optimizer_that_is_wrapped_has_horovods_methods() -> None:
+    load("horovod.torch")
+    from horovod.torch.optimizer import _DistributedOptimizer
+
+    methods = SURFACE["horovod.torch"]["DistributedOptimizer"]["returns"]
+    wrong = [
+        text
+        for name, parameters in methods.items()
+        for text in compared("DistributedOptimizer", name, _DistributedOptimizer, {"function": parameters})
+    ]
+    assert wrong == []
+
+
+def test_the_check_itself_sees_what_is_wrong() -> None:
+    def seen(tensor: Any, name: Any = None, op: Any = 1, extra: Any = ...) -> None: ...
+
+    assert differences(seen, "tensor, name=None") == []
+    assert differences(seen, "tensor, name=None, average=None") == ["average is missing"]
+    assert differences(seen, "tensor, op=1, name=None") == [
+        "op is number 2, expected 1",
+        "name is number 1, expected 2",
+    ]
+    assert differences(seen, "tensor, name=5") == ["name=None, expected 5"]
+    assert differences(lambda tensor, more: None, "tensor") == ["more has no default"]
+
+
+@pytest.mark.parametrize("module", OLD_PLACES)
+def test_an_old_place_only_re_exports(module: str) -> None:
+    parts = module.split(".")[1:]
+    path = Path(horovod.__file__).parent.joinpath(*parts)
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    for node in tree.body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert is_text or is_all or isinstance(node, ast.ImportFrom), f"{module}:{node.lineno}: {ast.unparse(node)}"
+    loaded = load(module)
+    assert all(hasattr(loaded, name) for name in getattr(loaded, "__all__", ()))
+    assert "re-exports only" in (loaded.__doc__ or "")
+
+
+def test_every_old_place_is_in_that_test() -> None:
+    root = Path(horovod.__file__).parent
+    files = [path for folder in ("common", "runner") for path in (root / folder).rglob("*.py")]
+    files += [path for path in (root / "torch").glob("*.py") if "re-exports only" in path.read_text()]
+    names = [".".join(("horovod", *path.relative_to(root).with_suffix("").parts)) for path in files]
+    assert sorted(name.removesuffix(".__init__") for name in names) == OLD_PLACES
+
+
+def test_before_init_the_queries_about_the_build_answer() -> None:
+    """In a process of its own: another test may have called init in this one."""
+    code = (
+        "import horovod.common.basics as b, horovod.common.util as u; hvd = b.HorovodBasics('anything')\n"
+        "assert not hvd.is_initialized()\n"
+        "assert (hvd.gloo_built(), hvd.gloo_enabled(), u.gloo_built(verbose=True)) == (True, True, True)\n"
+        "for name in ('mpi_built', 'mpi_enabled', 'ddl_built', 'ccl_built', 'rocm_built'):\n"
+        "    assert getattr(hvd, name)() is False, name\n"
+        "assert (hvd.nccl_built(), u.nccl_built()) == (0, 0) and isinstance(hvd.cuda_built(), bool)\n"
+        "for name in ('mpi_threads_supported', 'is_homogeneous', 'rank', 'local_size', 'cross_size'):\n"
+        "    try: getattr(hvd, name)()\n"
+        "    except ValueError as error: assert 'has not been initialized' in str(error)\n"
+        "    else: raise AssertionError(name)\n"
+        "hvd.init(); assert (hvd.rank(), hvd.size(), hvd.mpi_threads_supported()) == (0, 1, False); hvd.shutdown()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_old_helpers_do_what_their_names_say() -> None:
+    from horovod.common import exceptions, util
+
+    assert util.is_iterable([]) and not util.is_iterable(3)
+    assert [util.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 4, 6, 8)] == [False, True, True, False, True, False, True]
+    assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.9") and util.is_version_greater_equal_than("1.0", "1")
+    assert not util.is_version_greater_equal_than("2.9", "2.13")
+    with pytest.raises(ValueError, match="'next'"):
+        util.is_version_greater_equal_than("next", "1")
+    assert not util.extension_available("caffe2") and not util.gpu_available("torch")
+    with pytest.raises(ImportError, match=r"horovod\.caffe2 does not exist"):
+        util.check_extension("horovod.caffe2", "HOROVOD_WITH_CAFFE2", __file__)
+    with pytest.raises(exceptions.HorovodVersionMismatchError, match="was built for json 0"):
+        util.check_installed_version("json", "0", ImportError("no symbol"))
+    with pytest.warns(UserWarning, match="was built for json 0"):
+        util.check_installed_version("json", "0")
+    assert Path(util.get_extension_full_path(__file__, "mpi_lib_v2")).exists()
+    assert util.get_average_backwards_compatibility_fun(None)(None, None) == 0
