@@ -48,7 +48,9 @@ class GradientList(abc.ABC):
             raise InvalidRequestError("gradient_predivide_factor goes with op=Average only")
         groups = self.groups
         if not (groups is None or isinstance(groups, list) or (isinstance(groups, int) and groups >= 0)):
-            raise InvalidRequestError(f"groups={groups!r}: expected a number of groups, or a list of lists of variables")
+            raise InvalidRequestError(
+                f"groups={groups!r}: expected a number of groups, or a list of lists of variables"
+            )
 
     # What a framework's package says.
 

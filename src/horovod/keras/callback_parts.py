@@ -21,7 +21,8 @@ __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAve
 
 
 def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
-    """Assigns the root's values to Keras variables of any backend. Raises MismatchError where the ranks' variables differ in number, shape or dtype."""
+    """Assigns the root's values to Keras variables of any backend. Raises MismatchError where the ranks' variables
+    differ in number, shape or dtype."""
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     everybody = allgather_object(described, "broadcast_variables.shapes")
     for rank, theirs in enumerate(everybody):
@@ -33,9 +34,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
                 "hint: build the same model and optimizer on all ranks"
             )
     mine = [_value(variable) for variable in variables]
-    handles = [
-        arrays.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)
-    ]
+    handles = [arrays.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
     for variable, value, handle in zip(variables, mine, handles, strict=True):
         variable.assign(np.asarray(synchronize(handle)).reshape(value.shape))
 

@@ -38,7 +38,7 @@ def accept_old_arguments() -> None:
         kwargs.pop("experimental_run_tf_function", None)
         result = original(self, *args, **kwargs)
         scaled = self.optimizer
-        # Inside, each rank would look at its own gradients for infinities, and those that skip leave the others waiting.
+        # Inside, each rank would look at its own gradients for infinities, and who skips leaves the others waiting.
         if isinstance(scaled, LossScaleOptimizer) and is_distributed(scaled.inner_optimizer):
             distributed_by(scaled, undistributed(scaled.inner_optimizer))
         if self.jit_compile and is_distributed(self.optimizer) and not _can_be_compiled():

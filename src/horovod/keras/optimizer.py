@@ -16,6 +16,7 @@ import keras
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_lists import GradientList
+from horovod.core.native import Adasum
 from horovod.keras.accumulation import accumulation
 from horovod.keras.gradients import backend_gradients
 
@@ -128,6 +129,10 @@ def distributed(
         raise InvalidRequestError(f"DistributedOptimizer: this {type(optimizer).__name__} is distributed already")
     if backward_passes_per_step < 1:
         raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+    if options.get("op") == Adasum:
+        raise NotImplementedError(
+            "DistributedOptimizer with op=Adasum is not supported for Keras yet\nhint: Average is the default"
+        )
     options = {"name": name or "DistributedOptimizer", **options}
     if mixin is _Keras3:
         gradients = backend_gradients(**options)
@@ -156,7 +161,7 @@ def distributed_by(optimizer: Any, parts: dict[str, Any]) -> Any:
 def undistributed(optimizer: Any) -> dict[str, Any]:
     """Takes it back: the optimizer is its own class again. Returns what reduced its gradients, for distributed_by."""
     parts = {name: optimizer.__dict__.pop(name, None) for name in ("_hvd_gradients", "_hvd_accumulation", "_hvd_start")}
-    optimizer.__class__ = type(optimizer).__mro__[2]
+    optimizer.__class__ = type(optimizer).__bases__[1]
     return parts
 
 

@@ -118,8 +118,27 @@ def load_model(
     objects = {made.__name__: made for made in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
     if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
+        if str(filepath).endswith((".h5", ".hdf5")):
+            _restore_slots(model, filepath)
         distributed(model.optimizer, compression=compression)
     return model
+
+
+def _restore_slots(model: Any, filepath: Any) -> None:
+    """Keras 3 writes an optimizer's variables into .h5 files, but does not find their places when it reads them."""
+    import h5py
+    from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+
+    with h5py.File(filepath, "r") as file:
+        kept = load_optimizer_weights_from_hdf5_group(file) if "optimizer_weights" in file else []
+        values = [np.asarray(value) for value in kept]  # read while the file is open
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    if len(optimizer.variables) != len(values):
+        return  # saved before its first step
+    for variable, value in zip(optimizer.variables, values, strict=True):
+        variable.assign(value)
+    model.optimizer = optimizer
 
 
 # Operations on host values: what NumPy takes. The result is a NumPy array, or a scalar where a scalar was given.

@@ -75,7 +75,7 @@ class TensorFlowGradients(GradientList):
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
         op, prescale, postscale, set_number = resolved((self.op, None, *self.factors, self.process_set))
-        ops.check_op(op, tensors)
+        ops.check_op(op, tensors, self.process_set)
         received = list(tensors)
         step = f"{name}#{next(_steps)}"
         anchor = ops.rank_op()

@@ -15,15 +15,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core.collectives import Reduction, checked_root, resolved
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.join import join as core_join
 from horovod.core.native import OP_NAMES, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.core.requests import LOCAL_ERRORS, refuse
+from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, refuse
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.shim import operations
@@ -44,6 +46,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "join",
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",
@@ -98,11 +101,13 @@ def _tensors(values: Sequence[Any]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(value) for value in values]
 
 
-def check_op(op: int, tensors: Sequence[tf.Tensor]) -> None:
+def check_op(op: int, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None) -> None:
     """Raises where tensors have no such reduction."""
     if op == Adasum:
-        raise NotImplementedError("op=Adasum is not supported for TensorFlow yet\nhint: Average and Sum are")
+        check_adasum_ranks((process_set or global_process_set).size() or 1)
     for tensor in tensors:
+        if op == Adasum and not tensor.dtype.is_floating:
+            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {tensor.dtype.name}")
         if tensor.dtype == tf.bool and op not in (Min, Max):
             raise InvalidRequestError(
                 f"a bool tensor has Min (and) and Max (or), seen op={OP_NAMES[op]}\nhint: cast it to an integer"
@@ -112,7 +117,7 @@ def check_op(op: int, tensors: Sequence[tf.Tensor]) -> None:
 def _reduction(how: Reduction, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
     """The attributes of a reducing node."""
     op, prescale, postscale, set_number = resolved(how)
-    check_op(op, tensors)
+    check_op(op, tensors, how[-1])
     return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": set_number}
 
 
@@ -282,9 +287,7 @@ def _allgather_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
     )
     rows, rank = node.outputs[-1], _place("rank", process_set)
     first = tf.reduce_sum(rows[:, :rank], axis=1)
-    return [
-        whole[first[index] : first[index] + rows[index, rank]] for index, whole in enumerate(averaged)
-    ]
+    return [whole[first[index] : first[index] + rows[index, rank]] for index, whole in enumerate(averaged)]
 
 
 # Broadcast
@@ -472,7 +475,16 @@ def _reducescatter_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]
     return list(gathered)
 
 
-# Barrier and places
+# Join, barrier and places
+
+
+def join() -> tf.Tensor:
+    """Says that this rank has no more data: it gives zeros to the others' allreduces until all have joined. The rank
+    that came last (int32). See horovod.core.join."""
+    if tf.executing_eagerly():
+        return tf.constant(core_join(), tf.int32)
+    xla.refuse("join")
+    return tf.py_function(lambda: np.int32(core_join()), [], tf.int32)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Average
+from horovod.core.native import Adasum, Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradients import TensorFlowGradients
@@ -156,6 +156,11 @@ def DistributedOptimizer(  # noqa: N802
     """
     if backward_passes_per_step < 1:
         raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+    if op == Adasum:
+        raise NotImplementedError(
+            "DistributedOptimizer with op=Adasum is not supported for TensorFlow yet\n"
+            "hint: DistributedGradientTape(tape, op=Adasum) combines gradients so"
+        )
     if not isinstance(optimizer, _LegacyOptimizer):
         from horovod.keras.optimizer import distributed
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -43,10 +42,11 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
         return tf.nest.pack_sequence_as(gradients, self._reduction(flat, tf.nest.flatten(sources)))
 
     def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Pairs of (source, gradient): those of local sources, and the others."""
-        pairs = list(zip(sources, gradients, strict=True))
+        """gradient(), as pairs of (source, gradient): those of local sources, and the others."""
+        gradients = tf.nest.flatten(self.gradient(target, sources, output_gradients, use_generic_names))
+        pairs = list(zip(tf.nest.flatten(sources), gradients, strict=True))
         local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod for tf.keras: Keras 3, or tf-keras where TF_USE_LEGACY_KERAS=1 is set.
 
-    import horovod.tensorflow.keras as hvd
+import horovod.tensorflow.keras as hvd
 
-    hvd.init()
-    model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
-    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+hvd.init()
+model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
+model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
 from __future__ import annotations
@@ -46,6 +46,45 @@ from horovod.keras.training import load_model as _load_keras_model
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.state import broadcast_global_variables
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "is_version_greater_equal_than",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "version",
+]
 
 
 def DistributedOptimizer(  # noqa: N802

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.keras on every backend of Keras 3, and horovod.tensorflow.keras with tf-keras: training equals one process on
+the whole batch, replicas stay equal, callbacks do what they say, models are saved and loaded with their state."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.world import World, WorldPool
+
+pytest.importorskip("keras", reason="not run: keras is not installed")
+
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "JAX_PLATFORMS": "cpu",
+}
+BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+def started(worlds: WorldPool, backend: str, legacy: bool = False) -> World:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"not run: {backend} is not installed")
+    if legacy and importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("not run: tf_keras is not installed")
+    env = {**QUIET, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
+    world = worlds(2, env)
+
+    def start() -> None:
+        import horovod.keras as hvd
+
+        hvd.init()
+
+    world.run(start, timeout_s=110)
+    return world
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
+    return started(worlds, request.param)
+
+
+@pytest.fixture(scope="module")
+def tensorflow(worlds: WorldPool) -> World:
+    return started(worlds, "tensorflow")
+
+
+@pytest.fixture(scope="module")
+def legacy(worlds: WorldPool) -> World:
+    return started(worlds, "tensorflow", legacy=True)
+
+
+def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    inputs = np.random.default_rng(3).standard_normal((64, 6)).astype(np.float32)
+    return inputs, (inputs @ np.arange(6, dtype=np.float32))[:, None]
+
+
+def difference_to_one_process(name: str, legacy: str = "") -> float:
+    """Trains on halves with Horovod and on the whole without; how far the weights are apart."""
+    import horovod.keras as hvd
+
+    if legacy:
+        import tensorflow as tf
+
+        keras: Any = tf.keras
+        optimizers: Any = keras.optimizers.legacy if legacy == "legacy" else keras.optimizers
+    else:
+        import keras
+
+        optimizers = keras.optimizers
+    arguments = {"SGD": {"momentum": 0.9}}.get(name, {})
+    inputs, targets = data()
+    rank = hvd.rank()
+
+    def trained(distributed: bool) -> np.ndarray[Any, Any]:
+        keras.utils.set_random_seed(7 + rank if distributed else 7)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        optimizer = getattr(optimizers, name)(0.01, **arguments)
+        callbacks = []
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+            if legacy:
+                import horovod.tensorflow.keras as tf_hvd
+
+                callbacks = [tf_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            else:
+                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.compile(optimizer=optimizer, loss="mse")
+        rows = slice(rank, None, 2) if distributed else slice(0, None)
+        batch = 8 if distributed else 16
+        model.fit(
+            inputs[rows], targets[rows], batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+    return float(np.max(np.abs(trained(True) - trained(False))))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+def test_training_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
+    assert max(world.run(difference_to_one_process, name, timeout_s=110)) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+def test_tf_keras_training_equals_one_process_on_the_whole_batch(legacy: World, name: str, kind: str) -> None:
+    assert max(legacy.run(difference_to_one_process, name, kind, timeout_s=110)) < 2e-5
+
+
+def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world: World) -> None:
+    def run(jit: bool) -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+
+        keras.utils.set_random_seed(hvd.rank())
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        jit = jit and keras.backend.backend() == "tensorflow"
+        model.compile(optimizer=optimizer, loss="mse", jit_compile=jit, experimental_run_tf_function=False)
+        inputs, targets = data()
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(inputs, targets, batch_size=16, epochs=1, shuffle=False, verbose=0, callbacks=[broadcast])
+        assert bool(model.jit_compile) == jit
+        slots = [np.sum(np.asarray(keras.ops.convert_to_numpy(v), np.float64)) for v in optimizer.variables]
+        return [
+            int(optimizer.iterations),
+            [float(np.sum(w)) for w in model.get_weights()][:2],
+            [float(s) for s in slots],
+        ]
+
+    for jit in (False, True):
+        first, second = world.run(run, jit, timeout_s=110)
+        assert first == second and first[0] == 4
+
+
+def test_the_compiled_path_is_taken(tensorflow: World) -> None:
+    def run() -> int:
+        import keras
+
+        import horovod.keras as hvd
+        from horovod.tensorflow import xla
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse", jit_compile=True)
+        before = xla.calls()
+        model.fit(*data(), batch_size=16, verbose=0)
+        return xla.calls() - before
+
+    assert tensorflow.run(run, timeout_s=110) == [4, 4]
+
+
+def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
+    def run() -> dict[str, list[float]]:
+        import keras
+
+        import horovod.keras as hvd
+
+        rank = hvd.rank()
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.9)), loss="mse")
+        inputs, targets = data()
+        seen: dict[str, list[float]] = {"rates": []}
+
+        class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if hasattr(model, "jax_state_sync"):
+                    model.jax_state_sync()
+                seen["rates"].append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
+
+        history = model.fit(
+            inputs,
+            targets + rank,
+            batch_size=16,
+            epochs=4,
+            verbose=0,
+            callbacks=[
+                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                hvd.callbacks.MetricAverageCallback(),
+                hvd.callbacks.LearningRateWarmupCallback(0.02, warmup_epochs=2),
+                hvd.callbacks.LearningRateScheduleCallback(0.02, 0.1, start_epoch=3),
+                hvd.callbacks.LearningRateScheduleCallback(0.02, lambda epoch: 0.5, start_epoch=2, end_epoch=3),
+                Watch(),
+            ],
+        )
+        return {**seen, "loss": history.history["loss"], "lr": history.history["lr"]}
+
+    first, second = world.run(run, timeout_s=110)
+    assert first == second
+    ramp = [0.02 * (1 / 2) * ((step + 1) / 4 * (2 - 1) / 2 + 1) for step in range(8)]
+    assert np.allclose(first["rates"], ramp + [0.01] * 4 + [0.02] * 4, rtol=1e-5)
+    assert np.allclose(first["lr"], [ramp[3], ramp[7], 0.01, 0.02], rtol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["keras", "h5"])
+def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, ending: str) -> None:
+    def run(folder: str, ending: str) -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+        from horovod.keras.optimizer import is_distributed
+
+        path = f"{folder}/{hvd.rank()}.{ending}"
+        keras.utils.set_random_seed(0)
+        loss = keras.losses.MeanSquaredError()  # Keras 3 cannot load an .h5 file with "mse"
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss=loss)
+        model.fit(*data(), batch_size=16, verbose=0)
+        model.save(path)
+        plain = keras.models.load_model(path)
+        assert type(plain.optimizer).__name__ == "Adam" and not is_distributed(plain.optimizer)
+        loaded = hvd.load_model(path)
+        assert (
+            isinstance(loaded.optimizer, keras.optimizers.Adam) and type(loaded.optimizer) is not keras.optimizers.Adam
+        )
+        assert int(loaded.optimizer.iterations) == 4
+        for mine, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+            assert np.allclose(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
+        inputs, targets = data()
+        loaded.fit(inputs + hvd.rank(), targets, batch_size=16, verbose=0)
+        return [int(loaded.optimizer.iterations), loaded.get_weights()[0].ravel().tolist()]
+
+    first, second = world.run(run, str(tmp_path), ending, timeout_s=110)
+    assert first == second and first[0] == 8
+
+
+def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
+    def run() -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        variable = keras.Variable([0.0, 0.0])
+        values = []
+        for step in range(4):
+            optimizer.apply([keras.ops.convert_to_tensor([1.0 + step, float(hvd.rank())])], [variable])
+            values.append(keras.ops.convert_to_numpy(variable).tolist())
+        return [values, int(optimizer.iterations)]
+
+    expected = [[[0.0, 0.0], [-1.5, -0.5], [-1.5, -0.5], [-5.0, -1.0]], 2]
+    for backend in ("tensorflow", "torch"):
+        assert started(worlds, backend).run(run, timeout_s=110) == [expected] * 2
+
+    def refused() -> str:
+        import keras
+
+        import horovod.keras as hvd
+
+        with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        return "told"
+
+    assert started(worlds, "jax").run(refused) == ["told"] * 2
+
+
+def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
+    def run() -> list[list[float]]:
+        import keras
+
+        import horovod.keras as hvd
+
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=model.layers[-1])
+        other = keras.Variable([0.0])
+        gradient = keras.ops.convert_to_tensor
+        optimizer.apply(
+            [gradient([[hvd.rank() + 1.0]]), gradient([hvd.rank() + 1.0])], [*model.trainable_variables, other]
+        )
+        with pytest.raises(ValueError, match="Keras layers"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=3)
+        with pytest.raises(ValueError, match="build the model"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=keras.layers.Dense(1))
+        return [model.get_weights()[0].ravel().tolist(), keras.ops.convert_to_numpy(other).tolist()]
+
+    # Divided by the size, not averaged over the ranks.
+    assert tensorflow.run(run) == [[[0.5], [-1.5]], [[0.0], [-1.5]]]
+
+
+def test_loss_scaling_skips_the_same_steps_on_all_ranks(tensorflow: World) -> None:
+    def run() -> list[Any]:
+        import keras
+        from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+        import horovod.keras as hvd
+        from horovod.keras.optimizer import is_distributed
+
+        keras.utils.set_random_seed(0)
+        policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, dtype=policy)])
+        model = keras.Model(model.inputs, model.outputs)
+        model.dtype_policy = policy
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.001)), loss="mse")
+        assert isinstance(model.optimizer, LossScaleOptimizer) and is_distributed(model.optimizer)
+        assert not is_distributed(model.optimizer.inner_optimizer)
+        inputs, targets = data()
+        if hvd.rank() == 1:
+            inputs = inputs.copy()
+            inputs[20] = np.inf
+        model.fit(inputs, targets, batch_size=16, shuffle=False, verbose=0)
+        return [int(model.optimizer.iterations), model.get_weights()[0].ravel().tolist()]
+
+    first, second = tensorflow.run(run, timeout_s=110)
+    assert first == second and np.all(np.isfinite(first[1]))
+
+
+def test_rank_0_alone_keeps_the_best_model(tensorflow: World, tmp_path: Path) -> None:
+    def run(folder: str) -> None:
+        import keras
+
+        import horovod.keras as hvd
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"{folder}/best-{hvd.rank()}.keras")
+        model.fit(*data(), batch_size=16, verbose=0, callbacks=[best])
+
+    tensorflow.run(run, str(tmp_path), timeout_s=110)
+    assert [path.name for path in tmp_path.iterdir()] == ["best-0.keras"]
+
+
+def test_host_values(tensorflow: World) -> None:
+    def run() -> list[Any]:
+        import horovod.keras as hvd
+
+        rank = hvd.rank()
+        return [
+            float(hvd.allreduce(rank + 1.0)),
+            hvd.allreduce([rank, 2.0], op=hvd.Sum).tolist(),
+            hvd.allgather([rank]).tolist(),
+            hvd.broadcast(np.arange(2) * rank, 1).tolist(),
+            hvd.reducescatter(np.arange(2.0), op=hvd.Sum).tolist(),
+        ]
+
+    assert tensorflow.run(run) == [[1.5, [1.0, 4.0], [0, 1], [0, 1], [2.0 * rank]] for rank in range(2)]
+
+
+def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
+    def run() -> str:
+        import os
+
+        import keras
+
+        import horovod.keras as hvd
+
+        hvd.init()
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+
+        class Die(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if hvd.rank() == 1 and batch == 1:
+                    os._exit(3)
+
+        try:
+            model.fit(*data(), batch_size=8, verbose=0, callbacks=[Die()])
+        except Exception as error:
+            return str(error)
+        return "no error"
+
+    with World(2, {**QUIET, "KERAS_BACKEND": "tensorflow"}) as world:
+        outcomes = world.run_each(run, timeout_s=110)
+    assert "rank 1" in outcomes[0].value

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.tensorflow's operations: eagerly, in tf.function, in graphs of TensorFlow 1 and in what XLA compiles; their
+gradients and errors; and TensorFlow's ways of breaking collectives (native/shims/tensorflow)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    world = worlds(2, QUIET)
+
+    def start() -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+
+    world.run(start, timeout_s=110)
+    return world
+
+
+def modes(function: Any) -> Any:
+    """`function(*tensors)` run eagerly, in tf.function, and in a graph of TensorFlow 1: what it returns, as arrays."""
+    import tensorflow as tf
+
+    def of_graph(*tensors: Any) -> Any:
+        with tf.Graph().as_default() as graph:
+            placeholders = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in tensors]
+            results = function(*placeholders)
+            with tf.compat.v1.Session(graph=graph) as session:
+                return session.run(results, {p: t.numpy() for p, t in zip(placeholders, tensors, strict=True)})
+
+    return {"eager": function, "function": tf.function(function), "graph": of_graph}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reductions_of_every_dtype(world: World, dtype: str) -> None:
+    def run(name: str) -> list[str]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        expected = {hvd.Average: [2, 3], hvd.Sum: [4, 6], hvd.Min: [1, 2], hvd.Max: [3, 4], hvd.Product: [3, 8]}
+        wrong = []
+        for op, values in expected.items():
+            call = modes(lambda x, op=op: hvd.allreduce(x, op=op))
+            for mode, function in call.items():
+                seen = np.asarray(function(tf.cast(tf.constant([1, 2]) + 2 * rank, name)))
+                if seen.dtype != tf.as_dtype(name).as_numpy_dtype or seen.astype(np.float64).tolist() != values:
+                    wrong.append(f"{mode} {op}: {seen}")
+        return wrong
+
+    assert world.run(run, dtype) == [[], []]
+
+
+def test_every_operation_in_every_mode(world: World) -> None:
+    def run() -> list[str]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        rows = tf.reshape(tf.range(6.0), [3, 2]) + 10 * rank
+        whole = np.arange(6.0).reshape(3, 2)
+        both = np.concatenate([whole, whole + 10])
+        own = (slice(0, 2), slice(2, 3))[rank]
+        cases: dict[str, tuple[Any, Any]] = {
+            "allgather": (lambda x: hvd.allgather(x), both),
+            "ragged": (lambda x: hvd.allgather(x[: hvd.rank() + 1]), np.concatenate([whole[:1], whole[:2] + 10])),
+            "grouped_allgather": (lambda x: hvd.grouped_allgather([x, x[:, 0]]), [both, both[:, 0]]),
+            "broadcast": (lambda x: hvd.broadcast(x, 1), whole + 10),
+            "alltoall": (
+                lambda x: hvd.alltoall(x, splits=[1, 2]),
+                [np.concatenate([whole[:1], whole[:1] + 10]), [1, 1]]
+                if rank == 0
+                else [np.concatenate([whole[1:], whole[1:] + 10]), [2, 2]],
+            ),
+            "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum), (2 * whole + 10)[own]),
+            "grouped_reducescatter": (
+                lambda x: hvd.grouped_reducescatter([x, x[:, 0]]),
+                [(whole + 5)[own], (whole + 5)[own, 0]],
+            ),
+            "grouped_allreduce": (
+                lambda x: hvd.grouped_allreduce([x, tf.cast(x[0], tf.int64)], op=hvd.Sum),
+                [2 * whole + 10, (2 * whole + 10)[0]],
+            ),
+            "scales": (lambda x: hvd.allreduce(x, prescale_factor=0.5, postscale_factor=4.0), 2 * (whole + 5)),
+            "places": (
+                lambda x: [hvd.size_op(), hvd.rank_op(), hvd.local_size_op(), hvd.local_rank_op()],
+                [2, rank, 2, rank],
+            ),
+            "included": (lambda x: hvd.process_set_included_op(), 1),
+        }
+        wrong = []
+        for name, (call, expected) in cases.items():
+            for mode, function in modes(call).items():
+                seen = function(rows)
+                pairs = zip(seen, expected, strict=True) if isinstance(expected, list) else [(seen, expected)]
+                if not all(np.array_equal(np.asarray(a), b) for a, b in pairs):
+                    wrong.append(f"{mode} {name}: {seen}, expected {expected}")
+        return wrong
+
+    assert world.run(run) == [[], []]
+
+
+def test_a_function_takes_tensors_of_changing_shape(world: World) -> None:
+    def run() -> list[list[float]]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+        def total(tensor: Any) -> Any:
+            return hvd.allreduce(tensor, op=hvd.Sum, name="changing")
+
+        return [total(tf.ones([length])).numpy().tolist() for length in (1, 3, 3, 3, 2, 0)]
+
+    assert world.run(run) == [[[2.0] * length for length in (1, 3, 3, 3, 2, 0)]] * 2
+
+
+def test_sparse_tensors_are_gathered(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        slices = tf.IndexedSlices(tf.ones([2, 1]) * (rank + 1), tf.constant([rank, 3]), tf.constant([5, 1]))
+        average, total = hvd.allreduce(slices), hvd.grouped_allreduce([slices, tf.ones(2)], op=hvd.Sum)
+        with pytest.raises(NotImplementedError, match="Average and Sum"):
+            hvd.allreduce(slices, op=hvd.Max)
+        dense = [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (average, total[0])]
+        return [*dense, total[1].numpy().tolist()]
+
+    assert world.run(run) == [[[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [2, 2]]] * 2
+
+
+def test_gradients_of_every_operation(world: World) -> None:
+    def run() -> list[str]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        weights = tf.constant([1.0, 2.0, 3.0, 4.0]) * (rank + 1)  # of the results, in rank order
+        cases: dict[str, tuple[Any, Any]] = {
+            "allreduce": (lambda x: hvd.allreduce(x) * weights[:2], [1.5, 3.0]),
+            "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum) * weights[:2], [3.0, 6.0]),
+            "grouped": (lambda x: tf.concat(hvd.grouped_allreduce([x, x * x]), 0) * weights, None),
+            "allgather": (lambda x: hvd.allgather(x) * weights, ([1.5, 3.0], [4.5, 6.0])[rank]),
+            "broadcast": (lambda x: hvd.broadcast(x, 1) * weights[:2], ([0, 0], [1.5, 3.0])[rank]),
+            "alltoall": (lambda x: hvd.alltoall(x) * weights[:2], ([1.0, 2.0], [2.0, 4.0])[rank]),
+            "alltoall splits": (
+                lambda x: hvd.alltoall(x, splits=[1, 0])[0] * (rank + 1.0),
+                [1.0, 0.0],
+            ),
+            "reducescatter": (lambda x: hvd.reducescatter(x) * (rank + 1.0), [1.0, 2.0]),
+            "reducescatter sum": (lambda x: hvd.reducescatter(x, op=hvd.Sum) * (rank + 1.0), [2.0, 4.0]),
+        }
+        wrong = []
+        for name, (call, expected) in cases.items():
+
+            def gradient(x: Any, call: Any = call) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    loss = tf.reduce_sum(call(x))
+                return tape.gradient(loss, x)
+
+            x = tf.constant([1.0, 2.0])
+            seen = [gradient(x).numpy(), tf.function(gradient)(x).numpy()]
+            if not np.array_equal(seen[0], seen[1]) or (expected is not None and not np.array_equal(seen[0], expected)):
+                wrong.append(f"{name}: {seen}, expected {expected}")
+        return wrong
+
+    assert world.run(run) == [[], []]
+
+
+def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
+    def run() -> bool:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 1: expected shape \[1\], seen \[2\]"):
+            hvd.allreduce(tf.ones([rank + 1]), name="shapes")
+        with pytest.raises(tf.errors.FailedPreconditionError, match="shape"):
+            tf.function(lambda: hvd.allreduce(tf.ones([rank + 1]), name="in a function"))()
+        with pytest.raises(ValueError if rank == 0 else tf.errors.FailedPreconditionError, match="0-d"):
+            hvd.allgather(tf.constant(1.0) if rank == 0 else tf.ones(2), name="scalar")
+        with pytest.raises(ValueError, match="root_rank=7"):
+            hvd.broadcast(tf.ones(2), 7)
+        with pytest.raises(ValueError, match="both op"):
+            hvd.allreduce(tf.ones(2), op=hvd.Sum, average=True)
+        with pytest.raises(ValueError, match="bool"):
+            hvd.allreduce(tf.constant([True]))
+        with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
+            hvd.allreduce(tf.constant([1j]))
+        return bool(hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2])
+
+    assert world.run(run) == [True, True]
+
+
+def test_direct_calls_are_neither_pruned_nor_folded_nor_merged(world: World) -> None:
+    def run() -> list[int]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core.context import statistics
+
+        @tf.function
+        def step() -> Any:
+            hvd.allreduce(tf.ones(3), name="unused")
+            hvd.barrier()
+            same = [hvd.allreduce(tf.ones(3)), hvd.allreduce(tf.ones(3))]
+            return same[0] + same[1]
+
+        step()
+        before = statistics()["tensors"]
+        step()
+        return [statistics()["tensors"] - before]
+
+    assert world.run(run) == [[3], [3]]
+
+
+def test_the_gradient_of_a_constant_is_reduced_in_every_step(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core.context import statistics
+
+        weight = tf.Variable([1.0, 2.0])
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight) * float(hvd.rank() + 1)
+            return hvd.DistributedGradientTape(tape).gradient(loss, weight)
+
+        step()
+        before = statistics()["tensors"]
+        return [step().numpy().tolist(), step().numpy().tolist(), statistics()["tensors"] - before]
+
+    assert world.run(run) == [[[1.5, 1.5], [1.5, 1.5], 2]] * 2
+
+
+def test_one_thread_is_enough_and_nothing_completes_before_all_is_submitted() -> None:
+    """The ranks submit in opposite orders: a kernel that waited for its peers would wait for ever."""
+
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        order = range(40) if hvd.rank() == 0 else range(39, -1, -1)
+        with tf.Graph().as_default() as graph:
+            nodes = {i: hvd.allreduce(tf.fill([1000], float(i)), op=hvd.Sum, name=f"t{i}") for i in order}
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+            with tf.compat.v1.Session(graph=graph, config=config) as session:
+                results = [session.run(nodes) for _ in range(3)][-1]
+        return [float(results[i][0]) for i in range(40)]
+
+    with World(2, QUIET) as world:
+        assert world.run(run, timeout_s=110) == [[2.0 * i for i in range(40)]] * 2
+
+
+def test_a_lost_rank_is_named(worlds: WorldPool) -> None:
+    def run() -> str:
+        import os
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        hvd.allreduce(tf.ones(2))
+        if hvd.rank() == 1:
+            os._exit(3)
+        try:
+            hvd.allreduce(tf.ones(2), name="lonely")
+        except tf.errors.UnknownError as error:
+            return str(error)
+        return "no error"
+
+    with World(2, QUIET) as world:
+        outcomes = world.run_each(run, timeout_s=110)
+    assert "rank 1" in outcomes[0].value and "lonely" in outcomes[0].value
+    assert outcomes[1].died
+
+
+def test_steps_that_xla_compiles_reduce(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow import xla
+
+        assert xla.is_available()
+        rank = hvd.rank()
+
+        @tf.function(jit_compile=True)
+        def step(x: Any, y: Any) -> Any:
+            return [each + 1 for each in hvd.grouped_allreduce([x * (rank + 1.0), y], op=hvd.Sum)]
+
+        before = xla.calls()
+        seen = [each.numpy().tolist() for each in step(tf.ones(3), tf.ones(2, tf.float64))]
+        assert xla.calls() == before + 1
+        with pytest.raises(tf.errors.InternalError, match=r"rank 1: expected shape \[3\], seen \[4\]"):
+            tf.function(lambda x: hvd.allreduce(x, name="compiled"), jit_compile=True)(tf.ones(3 + rank))
+        with pytest.raises(NotImplementedError, match="jit_compile=False"):
+            tf.function(lambda x: hvd.allgather(x), jit_compile=True, autograph=False)(tf.ones(3))
+        return seen
+
+    assert world.run(run) == [[[4.0] * 3, [3.0] * 2]] * 2
+
+
+def test_torch_and_tensorflow_share_one_engine(world: World) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+
+    def run() -> list[float]:
+        import tensorflow as tf
+        import torch
+
+        import horovod.tensorflow as hvd
+        import horovod.torch
+
+        assert horovod.torch.is_initialized() and horovod.torch.rank() == hvd.rank()
+        started = horovod.torch.allreduce_async(torch.ones(2), name="torch", op=horovod.torch.Sum)
+        return [float(hvd.allreduce(tf.ones(2), op=hvd.Sum)[0]), float(horovod.torch.synchronize(started)[0])]
+
+    assert world.run(run) == [[2.0, 2.0]] * 2

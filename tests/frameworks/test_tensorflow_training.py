@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with horovod.tensorflow: the tape, optimizers of TensorFlow 1, variables and objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    world = worlds(2, QUIET)
+
+    def start() -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+
+    world.run(start, timeout_s=110)
+    return world
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"op": 1},
+        {"groups": 1},
+        {"groups": 2},
+        {"gradient_predivide_factor": 4.0},
+        {"sparse_as_dense": True},
+        {"compression": "fp16"},
+        {"compression": "bf16"},
+    ],
+    ids=str,
+)
+def test_a_tape_gives_the_ranks_average(world: World, options: dict[str, Any], compiled: bool) -> None:
+    def run(options: dict[str, Any], compiled: bool) -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        if "compression" in options:
+            options = {"compression": getattr(hvd.Compression, options["compression"])}
+        rank = hvd.rank()
+        first, second = tf.Variable([1.0, 2.0]), tf.Variable([[1.0], [1.0], [1.0]])
+        unused = tf.Variable(1.0)
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(first * first) * (rank + 1.0) + tf.reduce_sum(tf.gather(second, [rank, 2]))
+            tape = hvd.DistributedGradientTape(tape, **options)
+            return tape.gradient(loss, {"first": first, "rest": [second, unused]})
+
+        gradients = (tf.function(step) if compiled else step)()
+        assert gradients["rest"][1] is None
+        return [
+            tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (gradients["first"], gradients["rest"][0])
+        ]
+
+    factor = 2 if options.get("op") == 1 else 1
+    expected = [[3.0 * factor, 6.0 * factor], [0.5 * factor, 0.5 * factor, 1.0 * factor]]
+    assert world.run(run, options, compiled) == [expected] * 2
+
+
+def test_a_tapes_other_arguments(world: World) -> None:
+    def run() -> bool:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        x, own = tf.Variable(3.0), tf.Variable(2.0)
+        with tf.GradientTape(persistent=True) as tape:
+            y = x * x * (rank + 1.0) * own
+        tape = hvd.DistributedGradientTape(tape)
+        assert isinstance(tape, tf.GradientTape)
+        tape.register_local_source(own)
+        for _ in range(2):
+            gradients = tape.gradient(y, [x, own], None, True)
+            # own: 9 * (rank + 1), not averaged, divided by the size
+            assert [float(g) for g in gradients] == [6.0 * 2 * 1.5, 9.0 * (rank + 1) / 2]
+        missing = tape.gradient(y, [tf.Variable(1.0)], None, tf.UnconnectedGradients.ZERO)
+        assert float(missing[0]) == 0
+        local, reduced = tape.get_local_and_global_gradients(y, [x, own])
+        assert [v is own for v, _ in local] == [True] and [v is x for v, _ in reduced] == [True]
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedGradientTape(tape)
+        with pytest.raises(TypeError, match="seen int"):
+            hvd.DistributedGradientTape(3)
+        with pytest.raises(ValueError, match="predivide"):
+            hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
+        return True
+
+    assert world.run(run) == [True, True]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("name", ["GradientDescent", "Momentum", "Adam", "Adagrad", "RMSProp"])
+def test_graphs_of_tensorflow_1_train_as_one_process_on_the_whole_batch(world: World, name: str, passes: int) -> None:
+    if passes > 1 and name != "Adam":
+        pytest.skip("hardware: one optimizer tells about accumulation")
+
+    def run(name: str, passes: int) -> list[float]:
+        import tensorflow.compat.v1 as tf
+
+        import horovod.tensorflow as hvd
+
+        arguments = {"Momentum": (0.05, 0.9)}.get(name, (0.05,))
+        everything = np.random.default_rng(1).standard_normal((8, 4))
+        target = everything @ np.array([[1.0], [2], [3], [4]])
+
+        def train(distributed: bool) -> np.ndarray[Any, Any]:
+            rows = slice(4 * hvd.rank(), 4 * hvd.rank() + 4) if distributed else slice(0, 8)
+            with tf.Graph().as_default():
+                start = 1.0 if not distributed else float(1 + hvd.rank())
+                weight = tf.get_variable("w", initializer=tf.constant(np.full((4, 1), start)), use_resource=True)
+                table = tf.get_variable("t", initializer=tf.constant(np.full((3, 1), start)), use_resource=True)
+                ids = tf.constant([0, 1, 1, 2, 0, 0, 1, 2])[rows]
+                x = tf.placeholder(tf.float64, [None, 4])
+                y = tf.placeholder(tf.float64, [None, 1])
+                loss = tf.reduce_mean(tf.square(x @ weight + tf.nn.embedding_lookup(table, ids) - y))
+                step = tf.train.get_or_create_global_step()
+                optimizer = getattr(tf.train, f"{name}Optimizer")(*arguments)
+                hooks = []
+                if distributed:
+                    optimizer = hvd.DistributedOptimizer(
+                        optimizer,
+                        backward_passes_per_step=passes,
+                        average_aggregated_gradients=True,
+                        sparse_as_dense=passes > 1,
+                    )
+                    hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+                train_op = optimizer.minimize(loss, global_step=step)
+                session = tf.train.MonitoredTrainingSession(hooks=hooks)
+                for _ in range(6 * (passes if distributed else 1)):
+                    session.run(train_op, {x: everything[rows], y: target[rows]})
+                assert session.run(step) == 6
+                trained = np.concatenate([each.ravel() for each in session.run([weight, table])])
+                session.close()
+                return trained
+
+        return [float(np.max(np.abs(train(True) - train(False))))]
+
+    assert all(difference[0] < 1e-10 for difference in world.run(run, name, passes, timeout_s=110))
+
+
+def test_variables_and_objects_become_the_roots(world: World) -> None:
+    def run() -> bool:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        variables = [tf.Variable([1.0 * rank, 2.0]), tf.Variable(rank), tf.Variable(tf.cast([rank], tf.bfloat16))]
+        hvd.broadcast_variables(variables, root_rank=1)
+        assert [np.asarray(v).astype(np.float64).ravel().tolist() for v in variables] == [[1, 2], [1], [1]]
+        assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+        assert hvd.allgather_object(rank) == [0, 1]
+        with pytest.raises(RuntimeError, match="eager"):
+            hvd.broadcast_global_variables(0)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            give = hvd.broadcast_object_fn(0, session)
+            assert [give(["a" * n, rank]) for n in (1, 1000)] == [["a", 0], ["a" * 1000, 0]]
+        return True
+
+    assert world.run(run) == [True, True]
+
+
+def test_what_cannot_be_wrapped_is_told(world: World) -> None:
+    def run() -> bool:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        with pytest.raises(ValueError, match="cannot wrap a builtins.str"):
+            hvd.DistributedOptimizer("adam")
+        with pytest.raises(ValueError, match="1 or more"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=0)
+        wrapped = hvd.DistributedOptimizer(tf.keras.optimizers.SGD())
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedOptimizer(wrapped)
+        v1 = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer())
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedOptimizer(v1)
+        with pytest.raises(NotImplementedError, match="Adasum"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+        return True
+
+    assert world.run(run) == [True, True]
