@@ -182,7 +182,7 @@ MUTATIONS = (
         "entry->recalled = sets_[entry->set].joined > 0;",
         "entry->recalled = false;",
         "the coordinator takes an entry that stays recalled for one that is not",
-        (native("negotiation_model_test", "two_ranks_of_one_host_that_join"),),
+        (native("negotiation_model_test", "three_ranks_of_one_host_that_join"),),
     ),
     Mutation(
         "recall-of-a-complete-round-dropped",

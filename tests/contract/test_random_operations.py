@@ -79,7 +79,7 @@ def steps(draw: st.DrawFn, size: int, name: str) -> Step:
 def programs(draw: st.DrawFn) -> tuple[tuple[int, str], list[Step], list[int], list[float]]:
     """(world, steps, by rank the seed of its order, by rank its pause between two steps in ms)"""
     world = draw(st.sampled_from(WORLDS))
-    names = draw(st.lists(st.sampled_from([f"r{number}" for number in range(10)]), min_size=1, max_size=8, unique=True))
+    names = draw(st.lists(st.sampled_from([f"r{number}" for number in range(10)]), min_size=4, max_size=9, unique=True))
     orders = draw(st.lists(st.integers(0, 100), min_size=world[0], max_size=world[0]))
     pauses = draw(st.lists(st.sampled_from([0.0, 0.0, 0.1, 3.0]), min_size=world[0], max_size=world[0]))
     return world, [draw(steps(world[0], name)) for name in names], orders, pauses

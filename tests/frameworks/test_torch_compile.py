@@ -256,3 +256,29 @@ def test_an_error_in_a_compiled_function_is_the_operation_s_own(worlds: WorldPoo
 
     texts = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)
     assert texts[0] == texts[1]
+
+
+def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that_compile_nothing(
+    worlds: WorldPool,
+) -> None:
+    def run() -> list[Any]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch._dynamo.reset()
+
+        def step(x: Any) -> Any:
+            whole = hvd.allgather(x * 2, name="whole")
+            return hvd.alltoall(whole[:4], name="part").sum() + x.sum()
+
+        compiled = torch.compile(step, backend="aot_eager")
+        seen = []
+        for function in (step, compiled, compiled if hvd.rank() == 0 else step):
+            x = rows(hvd.rank(), 3).requires_grad_()
+            result = function(x)
+            result.backward()
+            seen.append((float(result.detach()), x.grad.tolist()))
+        return seen
+
+    for seen in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
+        assert seen[0] == seen[1] == seen[2]

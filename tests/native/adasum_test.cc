@@ -52,6 +52,7 @@ Vector rounded(const Vector& values, hvd_dtype dtype, std::vector<std::byte>* st
   Kernels kernels;
   const auto count = static_cast<int64_t>(values.size());
   storage->assign(values.size() * element_size(dtype), {});
+  if (values.empty()) return values;
   if (dtype == HVD_FLOAT64) {
     std::memcpy(storage->data(), values.data(), storage->size());
     return values;
@@ -68,6 +69,7 @@ Vector rounded(const Vector& values, hvd_dtype dtype, std::vector<std::byte>* st
 
 Vector read(const std::vector<std::byte>& storage, hvd_dtype dtype) {
   const size_t count = storage.size() / element_size(dtype);
+  if (count == 0) return {};
   if (dtype == HVD_FLOAT64) {
     Vector values(count);
     std::memcpy(values.data(), storage.data(), storage.size());
