@@ -23,6 +23,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
+# By itself it would bring another TensorFlow than the one that is tested.
+TF_KERAS := $(PIP) --no-deps tf-keras==2.21.0
 LINT_BIN := .venv-lint/bin
 PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 
@@ -63,10 +65,12 @@ lint: .venv-lint/created native
 # As a user installs it: an isolated build from nothing.
 install: .venv/created
 	@$(STEP) "install horovod" $(PIP) '.[test]'
+	@$(STEP) "install tf-keras" $(TF_KERAS)
 
 # Rebuilds only what changed.
 install-quick: .venv/created
 	@$(STEP) "install horovod (incremental)" $(PIP) --no-build-isolation -C build-dir=build/wheel '.[test]'
+	@$(STEP) "install tf-keras" $(TF_KERAS)
 
 native: .venv/created
 	@$(STEP) "native build" tools/build-native build/native

@@ -17,7 +17,7 @@ __all__ = ["callback_classes"]
 def callback_classes(own: Any) -> types.SimpleNamespace:
     """`own`: the module `callbacks` of Keras 3 or tf-keras."""
 
-    class BroadcastGlobalVariablesCallback(parts.Broadcast, own.Callback):  # type: ignore[misc]
+    class BroadcastGlobalVariablesCallback(parts.Broadcast, own.Callback):
         """All ranks start as the root does: weights, slots, iterations. Nothing is broadcast again when fit() is
         called again."""
 
@@ -25,13 +25,13 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             super().__init__()
             self._hvd_setup(root_rank, device, local_variables)
 
-    class MetricAverageCallback(parts.MetricAverage, own.Callback):  # type: ignore[misc]
+    class MetricAverageCallback(parts.MetricAverage, own.Callback):
         """Averages metrics over the ranks at the end of each epoch. To stand before callbacks that read them."""
 
         def __init__(self, device: str = "") -> None:
             super().__init__()
 
-    class LearningRateScheduleCallback(parts.LearningRateSchedule, own.Callback):  # type: ignore[misc]
+    class LearningRateScheduleCallback(parts.LearningRateSchedule, own.Callback):
         """Sets the learning rate to initial_lr * multiplier(epoch) while start_epoch <= epoch < end_epoch. multiplier:
         a function, or a number for number ** (epoch - start_epoch). staircase: once an epoch, else every batch.
         momentum_correction: the velocities of an optimizer with momentum follow."""
@@ -51,7 +51,7 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
                 initial_lr, multiplier, start_epoch, end_epoch, staircase, momentum_correction, steps_per_epoch
             )
 
-    class LearningRateWarmupCallback(parts.LearningRateWarmup, own.Callback):  # type: ignore[misc]
+    class LearningRateWarmupCallback(parts.LearningRateWarmup, own.Callback):
         """Raises the learning rate from initial_lr / size to initial_lr within warmup_epochs (Goyal et al. 2017,
         "Accurate, Large Minibatch SGD"). verbose: rank 0 says when it is over."""
 
@@ -66,7 +66,7 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             super().__init__()
             self._hvd_setup_warmup(initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose)
 
-    class BestModelCheckpoint(own.ModelCheckpoint):  # type: ignore[misc]
+    class BestModelCheckpoint(own.ModelCheckpoint):
         """ModelCheckpoint with save_best_only, written by rank 0 only. `filepath` may be set later, as the Spark
         estimator does."""
 

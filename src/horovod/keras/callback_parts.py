@@ -173,7 +173,7 @@ class MetricAverage:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (numbers.Number, np.ndarray)) and np.size(value) == 1 and not isinstance(value, complex)
+    return isinstance(value, (numbers.Real, np.ndarray)) and np.asarray(value).size == 1
 
 
 class LearningRateSchedule:

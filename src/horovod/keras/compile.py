@@ -20,10 +20,10 @@ __all__ = ["accept_old_arguments"]
 
 def _can_be_compiled() -> bool:
     if keras.backend.backend() != "tensorflow":
-        return keras.backend.backend() == "jax"
+        return bool(keras.backend.backend() == "jax")
     from horovod.tensorflow import xla
 
-    return xla.is_available()
+    return bool(xla.is_available())
 
 
 def accept_old_arguments() -> None:

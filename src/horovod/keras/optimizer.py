@@ -45,7 +45,7 @@ class _Keras3(_Distributed):
         """As the optimizer's own, with gradients averaged over the ranks."""
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
-        if not self.built and variables:  # type: ignore[attr-defined]
+        if not self.built and variables:  # type: ignore[has-type]
             self.build(variables)  # type: ignore[attr-defined]
             self.built = True
         self._hvd_begin()

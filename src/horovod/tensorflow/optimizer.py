@@ -18,7 +18,7 @@ from horovod.tensorflow.gradients import TensorFlowGradients
 
 __all__ = ["DistributedOptimizer"]
 
-_LegacyOptimizer = tf.compat.v1.train.Optimizer
+_LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class _Accumulation:
@@ -68,7 +68,7 @@ class _Accumulation:
         )
 
 
-class _DistributedV1Optimizer(_LegacyOptimizer):  # type: ignore[misc]
+class _DistributedV1Optimizer(_LegacyOptimizer):
     """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's."""
 
     def __init__(

@@ -52,7 +52,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives all ranks the root's global variables once a session of TensorFlow 1 has been made: random start values, or
     what the root has restored from a checkpoint. `device`: where the nodes are placed."""
 

@@ -18,7 +18,7 @@ from horovod.tensorflow.gradients import TensorFlowGradients
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
-class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]
+class _DistributedGradientTape(tf.GradientTape):
     _reduction: TensorFlowGradients
 
     def register_local_source(self, source: Any) -> None:
