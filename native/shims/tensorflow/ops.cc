@@ -220,7 +220,7 @@ void add_all() {
 }
 
 // At the time that tf.load_op_library opens this library. Why the operations are not there; empty where they are.
-const std::string error = [] {
+const std::string kRegistrationError = [] {
   std::string missing = load_api();
   if (!missing.empty()) return missing;
   try {
@@ -237,7 +237,7 @@ const std::string error = [] {
 
 extern "C" {
 
-HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::error.c_str(); }
+HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::kRegistrationError.c_str(); }
 
 // The generation that operations belong to from here on. `local`: local rank and local size.
 HVD_EXPORT void hvd_tensorflow_attach(hvd_context* context, uint64_t number, const int32_t* local) {

@@ -33,7 +33,7 @@ struct Plan {
 };
 
 std::mutex plans_mutex;
-auto* const plans = new std::map<int64_t, Plan>;  // never destroyed: compiled code may outlive the library's statics
+auto* const kPlans = new std::map<int64_t, Plan>;  // never destroyed: compiled code may outlive the library's statics
 std::atomic<int64_t> calls{0};
 
 using StatusMessage = std::optional<std::string_view> (*)(const void*);
@@ -82,8 +82,8 @@ void custom_call(void* out, const void** inputs, const char* opaque, size_t leng
   const Plan* plan = nullptr;
   {
     const std::lock_guard lock(plans_mutex);
-    const auto found = plans->find(std::stoll(std::string(opaque, length)));
-    if (found != plans->end()) plan = &found->second;
+    const auto found = kPlans->find(std::stoll(std::string(opaque, length)));
+    if (found != kPlans->end()) plan = &found->second;
   }
   if (plan == nullptr) return fail(xla_status, "a compiled step asks for an unknown reduction");
   // One result comes as it is, several as a table.
@@ -135,8 +135,8 @@ HVD_EXPORT int64_t hvd_tensorflow_xla_plan(const hvd_request* request) {
   plan.tensors.assign(request->tensors, request->tensors + request->ntensors);
   for (const hvd_tensor& tensor : plan.tensors) plan.shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
   const std::lock_guard lock(hvd::tensorflow::plans_mutex);
-  const auto number = static_cast<int64_t>(hvd::tensorflow::plans->size());
-  hvd::tensorflow::plans->emplace(number, std::move(plan));
+  const auto number = static_cast<int64_t>(hvd::tensorflow::kPlans->size());
+  hvd::tensorflow::kPlans->emplace(number, std::move(plan));
   return number;
 }
 
