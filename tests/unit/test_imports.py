@@ -55,3 +55,11 @@ def test_horovodrun_loads_no_framework_and_no_numpy() -> None:
         f"print(sorted(({FRAMEWORKS!r} | {{'numpy'}}) & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_no_lazy_name_of_core_is_a_modules_as_well() -> None:
+    """Whoever imported the module first would get it in place of the function."""
+    import horovod.core
+
+    modules = {path.stem for path in (PACKAGE / "core").glob("*.py")}
+    assert not modules & set(horovod.core._MODULE_OF)

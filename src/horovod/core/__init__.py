@@ -33,7 +33,7 @@ _HOME = {
     "horovod.core.objects": "broadcast_object allgather_object",
     "horovod.core.native": "Average Sum Adasum Min Max Product",
     "horovod.core.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
-    "horovod.core.join": "join uneven_data",
+    "horovod.core.joining": "join uneven_data",
     "horovod.core.exceptions": "HorovodInternalError",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -22,7 +22,7 @@ from horovod.core import context as contexts
 from horovod.core.collectives import Reduction, checked_root, resolved
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.join import join as core_join
+from horovod.core.joining import join as core_join
 from horovod.core.native import OP_NAMES, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, refuse

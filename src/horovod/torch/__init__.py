@@ -36,7 +36,7 @@ from horovod.core.context import (
     size,
 )
 from horovod.core.exceptions import HorovodInternalError
-from horovod.core.join import join, uneven_data
+from horovod.core.joining import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
