@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/engine.h"
@@ -21,7 +22,7 @@ struct hvd_entry {
 struct hvd_context {
   std::unique_ptr<hvd::Engine> engine;
   std::mutex mutex;
-  std::vector<std::unique_ptr<hvd_entry>> entries;
+  std::unordered_map<const hvd_entry*, std::unique_ptr<hvd_entry>> entries;
 };
 
 namespace {
@@ -139,7 +140,15 @@ int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** en
     HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &made->prepared));
     *entry = made.get();
     const std::lock_guard lock(context->mutex);
-    context->entries.push_back(std::move(made));
+    context->entries.emplace(*entry, std::move(made));
+    return {};
+  });
+}
+
+void hvd_release_entry(hvd_context* context, hvd_entry* entry) {
+  guarded(nullptr, [&]() -> Status {
+    const std::lock_guard lock(context->mutex);
+    context->entries.erase(entry);
     return {};
   });
 }

@@ -260,8 +260,8 @@ MUTATIONS = (
     Mutation(
         "definitions-outlive-their-set",
         "native/negotiation/coordinator.cc",
-        "    entries_[id].defined = false;\n    entries_[id].definition.clear();\n  }\n}",
-        "  }\n}",
+        "    const uint32_t id = entries_[index].id;\n    forget(index);\n",
+        "    const uint32_t id = kNoId;\n",
         "a set that comes back with a number finds the former one's definitions",
         (native("engine_sets_test", "sets_come_and_go"),),
     ),

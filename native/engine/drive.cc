@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -79,12 +80,13 @@ bool Engine::follow_log() {
   Record record;
   if (!segment_->peek(position, &record)) return false;
   cursor_.store(position + 1);
-  segment_->rank(local_rank_).cursor.store(position + 1);
   struct Following {
     explicit Following(const Engine* engine) { following = engine; }
     ~Following() { following = nullptr; }
   } const now(this);
   apply(record);
+  // After that: who sees this cursor beyond a RETIRE knows that this rank uses the number no more.
+  segment_->rank(local_rank_).cursor.store(position + 1);
   return true;
 }
 
@@ -110,8 +112,8 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
-  const bool of_entry =
-      record.kind == RecordKind::kDefine || record.kind == RecordKind::kError || record.kind == RecordKind::kReady;
+  const bool of_entry = record.kind != RecordKind::kClose && record.kind != RecordKind::kLeave;
+  if (record.kind == RecordKind::kReady && coordinates()) coordinator_->touch(record.id);
   if (of_entry && !takes_part_in(record.id)) return;
   switch (record.kind) {
     case RecordKind::kDefine:
@@ -119,6 +121,9 @@ void Engine::apply(Record record) {
       return;
     case RecordKind::kError:
       apply_error(record.id);
+      return;
+    case RecordKind::kRetire:
+      apply_retirement(record.id);
       return;
     case RecordKind::kReady: {
       SubmissionPtr submission;
@@ -170,12 +175,23 @@ void Engine::apply_definition(uint32_t id) {
   }
   const std::lock_guard lock(mutex_);
   ProcessSet* const set = find_set(definition.set);
-  Entry* entry = set == nullptr ? nullptr : intern(set, definition.name);
-  if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
+  if (set == nullptr) return;
+  const std::shared_ptr<Entry> entry = intern(set, definition.name);
   if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
   entry_of_id_[id] = entry;
   entry->id = id;
   entry->definition = std::move(definition.descriptor);
+}
+
+// Whatever is in flight under the name is ready and runs, or came too late to be counted and took the slow way.
+void Engine::apply_retirement(uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  if (id >= entry_of_id_.size() || entry_of_id_[id] == nullptr) return;
+  const std::shared_ptr<Entry> entry = std::exchange(entry_of_id_[id], nullptr);
+  segment_->in_flight(local_rank_, id).store(0);
+  entry->id = -1;
+  entry->definition.clear();
+  forget_if_idle(entry);
 }
 
 void Engine::apply_error(uint32_t id) {
@@ -240,7 +256,7 @@ void Engine::fail_all(const Status& cause) {
 
 void Engine::complete(const SubmissionPtr& submission, Status status) {
   Announcement next;
-  Entry* entry = submission->entry;
+  const std::shared_ptr<Entry>& entry = submission->entry;
   {
     const std::lock_guard lock(mutex_);
     if (entry->in_flight == submission) {
@@ -251,6 +267,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
         entry->deferred.pop_front();
         next = begin(following);
       }
+      forget_if_idle(entry);
     }
   }
   in_flight_.fetch_sub(1);
@@ -291,6 +308,7 @@ void Engine::hand_over() {
 
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
+  constexpr int64_t kPendingIdsNs = 10000000;  // nobody rings for the last reader of a RETIRE
   const auto look = [this]() -> Bells::Sleep {
     const Bells::Sleep stay_awake;
     if (stopped_.load()) return stay_awake;
@@ -299,7 +317,8 @@ void Engine::engine_thread() {
     const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
     if (mine && (has_work(false) || due)) return stay_awake;
     const int64_t linger_ns = linger_left_ns();
-    return {linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000), callers_waiting_.load() == 0};
+    const int64_t at_most = ids_pending_.load() ? kPendingIdsNs : kWatchdogNs;
+    return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), callers_waiting_.load() == 0};
   };
   while (!stopped_.load()) {
     if (take_token()) {

@@ -95,13 +95,14 @@ class Engine {
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
-    Entry* entry = nullptr;  // complete on this host: tell the others
+    int64_t id = -1;  // of the entry that is complete on this host: tell the others
     uint64_t bytes = 0;
     bool sync = false;
     bool asked_leader = false;  // a slow request went out
   };
-  Entry* intern(ProcessSet* set, const std::string& name);
-  Entry* next_unnamed(ProcessSet* set);
+  std::shared_ptr<Entry> intern(ProcessSet* set, const std::string& name);
+  std::shared_ptr<Entry> next_unnamed(ProcessSet* set);
+  void forget_if_idle(const std::shared_ptr<Entry>& entry);
   Announcement begin(const SubmissionPtr& submission);
   void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
@@ -139,6 +140,7 @@ class Engine {
   void apply(Record record);
   void apply_definition(uint32_t id);
   void apply_error(uint32_t id);
+  void apply_retirement(uint32_t id);
   void close_batch();
   bool may_close(bool somebody_waits) const;
   void fail_all(const Status& cause);
@@ -183,6 +185,9 @@ class Engine {
   void poison_unreadable(int from, const std::string& what, size_t bytes);
   void handle_downward(FrameKind kind, const std::string& payload);
   void answer_recall(uint32_t id, Effects* effects);
+  void answer_may_retire(const std::vector<uint32_t>& ids, Effects* effects);
+  bool tell_retired();
+  void warn_of_eviction();
   void spread(Effects effects);
   void apply_decisions(const std::vector<Decision>& decisions);
   void flush_ready(bool somebody_waits);
@@ -221,7 +226,6 @@ class Engine {
   // Shared with users' threads.
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
-  size_t names_ = 0;                                     // entries in all of them
   RingSender to_leader_;
   std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
   std::atomic<uint64_t> ready_here_bytes_{0};
@@ -238,14 +242,15 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
-  std::atomic<uint64_t> ticked_ns_{0};   // the monitor's last tick
-  std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
+  std::atomic<bool> ids_pending_{false};  // leader: retired_here_ is not empty
+  std::atomic<uint64_t> ticked_ns_{0};    // the monitor's last tick
+  std::atomic<uint64_t> resumed_ns_{0};   // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex transport_mutex_;
   std::unique_ptr<Transport> transport_;
   std::atomic<uint64_t> cursor_{0};
-  std::vector<Entry*> entry_of_id_;
+  std::vector<std::shared_ptr<Entry>> entry_of_id_;
   std::vector<SubmissionPtr> open_;  // ready, not closed yet
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
@@ -254,6 +259,12 @@ class Engine {
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
   std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
+  struct RetiredHere {
+    uint64_t position;  // in the log
+    uint32_t id;
+  };
+  std::deque<RetiredHere> retired_here_;  // leader: not read by all ranks of the host, as far as is known
+  bool eviction_warned_ = false;
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
@@ -261,6 +272,7 @@ class Engine {
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};
+    std::atomic<uint64_t> names_evicted{0};  // rank 0 knows
   } statistics_;
 };
 

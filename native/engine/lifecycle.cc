@@ -97,7 +97,8 @@ Status Engine::connect() {
     from_followers_.resize(segment_->local_size());
     for (uint32_t r = 0; r < segment_->local_size(); ++r) from_followers_[r].attach(&segment_->ring(r));
   }
-  if (coordinates()) coordinator_.emplace(options_.host_of_rank);
+  if (coordinates())
+    coordinator_.emplace(options_.host_of_rank, NameLimits{options_.settings.cached_names, kMaxEntries});
   if (spans_hosts()) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
@@ -332,6 +333,7 @@ std::string Engine::statistics() {
   field("slow_requests", std::to_string(statistics_.slow_requests.load()));
   field("control_messages", std::to_string(statistics_.control_messages.load()));
   field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
+  field("names_evicted", std::to_string(statistics_.names_evicted.load()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/settings.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -20,6 +21,13 @@ bool parse_integer(const std::string& text, uint64_t* out) {
   char* end = nullptr;
   *out = std::strtoull(text.c_str(), &end, 10);
   return !text.empty() && text[0] != '-' && *end == '\0';
+}
+
+bool parse_cached_names(const std::string& text, uint32_t* out) {
+  uint64_t value = 0;
+  if (!parse_integer(text, &value)) return false;
+  *out = static_cast<uint32_t>(std::min<uint64_t>(value, kMaxCachedNames));
+  return true;
 }
 
 bool parse_instruction_set(const std::string& text, InstructionSet* out) {
@@ -45,6 +53,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
       {"close_bytes", [&](auto& text) { return parse_integer(text, &out->close_bytes); }},
+      {"cached_names", [&](auto& text) { return parse_cached_names(text, &out->cached_names); }},
       {"stall_warning_ms", [&](auto& text) { return parse_integer(text, &out->stall_warning_ms); }},
       {"stall_shutdown_ms", [&](auto& text) { return parse_integer(text, &out->stall_shutdown_ms); }},
       {"start_timeout_ms", [&](auto& text) { return parse_integer(text, &out->start_timeout_ms); }},

@@ -43,7 +43,8 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
   std::vector<Undecided> found;
   std::vector<int> members;
   Undecided item;
-  for (uint32_t id = 0; coordinator_->describe(id, &item.name, &members); ++id) {
+  for (uint32_t id = 0; id < kMaxEntries; ++id) {
+    if (!coordinator_->describe(id, &item.name, &members)) continue;
     item.id = id;
     item.arrived.clear();
     item.missing.clear();

@@ -2,6 +2,7 @@
 #include "negotiation/coordinator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "negotiation/names.h"
 
@@ -19,7 +20,8 @@ std::string subject_of(const std::string& name) {
 
 }  // namespace
 
-Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::move(host_of_rank)) {
+Coordinator::Coordinator(std::vector<int> host_of_rank, NameLimits limits)
+    : host_of_rank_(std::move(host_of_rank)), limits_(limits) {
   std::vector<int> all;
   for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
     hosts_ = std::max(hosts_, host_of_rank_[rank] + 1);
@@ -37,11 +39,19 @@ void Coordinator::add_set(int32_t set, std::vector<int> ranks) {
 }
 
 void Coordinator::remove_set(int32_t set) {
-  sets_[set].ranks.clear();
-  // Whoever has the number next has other members, who must hear of each name's definition anew.
-  for (const auto& [name, id] : sets_[set].id_of_name) {
-    entries_[id].defined = false;
-    entries_[id].definition.clear();
+  Set& removed = sets_[set];
+  removed.ranks.clear();
+  // Whoever has the number next has other members, who must hear of each name's definition anew. All ranks have read
+  // the log so far, so the ids are free at once; but not one that hosts were asked about and will answer for.
+  std::vector<size_t> indices;
+  for (const auto& [name, index] : removed.by_name) indices.push_back(index);
+  std::sort(indices.begin(), indices.end());
+  for (const size_t index : indices) {
+    const uint32_t id = entries_[index].id;
+    forget(index);
+    if (id == kNoId || ids_[id].state != Id::State::kTaken) continue;
+    ids_[id].state = Id::State::kFree;
+    free_ids_.push_back(id);
   }
 }
 
@@ -54,30 +64,35 @@ std::string Coordinator::in_words(const Entry& entry, std::string_view descripto
   return quote_name(entry.name, descriptor) + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
 }
 
-Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std::string& name, Effects* effects) {
-  auto& id_of_name = sets_[set].id_of_name;
-  const auto found = id_of_name.find(name);
-  if (found != id_of_name.end()) return &entries_[found->second];
-  if (entries_.size() == kMaxEntries) {
-    Decision decision{RecordKind::kError, kMaxEntries, false, {}};
-    Writer payload;
-    payload.put(set).put_string(name).put(rank).put_string(
-        "more than " + std::to_string(kMaxEntries) +
-        " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
-    payload.put(uint32_t{0});
-    decision.payload = payload.take();
-    effects->decisions.push_back(std::move(decision));
-    return nullptr;
+size_t Coordinator::find_or_create(int32_t set, const std::string& name) {
+  auto& by_name = sets_[set].by_name;
+  const auto found = by_name.find(name);
+  if (found != by_name.end()) return found->second;
+  size_t index = entries_.size();
+  if (gaps_.empty()) {
+    entries_.emplace_back();
+  } else {
+    index = gaps_.back();
+    gaps_.pop_back();
   }
-  Entry entry;
+  Entry& entry = entries_[index];
   entry.set = set;
   entry.name = name;
-  entry.id = static_cast<uint32_t>(entries_.size());
   entry.host_ready.assign(static_cast<size_t>(hosts_), false);
   entry.host_answered.assign(static_cast<size_t>(hosts_), false);
-  id_of_name.emplace(name, entry.id);
-  entries_.push_back(std::move(entry));
-  return &entries_.back();
+  by_name.emplace(name, index);
+  return index;
+}
+
+void Coordinator::forget(size_t index) {
+  Entry& entry = entries_[index];
+  sets_[entry.set].by_name.erase(entry.name);
+  if (entry.defined()) {
+    ids_[entry.id].entry = kNoEntry;
+    --cached_;
+  }
+  entry = Entry();
+  gaps_.push_back(index);
 }
 
 void Coordinator::request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits,
@@ -92,82 +107,81 @@ void Coordinator::refuse(int rank, int32_t set, const std::string& name, const s
 
 void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name, Slow slow, double now,
                            Effects* effects) {
-  Entry* entry = find_or_create(rank, set_number, name, effects);
-  if (entry == nullptr) return;
+  const size_t index = find_or_create(set_number, name);
+  Entry* entry = &entries_[index];
   Set& set = sets_[set_number];
   if (entry->slow.empty()) {
     if (entry->hosts_ready == 0) entry->since = now;
-    set.slow_by_subject[subject_of(name)].push_back(entry->id);
+    set.slow_by_subject[subject_of(name)].push_back(index);
     entry->answers_missing = 0;
     entry->counted = 0;
     for (int host = 0; host < hosts(); ++host) {
       if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
       // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
-      const bool counts = entry->defined && set.members_of_host[host] > 0;
+      const bool counts = entry->defined() && set.members_of_host[host] > 0;
       entry->host_answered[host] = !counts;
       entry->answers_missing += counts ? 1 : 0;
     }
-    if (entry->defined) effects->recalls.push_back(entry->id);
+    if (entry->defined()) effects->recalls.push_back(entry->id);
   }
   entry->slow.insert_or_assign(rank, std::move(slow));
-  decide_if_complete(entry, effects);
-  if (!entry->slow.empty()) decide_conflict(entry, effects);
+  decide_if_complete(index, effects);
+  if (!entries_[index].slow.empty()) decide_conflict(index, effects);
 }
 
 bool Coordinator::recalled(int host, uint32_t id, uint32_t count, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined || count > sets_[entries_[id].set].members_of_host[host]) {
-    return false;
-  }
-  Entry* entry = &entries_[id];
+  Entry* entry = entry_of(id);
+  if (entry == nullptr || count > sets_[entry->set].members_of_host[host]) return false;
   if (entry->slow.empty() || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
   --entry->answers_missing;
   // A host that was complete has begun a fresh count: what it gives now is of that one, and zero.
   if (!entry->host_ready[host]) entry->counted += count;
-  decide_if_complete(entry, effects);
-  if (!entry->slow.empty()) decide_conflict(entry, effects);
+  const size_t index = ids_[id].entry;
+  decide_if_complete(index, effects);
+  if (!entries_[index].slow.empty()) decide_conflict(index, effects);
   return true;
 }
 
 bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined || !counts_on(id, host)) return false;
-  if (entries_[id].host_ready[host]) return true;
-  Entry* entry = &entries_[id];
-  if (entry->hosts_ready == 0 && entry->slow.empty()) entry->since = now;
+  Entry* entry = entry_of(id);
+  if (entry == nullptr || !counts_on(id, host)) return false;
+  if (entry->host_ready[host]) return true;
+  if (entry->idle()) entry->since = now;
   entry->host_ready[host] = true;
   ++entry->hosts_ready;
   if (!entry->slow.empty()) {
     entry->counted += sets_[entry->set].members_of_host[host];
-    decide_if_complete(entry, effects);
+    decide_if_complete(ids_[id].entry, effects);
   } else if (entry->hosts_ready == sets_[entry->set].hosts) {
     finish(entry);
+    touch(id);
     effects->decisions.push_back({RecordKind::kReady, id, false, {}});
   }
   return true;
 }
 
-void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
+void Coordinator::decide_if_complete(size_t index, Effects* effects) {
+  Entry* entry = &entries_[index];
   if (entry->answers_missing > 0 || entry->counted + entry->slow.size() < sets_[entry->set].ranks.size()) {
     return;
   }
   int culprit = -1;
   const std::string text = verdict(*entry, &culprit);
   if (!text.empty()) {
-    fail(entry, culprit, text, {}, effects);
+    fail(index, culprit, text, {}, effects);
     return;
   }
-  const std::string& agreed = entry->slow.begin()->second.descriptor;
-  if (!entry->defined || entry->definition != agreed) {
-    entry->defined = true;
-    entry->definition = agreed;
-    Writer payload;
-    payload.put_string(entry->name).put_string(agreed);
-    effects->decisions.push_back({RecordKind::kDefine, entry->id, true, payload.take()});
-    effects->decisions.push_back({RecordKind::kReady, entry->id, false, {}});
-  } else {
-    effects->decisions.push_back({RecordKind::kReady, entry->id, true, {}});
+  const std::string agreed = entry->slow.begin()->second.descriptor;
+  if (entry->defined() && entry->definition == agreed) {
+    conclude(index, {{RecordKind::kReady, kNoId, true, {}}}, effects);
+    return;
   }
-  finish(entry);
+  entry->definition = agreed;
+  Writer payload;
+  payload.put_string(entry->name).put_string(agreed);
+  conclude(index, {{RecordKind::kDefine, kNoId, true, payload.take()}, {RecordKind::kReady, kNoId, false, {}}},
+           effects);
 }
 
 // Why this round cannot run; empty where it can. What most ranks say is the expected.
@@ -222,15 +236,16 @@ std::string Coordinator::verdict(const Entry& entry, int* culprit) const {
 
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
 // others' operation.
-void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
-  Set& set = sets_[entry->set];
-  const std::vector<uint32_t> ids = set.slow_by_subject[subject_of(entry->name)];
-  if (ids.size() < 2) return;
+void Coordinator::decide_conflict(size_t index, Effects* effects) {
+  const std::string subject = subject_of(entries_[index].name);
+  Set& set = sets_[entries_[index].set];
+  const std::vector<size_t> indices = set.slow_by_subject[subject];
+  if (indices.size() < 2) return;
   std::vector<bool> waits(host_of_rank_.size(), false);
   size_t waiting = 0;
   std::string text = "the ranks call different operations";
-  for (const uint32_t id : ids) {
-    const Entry& other = entries_[id];
+  for (const size_t candidate : indices) {
+    const Entry& other = entries_[candidate];
     if (other.counted > 0 || other.answers_missing > 0) return;
     std::vector<int> ranks;
     for (const auto& [rank, slow] : other.slow) {
@@ -243,30 +258,30 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
   }
   if (waiting < set.ranks.size()) return;
   text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
-  for (const uint32_t id : ids) {
+  for (const size_t failed : indices) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
     std::vector<int> ranks;
-    for (const auto& [rank, slow] : entries_[id].slow) ranks.push_back(rank);
-    fail(&entries_[id], -1, text, ranks, effects);
+    for (const auto& [rank, slow] : entries_[failed].slow) ranks.push_back(rank);
+    fail(failed, -1, text, ranks, effects);
   }
 }
 
-void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
+void Coordinator::fail(size_t index, int culprit, const std::string& text, const std::vector<int>& ranks,
                        Effects* effects) {
+  const Entry& entry = entries_[index];
   Writer payload;
-  payload.put(entry->set).put_string(entry->name).put(culprit);
+  payload.put(entry.set).put_string(entry.name).put(culprit);
   payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
-  effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take()});
-  finish(entry);
+  conclude(index, {{RecordKind::kError, kNoId, true, payload.take()}}, effects);
 }
 
 void Coordinator::finish(Entry* entry) {
   if (!entry->slow.empty()) {
     auto& by_subject = sets_[entry->set].slow_by_subject;
-    auto& ids = by_subject[subject_of(entry->name)];
-    std::erase(ids, entry->id);
-    if (ids.empty()) by_subject.erase(subject_of(entry->name));
+    auto& indices = by_subject[subject_of(entry->name)];
+    std::erase(indices, static_cast<size_t>(entry - entries_.data()));
+    if (indices.empty()) by_subject.erase(subject_of(entry->name));
   }
   entry->slow.clear();
   entry->counted = 0;
@@ -275,10 +290,136 @@ void Coordinator::finish(Entry* entry) {
   std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
 }
 
+// Says what has been decided about an entry of the slow way. One without a number gets one if it is defined and there
+// is room for it; otherwise this was all, and nothing of it is kept.
+void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effects* effects) {
+  Entry& entry = entries_[index];
+  finish(&entry);
+  const bool keep = decisions.front().kind == RecordKind::kDefine && cached_ < limits_.names;
+  if (!entry.defined() && keep && take_id(&entry.id)) {
+    ids_[entry.id].entry = index;
+    ++cached_;
+  }
+  if (entry.defined()) {
+    touch(entry.id);
+    for (Decision& decision : decisions) {
+      decision.id = entry.id;
+      effects->decisions.push_back(std::move(decision));
+    }
+    return;
+  }
+  forget(index);
+  run_once(std::move(decisions), effects);
+  make_room(effects);
+}
+
+bool Coordinator::take_id(uint32_t* id) {
+  if (!free_ids_.empty()) {
+    *id = free_ids_.back();
+    free_ids_.pop_back();
+  } else if (ids_.size() < limits_.ids) {
+    *id = static_cast<uint32_t>(ids_.size());
+    ids_.emplace_back();
+  } else {
+    return false;
+  }
+  ids_[*id].state = Id::State::kTaken;
+  return true;
+}
+
+void Coordinator::run_once(std::vector<Decision> decisions, Effects* effects) {
+  uint32_t id = kNoId;
+  if (!waiting_.empty() || !take_id(&id)) {
+    waiting_.push_back(std::move(decisions));
+    return;
+  }
+  decisions.front().reset = false;
+  for (Decision& decision : decisions) {
+    decision.id = id;
+    effects->decisions.push_back(std::move(decision));
+  }
+  retire(id, effects);
+}
+
+void Coordinator::retire(uint32_t id, Effects* effects) {
+  expect_answers(&ids_[id], Id::State::kRetired, nullptr);
+  effects->decisions.push_back({RecordKind::kRetire, id, false, {}});
+}
+
+// Of all hosts, or of those that have members.
+void Coordinator::expect_answers(Id* of, Id::State state, const std::vector<uint32_t>* members_of_host) {
+  of->state = state;
+  of->idle = true;
+  of->expected.assign(static_cast<size_t>(hosts_), false);
+  of->answers_missing = 0;
+  for (size_t host = 0; host < of->expected.size(); ++host) {
+    of->expected[host] = members_of_host == nullptr || (*members_of_host)[host] > 0;
+    of->answers_missing += of->expected[host] ? 1 : 0;
+  }
+}
+
+bool Coordinator::take_answer(int host, uint32_t id, Id::State state) {
+  if (id >= ids_.size() || ids_[id].state != state || !ids_[id].expected[static_cast<size_t>(host)]) return false;
+  ids_[id].expected[static_cast<size_t>(host)] = false;
+  --ids_[id].answers_missing;
+  return true;
+}
+
+// Asks for the names that were not used for longest. One question at a time: the next name may find room by itself.
+void Coordinator::make_room(Effects* effects) {
+  if (questions_ > 0 || cached_ < limits_.names) return;
+  std::vector<std::pair<uint64_t, uint32_t>> candidates;
+  for (uint32_t id = 0; id < ids_.size(); ++id) {
+    const Entry* entry = entry_of(id);
+    if (entry != nullptr && entry->idle()) candidates.emplace_back(ids_[id].used, id);
+  }
+  const auto length = static_cast<ptrdiff_t>(std::min<size_t>(limits_.evicted_at_once(), candidates.size()));
+  std::partial_sort(candidates.begin(), candidates.begin() + length, candidates.end());
+  for (ptrdiff_t i = 0; i < length; ++i) {
+    const uint32_t id = candidates[static_cast<size_t>(i)].second;
+    expect_answers(&ids_[id], Id::State::kAsked, &sets_[entry_of(id)->set].members_of_host);
+    ++questions_;
+    effects->retires.push_back(id);
+  }
+}
+
+bool Coordinator::may_retire(int host, uint32_t id, bool idle, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kAsked)) return false;
+  Id& asked = ids_[id];
+  asked.idle = asked.idle && idle;
+  if (asked.answers_missing > 0) return true;
+  --questions_;
+  const Entry* entry = entry_of(id);
+  if (entry != nullptr && (!asked.idle || !entry->idle())) {  // in use after all
+    asked.state = Id::State::kTaken;
+    touch(id);
+    return true;
+  }
+  if (entry != nullptr) forget(asked.entry);  // else its set has been removed meanwhile
+  ++evicted_;
+  retire(id, effects);
+  return true;
+}
+
+bool Coordinator::retired(int host, uint32_t id, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kRetired)) return false;
+  if (ids_[id].answers_missing > 0) return true;
+  ids_[id].state = Id::State::kFree;
+  free_ids_.push_back(id);
+  for (std::deque<std::vector<Decision>> waiting = std::exchange(waiting_, {}); !waiting.empty(); waiting.pop_front()) {
+    run_once(std::move(waiting.front()), effects);
+  }
+  return true;
+}
+
+void Coordinator::touch(uint32_t id) {
+  if (id < ids_.size()) ids_[id].used = ++clock_;
+}
+
 std::vector<Undecided> Coordinator::undecided() const {
   std::vector<Undecided> all;
   for (const Entry& entry : entries_) {
-    if (entry.slow.empty() && entry.hosts_ready == 0) continue;
+    if (entry.idle()) continue;
     const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
     Undecided item{entry.id, in_words(entry, descriptor), entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
@@ -291,25 +432,41 @@ std::vector<Undecided> Coordinator::undecided() const {
 }
 
 bool Coordinator::counts_on(uint32_t id, int host) const {
-  return id < entries_.size() && sets_.at(entries_[id].set).members_of_host[host] > 0;
+  const Entry* entry = entry_of(id);
+  return entry != nullptr && sets_.at(entry->set).members_of_host[host] > 0;
 }
 
 bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {
-  if (id >= entries_.size()) return false;
-  *name = in_words(entries_[id], entries_[id].definition);
-  *ranks = sets_.at(entries_[id].set).ranks;
+  const Entry* entry = entry_of(id);
+  if (entry == nullptr) return false;
+  *name = in_words(*entry, entry->definition);
+  *ranks = sets_.at(entry->set).ranks;
   return true;
 }
 
 std::string Coordinator::snapshot() const {
   Writer text;
+  std::map<std::pair<int32_t, std::string>, const Entry*> by_name;
   for (const Entry& entry : entries_) {
-    text.put(entry.set).put_string(entry.name).put(entry.defined).put_string(entry.definition).put(entry.counted);
-    text.put(entry.answers_missing).put(entry.hosts_ready);
-    for (const bool ready : entry.host_ready) text.put(ready);
-    for (const bool answered : entry.host_answered) text.put(answered);
-    for (const auto& [rank, slow] : entry.slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+    if (!entry.name.empty()) by_name.emplace(std::pair(entry.set, entry.name), &entry);
   }
+  for (const auto& [key, entry] : by_name) {
+    text.put(entry->set).put_string(entry->name).put(entry->id).put_string(entry->definition).put(entry->counted);
+    text.put(entry->answers_missing).put(entry->hosts_ready);
+    for (const bool ready : entry->host_ready) text.put(ready);
+    for (const bool answered : entry->host_answered) text.put(answered);
+    for (const auto& [rank, slow] : entry->slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+  }
+  std::vector<uint64_t> uses;  // only their order matters
+  for (const Id& id : ids_) uses.push_back(id.entry == kNoEntry ? 0 : id.used);
+  std::sort(uses.begin(), uses.end());
+  for (const Id& id : ids_) {
+    const uint64_t used = id.entry == kNoEntry ? 0 : id.used;
+    text.put(id.state).put(id.idle).put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
+    for (const bool expected : id.expected) text.put(expected);
+  }
+  for (const uint32_t id : free_ids_) text.put(id);
+  for (const auto& decisions : waiting_) text.put_string(decisions.front().payload);
   return text.take();
 }
 

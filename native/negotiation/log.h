@@ -17,6 +17,7 @@ enum class RecordKind : uint8_t {
   kError = 3,   // this round of entry `id` failed; the text is in the segment
   kClose = 4,   // what has become ready since the last one is a batch: run it
   kLeave = 5,   // rank `id` leaves the job; also closes the batch before it
+  kRetire = 6,  // entry `id` is of no name any more; comes back, for another, once all ranks have read this
 };
 
 struct Record {

@@ -58,7 +58,8 @@ struct SegmentHeader {
 };
 
 // A string in the arena. The leader replaces it only in a later round of its entry, that is, after all members of its
-// set have read it; other ranks must not.
+// set have read it; other ranks must not. Pieces are powers of two, and come back when what lay there outgrew them or
+// its entry is gone.
 struct SharedText {
   std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
 };
@@ -87,8 +88,7 @@ class Segment {
   Tally<SharedWord> tally(uint32_t id) {
     return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed)};
   }
-  // Leader only, before the first record of the entry: its set, which never changes, and how many ranks of this host
-  // the set has now.
+  // Leader only, before the first record of the entry: its set, and how many ranks of this host the set has now.
   void assign(uint32_t id, int32_t set, uint32_t members) {
     cells_[id].set.store(set, std::memory_order_relaxed);
     cells_[id].members.store(members, std::memory_order_relaxed);
@@ -106,6 +106,10 @@ class Segment {
   // Leader only. False where the arena is full.
   bool write_definition(uint32_t id, std::string_view text) { return write(&definitions_[id], text); }
   bool write_error(uint32_t id, std::string_view text) { return write(&errors_[id], text); }
+  // Once nobody will read them any more.
+  void release_texts(uint32_t id);
+  // Whether all ranks of the host have read the log up to and with `position`.
+  bool all_have_read(uint64_t position);
   std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
   std::string_view error(uint32_t id) const { return read(errors_[id]); }
 
@@ -136,6 +140,7 @@ class Segment {
   static size_t whole_bytes(uint32_t local_size, size_t transport_bytes);
   static Status map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out);
   SharedWord tail_word() { return SharedWord(header_->tail); }
+  uint64_t slowest_cursor() const;
   bool write(SharedText* where, std::string_view text);
   std::string_view read(const SharedText& where) const;
 
@@ -152,8 +157,9 @@ class Segment {
   RequestRing* rings_;
   std::byte* arena_;
   std::byte* transport_area_;
-  uint64_t arena_used_ = 0;                                   // leader only, like the next
-  std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
+  uint64_t arena_used_ = 0;                                          // leader only, like the next
+  std::unordered_map<const SharedText*, uint64_t> capacity_;         // bytes each text may grow to in place
+  std::unordered_map<uint64_t, std::vector<uint64_t>> free_pieces_;  // of the arena: offsets by length
   struct Area {
     uint64_t offset;
     size_t bytes;

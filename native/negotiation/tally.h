@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tally: counts the arrivals of one host's ranks at one entry (step 5), and the order in which its steps are taken.
 //
-// One word in shared memory per entry: {round:32 | recalled:1 | count:31}.
+// One word in shared memory per entry: {round:32 | recalled:1 | retired:1 | count:30}.
 //   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. The one that completes
 //   the
 //             count resets the word to {round + 1, 0, 0} FIRST and announces readiness after that, so that a rank that
@@ -9,6 +9,7 @@
 //   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send
 //   their
 //             whole request. It returns how many had arrived before.
+//   retire()  as recall, for good, and only where nobody has arrived.
 // The leader resets a recalled word just before it announces the decision.
 //
 // Every member function is one shared-memory operation. Ranks and leader take them in the order of Arrival::step, which
@@ -40,6 +41,7 @@ class SharedWord {
 struct NoSeededBugs {
   static constexpr bool kIgnoreRecalled = false;
   static constexpr bool kAnnounceBeforeReset = false;
+  static constexpr bool kRetireInFlight = false;
 };
 
 template <class Word, class Bugs = NoSeededBugs>
@@ -51,7 +53,7 @@ class Tally {
 
   Outcome arrive() {
     const uint64_t before = word_.fetch_add(1);
-    if ((before & kRecalledBit) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
+    if ((before & (kRecalledBit | kRetiredBit)) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
     return (before & kCountMask) + 1 == members_ ? Outcome::kLast : Outcome::kCounted;
   }
 
@@ -63,9 +65,21 @@ class Tally {
   uint32_t recall() {
     uint64_t before = word_.load();
     do {
+      if ((before & kRetiredBit) != 0) return 0;  // who came since was told to take the slow way
       if ((before & kCountMask) == members_ && (before & kRecalledBit) == 0) return 0;
     } while ((before & kRecalledBit) == 0 && !word_.compare_exchange(before, before | kRecalledBit));
     return static_cast<uint32_t>(before & kCountMask);
+  }
+
+  // From now on nobody is counted here, until the next reset. False, and nothing is done, where somebody has been
+  // counted or the entry is recalled.
+  bool retire() {
+    uint64_t before = word_.load();
+    do {
+      if ((before & kRetiredBit) != 0) return true;
+      if ((before & (kRecalledBit | kCountMask)) != 0) return false;
+    } while (!word_.compare_exchange(before, before | kRetiredBit));
+    return true;
   }
 
   uint64_t round() const { return word_.load() >> 32; }
@@ -74,7 +88,8 @@ class Tally {
 
  private:
   static constexpr uint64_t kRecalledBit = 1ull << 31;
-  static constexpr uint64_t kCountMask = kRecalledBit - 1;
+  static constexpr uint64_t kRetiredBit = 1ull << 30;
+  static constexpr uint64_t kCountMask = kRetiredBit - 1;
 
   Word word_;
   uint32_t members_;
@@ -126,6 +141,36 @@ class Arrival {
 
  private:
   State state_;
+};
+
+// A host's answer to the question whether an entry may go, as a sequence of single steps: shut the fast way, then look
+// whether any of the host's ranks is still on its way. (A rank writes its in-flight row before it arrives, and clears
+// it when it has read the outcome. So one that arrived before, and whose READY may not stand in the log yet, shows.)
+template <class Bugs = NoSeededBugs>
+class Retirement {
+ public:
+  enum class State : uint8_t { kShut, kLook, kIdle, kBusy };
+
+  explicit Retirement(uint32_t ranks, State state = State::kShut, uint32_t next = 0)
+      : ranks_(ranks), state_(state), next_(next) {}
+  State state() const { return state_; }
+  uint32_t next() const { return next_; }
+  bool finished() const { return state_ >= State::kIdle; }
+
+  // `is_in_flight(r)` tells whether the host's rank r waits for the entry.
+  template <class TallyType, class InFlight>
+  void step(TallyType& tally, InFlight&& is_in_flight) {
+    if (state_ == State::kShut) {
+      state_ = !tally.retire() ? State::kBusy : Bugs::kRetireInFlight ? State::kIdle : State::kLook;
+    } else if (state_ == State::kLook) {
+      state_ = is_in_flight(next_) ? State::kBusy : ++next_ == ranks_ ? State::kIdle : State::kLook;
+    }
+  }
+
+ private:
+  uint32_t ranks_;
+  State state_;
+  uint32_t next_;
 };
 
 }  // namespace hvd

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every interleaving of ranks and leaders over one entry, with the engine's own Tally, Arrival and Coordinator.
+// Every interleaving of ranks and leaders over one entry or two, with the engine's own Tally, Arrival, Retirement and
+// Coordinator.
 //
-// A state is the tally words, each rank's place in its submission, the logs, rings and links, and the coordinator. A
-// step is one shared-memory operation, or one message taken. All plans of descriptors (D or E, X a refused call) by
-// rank and round are run. Checked: no deadlock, no wrong decision (READY exactly where all ranks gave the same
-// descriptor), and that two seeded bugs are found.
+// A state is the tally words, the in-flight rows, each rank's place in its submission, the logs, rings and links, and
+// the coordinator. A step is one shared-memory operation, or one message taken. All plans of descriptors (D or E, X a
+// refused call; in small letters those of the other name) by rank and round are run. With room for one name and two
+// numbers, every other name makes one go. Checked: no deadlock, no wrong decision (READY exactly where all ranks gave
+// the same descriptor), no record under a number that a rank takes for another name, and that seeded bugs are found.
+#include <array>
+#include <cctype>
 #include <deque>
 #include <string>
 #include <unordered_set>
@@ -12,6 +16,7 @@
 
 #include "check.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/frames.h"
 #include "negotiation/tally.h"
 #include "plain_word.h"
 
@@ -19,56 +24,98 @@ using namespace hvd;
 
 namespace {
 
-enum class RankState : uint8_t { kIdle, kArriving, kWaiting };
+enum class LaneState : uint8_t { kIdle, kArriving, kWaiting };
+
+constexpr size_t kNames = 2;
+constexpr uint32_t kIds = 2;
+
+struct Known {  // what the log has defined, as far as this rank has read
+  uint32_t id = kNoId;
+  std::string descriptor;
+};
+
+struct Lane {  // a rank's operations under one name, one after the other
+  LaneState state = LaneState::kIdle;
+  uint8_t arrival = 0;  // Arrival<>::State
+  size_t round = 0;
+  uint32_t id = kNoId;  // while it arrives
+
+  // The engine's mutex, which a submission and the reader of the log take.
+  bool holds_mutex() const {
+    return state == LaneState::kArriving && arrival != static_cast<uint8_t>(Arrival<>::State::kAnnounce);
+  }
+};
 
 struct Rank {
-  RankState state = RankState::kIdle;
-  uint8_t arrival = 0;  // Arrival<>::State
-  int round = 0;
-  size_t cursor = 0;
-  std::string known;  // the descriptor the log has defined, as far as this rank has read
+  Lane lanes[kNames];  // as if by two threads
+  size_t read = 0;     // records applied
+  size_t cursor = 0;   // ... as the others see it
+  Known known[kNames];
+  bool in_flight[kIds] = {};
 };
 
 struct Event {  // to the coordinator, over a host's way up
   FrameKind kind;
   int rank;
-  std::string text;
-  uint32_t count;
+  std::string name, text;
+  uint32_t id, count;
 };
 
 struct Micro {  // a leader's next shared-memory operation
-  enum Kind : uint8_t { kRecall, kReset, kAppend } kind;
+  enum Kind : uint8_t { kRecall, kReset, kShut, kAppend, kMayRetire } kind;
   Decision decision;
+  uint8_t retirement = 0;  // Retirement<>::State, and its place
+  uint32_t next = 0;
+};
+
+struct RetiredHere {
+  size_t position;
+  uint32_t id;
 };
 
 struct World {
   std::vector<Rank> ranks;
-  std::vector<uint64_t> cells;              // by host
-  std::vector<std::vector<Decision>> logs;  // by host
-  std::vector<std::deque<Event>> rings;     // by rank
-  std::vector<std::deque<Event>> up;        // by host
-  std::vector<std::deque<Micro>> down;      // by host
+  std::vector<std::array<uint64_t, kIds>> cells;  // by host
+  std::vector<std::deque<RetiredHere>> retired;   // by host
+  std::vector<std::vector<Decision>> logs;        // by host
+  std::vector<std::deque<Event>> rings;           // by rank
+  std::vector<std::deque<Event>> up;              // by host
+  std::vector<std::deque<Micro>> down;            // by host
   Coordinator coordinator{{0}};
 
   std::string key() const {
     Writer text;
     for (const Rank& rank : ranks) {
-      text.put(rank.state).put(rank.arrival).put(rank.round).put(rank.cursor).put_string(rank.known);
+      for (const Lane& lane : rank.lanes) text.put(lane.state).put(lane.arrival).put(lane.round).put(lane.id);
+      text.put(rank.read).put(rank.cursor);
+      for (const Known& known : rank.known) text.put(known.id).put_string(known.descriptor);
+      for (const bool flies : rank.in_flight) text.put(flies);
     }
-    for (const uint64_t cell : cells) text.put(cell);
+    for (const auto& words : cells) {
+      for (const uint64_t word : words) text.put(word);
+    }
+    for (const auto& queue : retired) {
+      text.put(queue.size());
+      for (const RetiredHere& gone : queue) text.put(gone.position).put(gone.id);
+    }
     for (const auto& log : logs) text.put(log.size());
     for (const auto& log : logs) {
-      for (const Decision& record : log) text.put(record.kind).put_string(record.payload);
+      for (const Decision& record : log) text.put(record.kind).put(record.id).put_string(record.payload);
     }
     auto events = [&](const std::deque<Event>& queue) {
       text.put(queue.size());
-      for (const Event& event : queue) text.put(event.kind).put(event.rank).put_string(event.text).put(event.count);
+      for (const Event& event : queue) {
+        text.put(event.kind).put(event.rank).put_string(event.name).put_string(event.text).put(event.id);
+        text.put(event.count);
+      }
     };
     for (const auto& ring : rings) events(ring);
     for (const auto& queue : up) events(queue);
     for (const auto& queue : down) {
       text.put(queue.size());
-      for (const Micro& micro : queue) text.put(micro.kind).put(micro.decision.kind);
+      for (const Micro& micro : queue) {
+        text.put(micro.kind).put(micro.decision.kind).put(micro.decision.id).put(micro.retirement).put(micro.next);
+      }
     }
     text.put_string(coordinator.snapshot());
     return text.take();
@@ -77,15 +124,22 @@ struct World {
 
 std::string descriptor_of(char letter) {
   Descriptor descriptor;
-  descriptor.tensors = {{HVD_FLOAT32, {letter == 'D' ? 3 : 4}}};
+  descriptor.tensors = {{HVD_FLOAT32, {std::toupper(letter) == 'D' ? 3 : 4}}};
   return descriptor.encode();
 }
+
+bool is_refusal(char letter) { return std::toupper(letter) == 'X'; }
+size_t name_of_letter(char letter) { return std::islower(letter) != 0 ? 1 : 0; }
+std::string text_of(size_t name) { return name == 0 ? "one" : "other"; }
 
 template <class Bugs>
 class Checker {
  public:
-  Checker(std::vector<int> host_of_rank, std::vector<std::string> plans)
-      : hosts_(host_of_rank), plans_(std::move(plans)), rounds_(plans_[0].size()) {
+  Checker(std::vector<int> host_of_rank, const std::vector<std::string>& plans, NameLimits limits)
+      : hosts_(host_of_rank), plans_(plans.size()), limits_(limits) {
+    for (size_t r = 0; r < plans.size(); ++r) {
+      for (const char letter : plans[r]) plans_[r][name_of_letter(letter)] += letter;
+    }
     for (const int host : hosts_) {
       if (static_cast<size_t>(host) >= members_.size()) members_.resize(host + 1, 0);
       ++members_[host];
@@ -98,10 +152,11 @@ class Checker {
     first.ranks.resize(hosts_.size());
     first.rings.resize(hosts_.size());
     first.cells.resize(members_.size());
+    first.retired.resize(members_.size());
     first.logs.resize(members_.size());
     first.up.resize(members_.size());
     first.down.resize(members_.size());
-    first.coordinator = Coordinator(hosts_);
+    first.coordinator = Coordinator(hosts_, limits_);
     push(std::move(first));
     while (!stack_.empty() && problem_.empty()) {
       const World world = std::move(stack_.back());
@@ -123,102 +178,143 @@ class Checker {
     for (size_t h = 0; h < members_.size() && problem_.empty(); ++h) moved |= step_leader(world, static_cast<int>(h));
     if (moved || !problem_.empty()) return;
     for (const Rank& rank : world.ranks) {
-      if (rank.round != static_cast<int>(rounds_)) problem_ = "deadlock";
+      for (size_t name = 0; name < kNames; ++name) {
+        if (rank.lanes[name].round != plans_[0][name].size()) problem_ = "deadlock";
+      }
     }
+  }
+
+  Tally<PlainWord, Bugs> tally(World* world, int host, uint32_t id) const {
+    return {PlainWord(world->cells[host][id]), members_[host]};
   }
 
   bool step_rank(const World& world, int r) {
     const Rank& rank = world.ranks[r];
-    const int host = hosts_[r];
-    if (rank.state == RankState::kWaiting) return consume(world, r);
-    if (rank.round == static_cast<int>(rounds_)) return false;
+    for (size_t name = 0; name < kNames; ++name) {
+      if (rank.lanes[name].holds_mutex()) return submit(world, r, name);
+    }
+    bool moved = false;
+    if (rank.cursor != rank.read) {
+      World next = world;
+      next.ranks[r].cursor = rank.read;
+      push(std::move(next));
+      moved = true;
+    } else {
+      moved = consume(world, r);
+    }
+    for (size_t name = 0; name < kNames; ++name) moved |= submit(world, r, name);
+    return moved;
+  }
+
+  bool submit(const World& world, int r, size_t name) {
+    const Lane& lane = world.ranks[r].lanes[name];
+    if (lane.state == LaneState::kWaiting || lane.round == plans_[r][name].size()) return false;
     World next = world;
     Rank& mine = next.ranks[r];
-    if (rank.state == RankState::kIdle) {
-      const char letter = plans_[r][rank.round];
-      if (letter != 'X' && rank.known == descriptor_of(letter)) {
-        mine.state = RankState::kArriving;
-        mine.arrival = 0;
+    const char letter = plans_[r][name][lane.round];
+    const Known& known = mine.known[name];
+    if (lane.state == LaneState::kIdle) {
+      if (known.id != kNoId) mine.in_flight[known.id] = true;
+      if (!is_refusal(letter) && known.id != kNoId && known.descriptor == descriptor_of(letter)) {
+        mine.lanes[name].state = LaneState::kArriving;
+        mine.lanes[name].arrival = 0;
+        mine.lanes[name].id = known.id;
+        // Where names never go nobody looks at the rows: one step less.
+        if (limits_.names >= kNames) return submit(next, r, name);
       } else {
-        ask(&next, r);
+        ask(&next, r, name);
       }
       push(std::move(next));
       return true;
     }
-    Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host]);
-    Arrival<Bugs> arrival(static_cast<typename Arrival<Bugs>::State>(rank.arrival));
-    arrival.step(tally, [&] {
+    const int host = hosts_[r];
+    auto counted = tally(&next, host, lane.id);
+    Arrival<Bugs> arrival(static_cast<typename Arrival<Bugs>::State>(lane.arrival));
+    arrival.step(counted, [&] {
       if (members_.size() == 1) {
-        next.logs[host].push_back({RecordKind::kReady, 0, false, {}});
+        next.logs[host].push_back({RecordKind::kReady, lane.id, false, {}});
       } else {
-        next.up[host].push_back({FrameKind::kHostReady, r, {}, 0});
+        next.up[host].push_back({FrameKind::kHostReady, r, {}, {}, lane.id, 0});
       }
     });
-    mine.arrival = static_cast<uint8_t>(arrival.state());
+    mine.lanes[name].arrival = static_cast<uint8_t>(arrival.state());
     if (arrival.finished()) {
-      mine.state = RankState::kWaiting;
-      if (arrival.state() == Arrival<Bugs>::State::kSlow) ask(&next, r);
+      mine.lanes[name].state = LaneState::kWaiting;
+      if (arrival.state() == Arrival<Bugs>::State::kSlow) ask(&next, r, name);
     }
     push(std::move(next));
     return true;
   }
 
-  void ask(World* world, int r) {
-    const char letter = plans_[r][world->ranks[r].round];
-    world->ranks[r].state = RankState::kWaiting;
-    const FrameKind kind = letter == 'X' ? FrameKind::kRefuse : FrameKind::kRequest;
-    world->rings[r].push_back({kind, r, letter == 'X' ? "refused" : descriptor_of(letter), 0});
+  void ask(World* world, int r, size_t name) {
+    Lane& lane = world->ranks[r].lanes[name];
+    const char letter = plans_[r][name][lane.round];
+    lane.state = LaneState::kWaiting;
+    const FrameKind kind = is_refusal(letter) ? FrameKind::kRefuse : FrameKind::kRequest;
+    const std::string text = is_refusal(letter) ? "refused" : descriptor_of(letter);
+    world->rings[r].push_back({kind, r, text_of(name), text, kNoId, 0});
   }
 
+  // True where there was a record to apply.
   bool consume(const World& world, int r) {
-    const Rank& rank = world.ranks[r];
     const auto& log = world.logs[hosts_[r]];
-    if (rank.cursor == log.size()) return false;
+    if (world.ranks[r].read == log.size()) return false;
     World next = world;
     Rank& mine = next.ranks[r];
-    const Decision& record = log[rank.cursor];
-    ++mine.cursor;
+    const Decision& record = log[mine.read++];
+    // Only for a RETIRE it matters when the others see how far this rank has read.
+    if (record.kind != RecordKind::kRetire) mine.cursor = mine.read;
     if (record.kind == RecordKind::kDefine) {
-      Reader reader(record.payload);
-      reader.get_string();
-      mine.known = reader.get_string();
+      Definition definition;
+      parse_definition(record.payload, &definition);
+      mine.known[definition.name == text_of(1) ? 1 : 0] = {record.id, definition.descriptor};
+    } else if (record.kind == RecordKind::kRetire) {
+      retire(&mine, record.id);
     } else {
-      const char letter = plans_[r][rank.round];
-      bool uniform = letter != 'X';
-      for (const std::string& plan : plans_) uniform = uniform && plan[rank.round] == letter;
-      const bool ready = record.kind == RecordKind::kReady;
-      if (ready != uniform || (ready && rank.known != descriptor_of(letter))) {
-        problem_ = "wrong decision";
-        return true;
-      }
-      ++mine.round;
-      mine.state = RankState::kIdle;
+      finish_round(&mine, r, record);
     }
     push(std::move(next));
     return true;
+  }
+
+  void retire(Rank* rank, uint32_t id) {
+    for (size_t name = 0; name < kNames; ++name) {
+      if (rank->known[name].id == id) rank->known[name] = {};
+    }
+    rank->in_flight[id] = false;
+  }
+
+  void finish_round(Rank* rank, int r, const Decision& record) {
+    const bool ready = record.kind == RecordKind::kReady;
+    Failure failure;
+    size_t name = kNames;
+    for (size_t n = 0; n < kNames && ready; ++n) name = rank->known[n].id == record.id ? n : name;
+    if (!ready && parse_failure(record.payload, static_cast<int>(hosts_.size()), &failure)) {
+      name = failure.name == text_of(1) ? 1 : 0;
+    }
+    if (name == kNames || rank->lanes[name].state != LaneState::kWaiting) {
+      problem_ = "a decision about nothing";
+      return;
+    }
+    Lane& lane = rank->lanes[name];
+    const Known& known = rank->known[name];
+    const char letter = plans_[r][name][lane.round];
+    bool uniform = !is_refusal(letter);
+    for (const auto& plan : plans_) uniform = uniform && plan[name][lane.round] == letter;
+    if (ready != uniform || (ready && known.descriptor != descriptor_of(letter))) problem_ = "wrong decision";
+    if (known.id != kNoId) rank->in_flight[known.id] = false;
+    ++lane.round;
+    lane.state = LaneState::kIdle;
   }
 
   bool step_leader(const World& world, int host) {
+    bool moved = tell_retired(world, host);
     if (!world.down[host].empty()) {
       World next = world;
-      const Micro micro = next.down[host].front();
-      next.down[host].pop_front();
-      Tally<PlainWord, Bugs> tally(PlainWord(next.cells[host]), members_[host]);
-      switch (micro.kind) {
-        case Micro::kRecall:
-          next.up[host].push_back({FrameKind::kRecalled, -1, {}, tally.recall()});
-          break;
-        case Micro::kReset:
-          tally.reset();
-          break;
-        case Micro::kAppend:
-          next.logs[host].push_back(micro.decision);
-          break;
-      }
+      step_micro(&next, host);
       push(std::move(next));
       return true;
     }
-    bool moved = false;
     for (size_t r = 0; r < hosts_.size(); ++r) {
       if (hosts_[r] != host || world.rings[r].empty()) continue;
       World next = world;
@@ -233,44 +329,124 @@ class Checker {
       World next = world;
       const Event event = next.up[h].front();
       next.up[h].pop_front();
-      Effects effects;
-      if (event.kind == FrameKind::kRequest)
-        next.coordinator.request(event.rank, 0, "x", event.text, true, 0, &effects);
-      if (event.kind == FrameKind::kRefuse) next.coordinator.refuse(event.rank, 0, "x", event.text, 0, &effects);
-      if (event.kind == FrameKind::kHostReady) next.coordinator.host_ready(static_cast<int>(h), 0, 0, &effects);
-      if (event.kind == FrameKind::kRecalled) next.coordinator.recalled(static_cast<int>(h), 0, event.count, &effects);
-      for (auto& queue : next.down) {
-        for (size_t i = 0; i < effects.recalls.size(); ++i) queue.push_back({Micro::kRecall, {}});
-        for (const Decision& decision : effects.decisions) {
-          if (decision.reset) queue.push_back({Micro::kReset, {}});
-          queue.push_back({Micro::kAppend, decision});
-        }
-      }
+      if (!coordinate(&next, event, static_cast<int>(h))) problem_ = "a message that the coordinator refuses";
       push(std::move(next));
       moved = true;
     }
     return moved;
   }
 
+  bool tell_retired(const World& world, int host) {
+    if (world.retired[host].empty()) return false;
+    const RetiredHere gone = world.retired[host].front();
+    for (size_t r = 0; r < hosts_.size() && !Bugs::kReuseUnread; ++r) {
+      if (hosts_[r] == host && world.ranks[r].cursor <= gone.position) return false;
+    }
+    World next = world;
+    next.retired[host].pop_front();
+    next.up[host].push_back({FrameKind::kRetired, -1, {}, {}, gone.id, 0});
+    push(std::move(next));
+    return true;
+  }
+
+  void step_micro(World* world, int host) {
+    Micro& micro = world->down[host].front();
+    auto counted = tally(world, host, micro.decision.id);
+    if (micro.kind == Micro::kMayRetire) {
+      using Retiring = Retirement<Bugs>;
+      Retiring retirement(members_[host], static_cast<typename Retiring::State>(micro.retirement), micro.next);
+      retirement.step(counted, [&](uint32_t member) {
+        for (size_t r = 0; r < hosts_.size(); ++r) {
+          if (hosts_[r] == host && member-- == 0) return world->ranks[r].in_flight[micro.decision.id];
+        }
+        return false;
+      });
+      micro.retirement = static_cast<uint8_t>(retirement.state());
+      micro.next = retirement.next();
+      if (!retirement.finished()) return;
+      const bool idle = retirement.state() == Retiring::State::kIdle;
+      world->up[host].push_back({FrameKind::kMayRetire, -1, {}, {}, micro.decision.id, idle ? 1u : 0u});
+    } else if (micro.kind == Micro::kRecall) {
+      world->up[host].push_back({FrameKind::kRecalled, -1, {}, {}, micro.decision.id, counted.recall()});
+    } else if (micro.kind == Micro::kReset) {
+      counted.reset();
+    } else if (micro.kind == Micro::kShut) {
+      counted.retire();
+    } else {
+      if (micro.decision.kind == RecordKind::kRetire) {
+        world->retired[host].push_back({world->logs[host].size(), micro.decision.id});
+      }
+      world->logs[host].push_back(micro.decision);
+    }
+    world->down[host].pop_front();
+  }
+
+  bool coordinate(World* world, const Event& event, int host) {
+    Coordinator& coordinator = world->coordinator;
+    Effects effects;
+    bool fine = true;
+    switch (event.kind) {
+      case FrameKind::kRequest:
+        coordinator.request(event.rank, 0, event.name, event.text, true, 0, &effects);
+        break;
+      case FrameKind::kRefuse:
+        coordinator.refuse(event.rank, 0, event.name, event.text, 0, &effects);
+        break;
+      case FrameKind::kHostReady:
+        fine = coordinator.host_ready(host, event.id, 0, &effects);
+        break;
+      case FrameKind::kRecalled:
+        fine = coordinator.recalled(host, event.id, event.count, &effects);
+        break;
+      case FrameKind::kMayRetire:
+        fine = coordinator.may_retire(host, event.id, event.count != 0, &effects);
+        break;
+      default:
+        fine = coordinator.retired(host, event.id, &effects);
+    }
+    for (auto& queue : world->down) {
+      for (const uint32_t id : effects.recalls) queue.push_back({Micro::kRecall, {RecordKind::kNone, id, false, {}}});
+      for (const uint32_t id : effects.retires) {
+        queue.push_back({Micro::kMayRetire, {RecordKind::kNone, id, false, {}}});
+      }
+      for (const Decision& decision : effects.decisions) {
+        const bool opens = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
+        if (decision.reset) queue.push_back({Micro::kReset, decision});
+        if (!decision.reset && opens) queue.push_back({Micro::kShut, decision});
+        queue.push_back({Micro::kAppend, decision});
+      }
+    }
+    return fine;
+  }
+
   std::vector<int> hosts_;
   std::vector<uint32_t> members_;
-  std::vector<std::string> plans_;
-  size_t rounds_;
+  std::vector<std::array<std::string, kNames>> plans_;  // by rank and name
+  NameLimits limits_;
   std::vector<World> stack_;
   std::unordered_set<std::string> seen_;
   std::string problem_;
 };
 
-// All plans over `letters`; returns the first problem. Adds up the states.
+// All plans over `letters` in which the ranks name the same, the one name first, which is no loss: a rank's names take
+// their ways apart. Returns the first problem. Adds up the states.
 template <class Bugs>
-std::string check_all(const std::vector<int>& host_of_rank, int rounds, const std::string& letters, size_t* states) {
+std::string check_all(const std::vector<int>& host_of_rank, int rounds, const std::string& letters, size_t* states,
+                      NameLimits limits = {}) {
   const size_t cells = host_of_rank.size() * static_cast<size_t>(rounds);
   std::vector<size_t> digits(cells, 0);
   for (;;) {
     std::vector<std::string> plans(host_of_rank.size());
     for (size_t i = 0; i < cells; ++i) plans[i / static_cast<size_t>(rounds)] += letters[digits[i]];
-    Checker<Bugs> checker(host_of_rank, plans);
-    const std::string problem = checker.run();
+    bool same_names = true;
+    for (const std::string& plan : plans) {
+      for (size_t i = 0; i < plan.size(); ++i) {
+        same_names = same_names && name_of_letter(plan[i]) == name_of_letter(plans[0][i]) &&
+                     (i == 0 || name_of_letter(plan[i - 1]) <= name_of_letter(plan[i]));
+      }
+    }
+    Checker<Bugs> checker(host_of_rank, plans, limits);
+    const std::string problem = same_names ? checker.run() : "";
     *states += checker.states();
     if (!problem.empty()) {
       std::string text = problem + " with plans";
@@ -283,19 +459,33 @@ std::string check_all(const std::vector<int>& host_of_rank, int rounds, const st
   }
 }
 
-void expect_sound(const std::vector<int>& host_of_rank, int rounds, const std::string& letters) {
+// A bug of this test's own leaders, who else do as engine/leader.cc does.
+struct NoBugs : NoSeededBugs {
+  static constexpr bool kReuseUnread = false;
+};
+
+constexpr NameLimits kNoRoom{1, kIds};
+
+void expect_sound(const std::vector<int>& host_of_rank, int rounds, const std::string& letters,
+                  NameLimits limits = {}) {
   size_t states = 0;
-  const std::string problem = check_all<NoSeededBugs>(host_of_rank, rounds, letters, &states);
+  const std::string problem = check_all<NoBugs>(host_of_rank, rounds, letters, &states, limits);
   std::printf("       %zu states%s%s\n", states, problem.empty() ? "" : ": ", problem.c_str());
   EXPECT(problem.empty());
   EXPECT(states > 100);
 }
 
-struct IgnoreRecalled : NoSeededBugs {
+struct IgnoreRecalled : NoBugs {
   static constexpr bool kIgnoreRecalled = true;
 };
-struct AnnounceBeforeReset : NoSeededBugs {
+struct AnnounceBeforeReset : NoBugs {
   static constexpr bool kAnnounceBeforeReset = true;
+};
+struct RetireInFlight : NoBugs {
+  static constexpr bool kRetireInFlight = true;
+};
+struct ReuseUnread : NoBugs {
+  static constexpr bool kReuseUnread = true;
 };
 
 }  // namespace
@@ -307,6 +497,25 @@ TEST(two_hosts) { expect_sound({0, 1}, 3, "DE"); }
 TEST(three_hosts) { expect_sound({0, 1, 2}, 2, "DE"); }
 TEST(two_hosts_of_two_and_one) { expect_sound({0, 0, 1}, 2, "DE"); }
 TEST(two_hosts_that_may_refuse) { expect_sound({0, 1}, 2, "DEX"); }
+
+// Every name makes the other go, or finds no number free.
+TEST(two_ranks_of_one_host_without_room_for_both_names) { expect_sound({0, 0}, 3, "DEde", kNoRoom); }
+TEST(two_ranks_whose_names_come_and_go) { expect_sound({0, 0}, 4, "Dd", kNoRoom); }
+TEST(three_ranks_of_one_host_without_room) { expect_sound({0, 0, 0}, 3, "Dd", kNoRoom); }
+TEST(two_ranks_that_may_refuse_without_room) { expect_sound({0, 0}, 3, "DdX", kNoRoom); }
+TEST(two_hosts_without_room) { expect_sound({0, 1}, 3, "Dd", kNoRoom); }
+TEST(two_hosts_of_two_and_one_without_room) { expect_sound({0, 0, 1}, 2, "Dd", kNoRoom); }
+TEST(two_ranks_without_a_fast_way) { expect_sound({0, 0}, 3, "DEd", {0, kIds}); }
+
+TEST(the_seeded_bugs_of_names_that_go_are_found) {
+  size_t states = 0;
+  const std::string in_flight = check_all<RetireInFlight>({0, 0}, 4, "Dd", &states, kNoRoom);
+  const std::string unread = check_all<ReuseUnread>({0, 0}, 4, "Dd", &states, kNoRoom);
+  std::printf("       retiring what is in flight: %s\n       reusing what has not been read: %s\n", in_flight.c_str(),
+              unread.c_str());
+  EXPECT(!in_flight.empty());
+  EXPECT(!unread.empty());
+}
 
 TEST(the_seeded_bugs_are_found) {
   size_t states = 0;

@@ -82,6 +82,7 @@ def test_the_native_core_gets_strings() -> None:
     assert settings.native_settings() == [
         ("fusion_threshold_bytes", "134217728"),
         ("cycle_time_ms", "0.25"),
+        ("cached_names", "7680"),
         ("stall_warning_ms", "1500"),
         ("stall_shutdown_ms", "1"),  # never rounded to 0, which would be "never"
         ("start_timeout_ms", "30000"),

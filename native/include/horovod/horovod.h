@@ -88,7 +88,7 @@ typedef enum {
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
 typedef struct hvd_entry
-    hvd_entry;               /* a prepared request: name interned, descriptor built; lives as long as its context */
+    hvd_entry; /* a prepared request: descriptor built; lives as long as its context, or until hvd_release_entry */
 typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
 
 typedef struct {
@@ -177,6 +177,8 @@ HVD_EXPORT void hvd_abort(hvd_context* context, int32_t failed_rank, const char*
 
 /* A request that will be submitted many times: everything but the tensor pointers is fixed here. */
 HVD_EXPORT int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status);
+/* Frees a prepared request before its context; nobody uses it any more. What was submitted of it goes on. */
+HVD_EXPORT void hvd_release_entry(hvd_context* context, hvd_entry* entry);
 /* inputs and outputs: one pointer per tensor of the prepared request. Never blocks on a peer. */
 HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                                 uint32_t flags, hvd_handle* handle, hvd_status* status);

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -32,6 +33,23 @@ _FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.A
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
+class Entry(int):
+    """The address of a prepared request, which is given back to the native core when nobody has it any more."""
+
+    _context: weakref.ref[Context]
+
+    @staticmethod
+    def of(context: Context, address: int) -> Entry:
+        entry = Entry(address)
+        entry._context = weakref.ref(context)
+        return entry
+
+    def __del__(self) -> None:
+        context = self._context()  # with the context its requests are freed
+        if context is not None and os.getpid() == context.process_id:
+            context.library.hvd_release_entry(context.pointer, int(self))
+
+
 class Context:
     """One generation. `entries` and `sighted` are the cache of prepared requests, kept by core/collectives.py."""
 
@@ -40,7 +58,7 @@ class Context:
         self.rank: int = world.rank
         self.size: int = world.size
         self.process_id = os.getpid()
-        self.entries: dict[tuple[Any, ...], int] = {}
+        self.entries: dict[tuple[Any, ...], Entry] = {}
         self.sighted: set[tuple[Any, ...]] = set()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
         self.dynamic_process_sets = settings.dynamic_process_sets

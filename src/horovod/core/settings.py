@@ -136,6 +136,15 @@ class Settings:
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
     )
+    cached_names: int = _setting(
+        "HOROVOD_CACHE_CAPACITY",
+        _integer(0),
+        7680,
+        "Tensor names whose description the ranks remember, 7680 at most; the others take a detour over rank 0, all of "
+        "them with 0.",
+        flag="--cache-capacity",
+        yaml="params.cache_capacity",
+    )
     transport: str = _setting(
         "HOROVOD_TRANSPORT",
         _choice(*TRANSPORTS),
@@ -287,6 +296,7 @@ class Settings:
         return [
             ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
             ("cycle_time_ms", str(self.cycle_time_ms)),
+            ("cached_names", str(self.cached_names)),
             ("stall_warning_ms", str(_milliseconds(warning_s))),
             ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
             ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),

@@ -37,7 +37,6 @@ _NOT_YET = {
     "--mpi-args": True,
     "--tcp": False,
     "--binding-args": True,
-    "--cache-capacity": True,
     "--hierarchical-allreduce": False,
     "--hierarchical-allgather": False,
     "--torus-allreduce": False,
@@ -157,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
-    add("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
+    add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:

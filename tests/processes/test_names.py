@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names without number: those that were not used for longest make room, results stay right, and memory flat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+
+def use_names(count: int, ahead: int, recurring: int) -> dict[str, Any]:
+    """Reduces under `count` names, `ahead` of them in flight at once, in an order that is this rank's own; between
+    them `recurring` names that come back all the time."""
+    import random
+    import re
+    from pathlib import Path
+
+    import numpy as np
+
+    import horovod.core as hvd
+
+    def rss_kib() -> int:
+        return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+    hvd.init()
+    order = random.Random(hvd.rank())
+    ranks, size = hvd.rank(), hvd.size()
+    rss: list[int] = []
+    for start in range(0, count, ahead):
+        if start >= count // 3 and not rss:
+            rss.append(rss_kib())
+        numbers = list(range(start, min(start + ahead, count)))
+        order.shuffle(numbers)
+        handles = {n: hvd.allreduce_async(np.array([n, ranks]), op=hvd.Sum, name=f"once.{n}") for n in numbers}
+        for again in range(recurring):
+            assert hvd.allreduce(np.array([again]), op=hvd.Sum, name=f"again.{again}")[0] == again * size
+        order.shuffle(numbers)
+        for n in numbers:
+            result = hvd.synchronize(handles[n])
+            assert list(result) == [n * size, size * (size - 1) // 2], (n, result)
+    statistics = hvd.statistics()
+    hvd.shutdown()
+    return {"growth_kib": rss_kib() - rss[0] if rss else 0, "statistics": statistics}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("size", "capacity", "ahead"), [(2, 16, 50), (3, 0, 20), (2, 7680, 1)])
+def test_more_names_than_are_remembered(
+    worlds: WorldPool, transport: str, size: int, capacity: int, ahead: int
+) -> None:
+    world = worlds(size, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": str(capacity)})
+    count = 10_000 if ahead == 1 else 2000
+    seen = world.run(use_names, count, ahead, 3)
+    assert (seen[0]["statistics"]["names_evicted"] > 0) == (capacity > 0), seen
+    assert all(one["statistics"]["in_flight"] == 0 for one in seen)
+    warned = world.output(0).count("different tensor names are in use")
+    assert warned == (1 if capacity > 0 else 0), world.output(0)
+
+
+def test_more_names_in_flight_than_there_are_numbers(worlds: WorldPool) -> None:
+    """All of 20,000 are submitted, by each rank in its own order, before any is waited for."""
+    worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 20_000, 20_000, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 1_000_000, 1000, 10, timeout_s=550)
+    for one in seen:
+        assert one["growth_kib"] < 4096, seen
+    assert seen[0]["statistics"]["names_evicted"] > 900_000, seen
