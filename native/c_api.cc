@@ -14,6 +14,7 @@
 #include "horovod/horovod.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
+#include "platform/stack_source.h"
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -230,6 +231,8 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   });
   return needed;
 }
+
+void hvd_stack_source(int signal, int fd) { hvd::offer_stack_source(signal, fd); }
 
 int hvd_fault_point(const char* specification, const char* point) {
   if (!hvd::arm_fault_point(specification)) return 0;

@@ -11,8 +11,8 @@
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
 // Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, leader.cc (rank 0's
-// coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start, stop),
-// monitor.h (deaths).
+// coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, stacks.cc, lifecycle.cc (start,
+// stop), monitor.h (deaths).
 #pragma once
 
 #include <atomic>
@@ -199,8 +199,13 @@ class Engine {
   void assign_entry(const Decision& decision);
   void send_leave();
 
-  // stall.cc
+  // stall.cc, stacks.cc
   void report_stalls();
+  void answer_stack_question();
+  void ask_here(int rank);
+  void ask_for_stacks(const std::vector<int>& ranks);
+  void collect_stacks();
+  std::string stacks_in_words(const std::vector<int>& ranks) const;
   std::vector<Undecided> undecided_on_this_host();
 
   void poison(hvd_code code, int failed_rank, const std::string& text);
@@ -269,6 +274,9 @@ class Engine {
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
   uint64_t stall_reported_ns_ = 0;
+  uint64_t stacks_asked_ns_ = 0;        // rank 0, of the report to come; 0: not asked
+  std::map<int, std::string> stacks_;   // rank 0: the answers
+  std::vector<int> stacks_asked_here_;  // leader: of this host, without an answer
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};

@@ -45,6 +45,7 @@ bool Engine::serve() {
     }
   }
   any |= tell_retired();
+  if (!stacks_asked_here_.empty()) collect_stacks();
   if (stall_check_due_.exchange(false) && coordinates()) report_stalls();
   return any;
 }
@@ -132,6 +133,13 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
     case FrameKind::kRecalled: {
       RecalledFrame answer;
       return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.count, effects);
+    }
+    case FrameKind::kStack: {
+      int rank = -1;
+      std::string text;
+      if (!parse_stack(payload, world_size_, &rank, &text) || options_.host_of_rank[rank] != host) return false;
+      stacks_[rank] = std::move(text);
+      return true;
     }
     case FrameKind::kMayRetire: {
       std::vector<RetireAnswer> answers;
@@ -292,6 +300,8 @@ void Engine::handle_downward(FrameKind kind, const std::string& payload) {
   if (kind == FrameKind::kRecall && parse_recall(payload, &id)) {
     Effects none;
     answer_recall(id, &none);
+  } else if (int rank = -1; kind == FrameKind::kStackWanted && parse_stack_wanted(payload, world_size_, &rank)) {
+    ask_here(rank);
   } else if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire && parse_ids(payload, &ids)) {
     answer_may_retire(ids, nullptr);
   } else if (kind == FrameKind::kRecords && parse_records(payload, world_size_, &decisions)) {

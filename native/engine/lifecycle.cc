@@ -217,6 +217,7 @@ Status Engine::start_monitor() {
              "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
+    answer_stack_question();
     if (!coordinates()) return;
     ticked_ns_.store(now_ns());
     stall_check_due_.store(true);

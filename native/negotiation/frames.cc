@@ -95,6 +95,17 @@ bool parse_leave(std::string_view payload, int world_size, int* rank) {
   return is_whole(reader) && is_rank(*rank, world_size);
 }
 
+bool parse_stack_wanted(std::string_view payload, int world_size, int* rank) {
+  return parse_leave(payload, world_size, rank);  // a rank as well
+}
+
+bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text) {
+  Reader reader(payload);
+  *rank = reader.get<int32_t>();
+  *text = reader.get_string();
+  return is_whole(reader) && is_rank(*rank, world_size) && text->size() <= kMaxTextBytes;
+}
+
 bool parse_recall(std::string_view payload, uint32_t* id) {
   Reader reader(payload);
   *id = reader.get<uint32_t>();

@@ -59,6 +59,8 @@ bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kHostR
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
 bool parse_recalled(std::string_view payload, RecalledFrame* out);
 bool parse_leave(std::string_view payload, int world_size, int* rank);
+bool parse_stack_wanted(std::string_view payload, int world_size, int* rank);
+bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text);
 bool parse_recall(std::string_view payload, uint32_t* id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);

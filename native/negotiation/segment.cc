@@ -30,17 +30,18 @@ struct Segment::Layout {
     definitions = take(sizeof(SharedText) * kMaxEntries);
     errors = take(sizeof(SharedText) * kMaxEntries);
     rings = take(sizeof(RequestRing) * local_size);
+    stacks = take(sizeof(StackPage) * local_size);
     arena = take(kArenaBytes);
     transport = take(0);
   }
 
   // Two builds that lay the memory out differently must not share it.
   static uint64_t fingerprint() {
-    return HVD_ABI_VERSION * 1000003ull + sizeof(SegmentHeader) * 31 + sizeof(RankBlock) * 131 + kMaxEntries * 7 +
-           kLogSlots * 17 + kRingBytes + kArenaBytes;
+    return HVD_ABI_VERSION * 1000003ull + sizeof(SegmentHeader) * 31 + sizeof(RankBlock) * 131 +
+           sizeof(StackPage) * 257 + kMaxEntries * 7 + kLogSlots * 17 + kRingBytes + kArenaBytes;
   }
 
-  size_t header, ranks, rows, cells, log, definitions, errors, rings, arena, transport;
+  size_t header, ranks, rows, cells, log, definitions, errors, rings, stacks, arena, transport;
 
  private:
   size_t take(size_t bytes) {
@@ -160,6 +161,7 @@ Segment::Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size)
   definitions_ = reinterpret_cast<SharedText*>(base + layout.definitions);
   errors_ = reinterpret_cast<SharedText*>(base + layout.errors);
   rings_ = reinterpret_cast<RequestRing*>(base + layout.rings);
+  stacks_ = reinterpret_cast<StackPage*>(base + layout.stacks);
   arena_ = base + layout.arena;
   transport_area_ = base + layout.transport;
 }

@@ -46,6 +46,13 @@ struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the
   char bytes[kRingBytes];
 };
 
+struct alignas(128) StackPage {    // where a rank's main thread stands; see engine/stacks.cc
+  std::atomic<uint32_t> asked;     // how often
+  std::atomic<uint32_t> answered;  // ... and answered: then `text` is of now
+  std::atomic<uint32_t> length;
+  char text[4096];
+};
+
 struct SegmentHeader {
   uint64_t magic, layout, generation;
   uint32_t local_size;
@@ -81,6 +88,7 @@ class Segment {
   SegmentHeader& header() { return *header_; }
   RankBlock& rank(uint32_t local_rank) { return ranks_[local_rank]; }
   RequestRing& ring(uint32_t local_rank) { return rings_[local_rank]; }
+  StackPage& stack_page(uint32_t local_rank) { return stacks_[local_rank]; }
   std::byte* transport_area() { return transport_area_; }
 
   // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
@@ -155,6 +163,7 @@ class Segment {
   SharedText* definitions_;
   SharedText* errors_;
   RequestRing* rings_;
+  StackPage* stacks_;
   std::byte* arena_;
   std::byte* transport_area_;
   uint64_t arena_used_ = 0;                                          // leader only, like the next

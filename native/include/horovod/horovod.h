@@ -209,6 +209,10 @@ HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
 
+/* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by
+   the caller, writes that into `fd`, a file of its own, which stays open. For the whole process. */
+HVD_EXPORT void hvd_stack_source(int signal, int fd);
+
 /* For tests: ends or stops this process where `specification` (setting fault_point, see native/platform/fault_point.h)
    names `point`. For moments that lie outside of this library. 0 where the specification cannot be read. */
 HVD_EXPORT int hvd_fault_point(const char* specification, const char* point);

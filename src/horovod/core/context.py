@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from horovod.core import bootstrap, native
+from horovod.core import bootstrap, native, stacks
 from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
 from horovod.core.settings import Settings
 
@@ -215,6 +215,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             return
         sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
         native.library()  # what is missing here is known before anybody waits for this rank
+        stacks.offer()
         settings = Settings.from_environment()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
