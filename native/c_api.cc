@@ -217,6 +217,21 @@ void hvd_release(hvd_context* context, hvd_handle handle) {
   });
 }
 
+int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
+                       hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    if (path == nullptr || session == nullptr) return {HVD_INVALID_ARGUMENT, "a path and a session are needed"};
+    return context->engine->start_timeline(path, session, mark_cycles != 0);
+  });
+}
+
+int hvd_stop_timeline(hvd_context* context, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    context->engine->stop_timeline();
+    return {};
+  });
+}
+
 int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   int64_t needed = -1;
   guarded(nullptr, [&]() -> Status {

@@ -141,6 +141,7 @@ void Engine::apply(Record record) {
         complete(submission, end_of_job().while_doing(failure_of(submission)));
         return;
       }
+      if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kQueued);
       if (open_.empty()) open_since_ns_.store(now_ns());
       open_bytes_ += submission->prepared->total_bytes;
       open_.push_back(std::move(submission));
@@ -214,8 +215,44 @@ void Engine::apply_error(uint32_t id) {
   if (failed != nullptr) complete(failed, {HVD_MISMATCH, failure.text, failure.culprit});
 }
 
+// Of one submission by one thread at a time, in order: the submitter's, then the driver's.
+void Engine::trace(Submission* submission, Submission::Stage next) {
+  using Stage = Submission::Stage;
+  static constexpr const char* kOperations[] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",       "BARRIER",
+                                                "ALLTOALL",  "REDUCESCATTER", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET"};
+  if (submission->prepared == nullptr) return;
+  const Stage before = submission->traced;
+  if (next != Stage::kNegotiating && before == Stage::kNone) return;  // submitted before the timeline was on
+  const Descriptor& descriptor = submission->prepared->descriptor;
+  const char* operation = kOperations[descriptor.kind];
+  const std::string& tensor = submission->entry->name;
+  const auto record = [&](Timeline::Phase phase, const char* label, const char* what, std::string_view detail = {}) {
+    timeline_.record(phase, label, what, tensor, detail);
+  };
+  if (before == Stage::kNegotiating) record(Timeline::Phase::kEnd, "NEGOTIATE_", operation);
+  if (before == Stage::kQueued) record(Timeline::Phase::kEnd, "QUEUE", "");
+  if (before == Stage::kRunning) record(Timeline::Phase::kEnd, transport_name_, operation);
+  if (next == Stage::kNegotiating) record(Timeline::Phase::kBegin, "NEGOTIATE_", operation);
+  if (next == Stage::kQueued) {
+    record(Timeline::Phase::kBegin, "", operation);
+    record(Timeline::Phase::kBegin, "QUEUE", "");
+  }
+  if (next == Stage::kRunning) record(Timeline::Phase::kBegin, transport_name_, operation);
+  if (next == Stage::kDone && before >= Stage::kQueued) {
+    std::string detail;
+    if (!descriptor.tensors.empty()) {
+      const TensorSpec& first = submission->prepared->tensors.front();
+      detail = std::string(name_of(first.dtype)) + " " + describe_shape(first.shape);
+      if (descriptor.tensors.size() > 1) detail += " and " + std::to_string(descriptor.tensors.size() - 1) + " more";
+    }
+    record(Timeline::Phase::kEnd, "", operation, detail);
+  }
+  submission->traced = next;
+}
+
 void Engine::close_batch() {
   if (open_.empty()) return;
+  if (timeline_.marks_cycles()) timeline_.record(Timeline::Phase::kMark, "CYCLE_START", "", "");
   std::vector<SubmissionPtr> closed;
   closed.swap(open_);
   open_bytes_ = 0;
@@ -271,6 +308,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
     }
   }
   in_flight_.fetch_sub(1);
+  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kDone);
   const std::shared_ptr<const Prepared> prepared = submission->prepared;
   if (prepared != nullptr && prepared->done != nullptr) {
     hvd_status outcome{};

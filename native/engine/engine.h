@@ -34,6 +34,7 @@
 #include "engine/submission.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/segment.h"
+#include "timeline/timeline.h"
 #include "transport/transport.h"
 
 namespace hvd {
@@ -78,6 +79,11 @@ class Engine {
   Status poll(hvd_handle handle);
   SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
   void release(hvd_handle handle) { handles_.release(handle); }
+
+  Status start_timeline(const std::string& path, const std::string& session, bool mark_cycles) {
+    return timeline_.start(path, session, rank_, mark_cycles);
+  }
+  void stop_timeline() { timeline_.stop(); }
 
   std::string statistics();
 
@@ -147,6 +153,9 @@ class Engine {
   Status end_of_job() const;  // why nothing can be submitted any more
   void complete(const SubmissionPtr& submission, Status status);
   void engine_thread();
+
+  // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the transport.
+  void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc
   void execute(std::vector<SubmissionPtr> closed);
@@ -236,6 +245,7 @@ class Engine {
   std::atomic<uint64_t> ready_here_bytes_{0};
   std::atomic<uint64_t> ready_here_since_ns_{0};
   HandleTable handles_;
+  Timeline timeline_;
   std::atomic<bool> started_{false};
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
@@ -260,6 +270,7 @@ class Engine {
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
   std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
+  const char* transport_name_ = "";  // as the timeline shows it
   std::optional<Coordinator> coordinator_;
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;

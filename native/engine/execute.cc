@@ -54,6 +54,13 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (!failure.ok()) break;
     statistics_.batches.fetch_add(1, std::memory_order_relaxed);
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
+    if (timeline_.is_on()) {
+      for (const BatchTensor& tensor : batch.tensors) {
+        if (closed[tensor.entry]->traced == Submission::Stage::kQueued) {
+          trace(closed[tensor.entry].get(), Submission::Stage::kRunning);
+        }
+      }
+    }
     failure = run(batch, closed);
     if (!failure.ok()) {
       transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +

@@ -169,6 +169,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
 }
 
 Status Engine::make_transport() {
+  transport_name_ = world_size_ == 1 ? "LOOPBACK_" : spans_hosts() ? "TCP_" : "SHM_";
   TransportOptions options;
   options.isa = options_.settings.instruction_set;
   const Interrupt interrupt{&segment_->header().abort, poison_fd_};
@@ -295,6 +296,7 @@ Status Engine::stop(uint32_t timeout_ms) {
   for (SocketLink& link : control_) link.finish_sending();
   drop_transport();
   drop_token();
+  timeline_.stop();
   return {};
 }
 

@@ -49,6 +49,7 @@ struct Submission {
   std::string refusal;  // not empty: stands for a call that failed before it could be submitted
   bool sync = false;
   bool is_refusal = false;
+  enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`
   std::vector<Gathered> results;  // likewise

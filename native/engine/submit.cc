@@ -280,6 +280,7 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
 Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   Entry* entry = submission->entry.get();
   entry->in_flight = submission;
+  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kNegotiating);
   if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(now_ns() / 1000000 + 1);
   const bool fast = !submission->is_refusal && entry->id >= 0 && entry->definition == submission->prepared->bytes;
   bool complete = false;

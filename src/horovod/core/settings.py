@@ -235,6 +235,24 @@ class Settings:
         choices=LOG_LEVELS,
     )
 
+    timeline: str = _setting(
+        "HOROVOD_TIMELINE",
+        _text(),
+        "",
+        "File into which all ranks write what happens to each tensor, for Chrome's and Perfetto's viewers; DYNAMIC: none "
+        "until start_timeline, which works without it too.",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+    )
+    timeline_mark_cycles: bool = _setting(
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        _switch(),
+        False,
+        "Marks each batch in the timeline as well.",
+        flag="--timeline-mark-cycles",
+        yaml="timeline.mark_cycles",
+    )
+
     # Identity: set by the launcher, read by every rank
     rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "This process' rank.")
     size: int | None = _setting("HOROVOD_SIZE", _integer(1), None, "Number of ranks in the job.")

@@ -55,8 +55,6 @@ _NOT_YET = {
     "--elastic-timeout": True,
     "--reset-limit": True,
     "--blacklist-cooldown-range": True,
-    "--timeline-filename": True,
-    "--timeline-mark-cycles": False,
     "--mpi-threads-disable": False,
     "--num-nccl-streams": True,
     "--thread-affinity": True,
@@ -173,8 +171,9 @@ def _add_setting(group: Any, row: Row) -> None:
     text = f"{row.sentence} ({row.variable})"
     if isinstance(row.default, bool):
         group.add_argument(row.flag, dest=row.keyword, action="store_const", const=True, help=text)
-        if row.flag.startswith("--no-"):
-            opposite = row.flag.replace("--no-", "--", 1)
+        if row.flag.startswith("--"):
+            is_off = row.flag.startswith("--no-")
+            opposite = row.flag.replace("--no-", "--", 1) if is_off else row.flag.replace("--", "--no-", 1)
             group.add_argument(opposite, dest=row.keyword, action="store_const", const=False, help=argparse.SUPPRESS)
         return
 

@@ -34,6 +34,8 @@ from horovod.core.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -161,6 +163,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "sparse_allreduce_async",
     "synchronize",
 ]
