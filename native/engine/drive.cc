@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
+#include <sched.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
@@ -344,6 +349,18 @@ void Engine::hand_over() {
   bells_->hand_over([this] { return has_work(true) || (spans_hosts() && in_flight_.load() > 0); });
 }
 
+// A core that this process may not use, or that is not there, changes nothing.
+static void pin_thread(const EngineSettings& settings) {
+  if (settings.engine_cpu < 0) return;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (settings.engine_cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(settings.engine_cpu), &cpus);
+  if (sched_setaffinity(0, sizeof cpus, &cpus) != 0 && settings.warnings) {
+    std::fprintf(stderr, "horovod: warning: the engine's thread cannot run on core %d (HOROVOD_THREAD_AFFINITY): %s\n",
+                 settings.engine_cpu, std::strerror(errno));
+  }
+}
+
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
   constexpr int64_t kPendingIdsNs = 10000000;  // nobody rings for the last reader of a RETIRE
@@ -358,6 +375,7 @@ void Engine::engine_thread() {
     const int64_t at_most = ids_pending_.load() ? kPendingIdsNs : kWatchdogNs;
     return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), callers_waiting_.load() == 0};
   };
+  pin_thread(options_.settings);
   while (!stopped_.load()) {
     if (take_token()) {
       drive(false);

@@ -49,10 +49,13 @@ bool parse_log_level(const std::string& text, bool* warnings) {
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
   using Parser = std::function<bool(const std::string&)>;
+  uint64_t groups_apart = 0, engine_cpu = UINT64_MAX;
   const std::map<std::string, Parser> parsers = {
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
       {"close_bytes", [&](auto& text) { return parse_integer(text, &out->close_bytes); }},
+      {"groups_apart", [&](auto& text) { return parse_integer(text, &groups_apart); }},
+      {"engine_cpu", [&](auto& text) { return parse_integer(text, &engine_cpu); }},
       {"cached_names", [&](auto& text) { return parse_cached_names(text, &out->cached_names); }},
       {"stall_warning_ms", [&](auto& text) { return parse_integer(text, &out->stall_warning_ms); }},
       {"stall_shutdown_ms", [&](auto& text) { return parse_integer(text, &out->stall_shutdown_ms); }},
@@ -72,6 +75,8 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       return {HVD_INVALID_ARGUMENT, "setting `" + name + "` cannot be `" + value + "`"};
     }
   }
+  out->groups_apart = groups_apart != 0;
+  out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};
 }
 

@@ -57,10 +57,7 @@ _NOT_YET = {
     "--blacklist-cooldown-range": True,
     "--mpi-threads-disable": False,
     "--num-nccl-streams": True,
-    "--thread-affinity": True,
     "--gloo-timeout-seconds": True,
-    "--log-with-timestamp": False,
-    "--log-without-timestamp": False,
     "-prefix-timestamp": False,
     "--prefix-output-with-timestamp": False,
 }
@@ -155,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
     add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
+    for flag in ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"):
+        add(flag, action="store_true", dest="log_time", help=argparse.SUPPRESS)  # no effect, as HOROVOD_LOG_HIDE_TIME
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:
