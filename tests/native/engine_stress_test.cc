@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <latch>
 #include <random>
 
 #include "engine_world.h"
@@ -251,7 +252,9 @@ TEST(an_abort_at_any_moment_ends_every_wait_and_every_stop) {
   for (const Wiring wiring : kBoth) {
     in_child(120, [&] {
       for (int cycle = 0; cycle < kCycles; ++cycle) {
+        std::latch started(3);  // an abort in another rank's start would fail that start
         run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
+          started.arrive_and_wait();
           std::vector<std::thread> threads;
           for (int t = 0; t < 2; ++t) {
             threads.emplace_back([&, t] {
