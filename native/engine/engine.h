@@ -154,7 +154,8 @@ class Engine {
   void complete(const SubmissionPtr& submission, Status status);
   void engine_thread();
 
-  // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the transport.
+  // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
+  // transport.
   void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc

@@ -45,7 +45,8 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 void Engine::execute(std::vector<SubmissionPtr> closed) {
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
-  const std::vector<Batch> batches = plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
+  const std::vector<Batch> batches =
+      plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
   std::vector<size_t> tensors_left;
   for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
 

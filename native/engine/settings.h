@@ -14,8 +14,8 @@ namespace hvd {
 
 struct EngineSettings {
   uint64_t fusion_threshold_bytes = 128u << 20;
-  bool groups_apart = false;          // a grouped request is fused with no other
-  int engine_cpu = -1;                // the engine's thread runs there alone; -1: anywhere
+  bool groups_apart = false;                // a grouped request is fused with no other
+  int engine_cpu = -1;                      // the engine's thread runs there alone; -1: anywhere
   double cycle_time_ms = 1.0;               // how long what is ready may linger for company while nobody waits for it
   uint64_t close_bytes = 1u << 20;          // ... unless this much is ready
   uint32_t cached_names = kMaxCachedNames;  // with the fast way; 0: none

@@ -207,9 +207,9 @@ void Timeline::drain(std::string* lines) {
     event.turn.store(read_ + kSlots, std::memory_order_release);
   }
   if (const uint64_t lost = lost_.exchange(0); lost > 0) {
-    *lines += "{\"ph\": \"i\", \"s\": \"p\", \"pid\": " + std::to_string(rank_) + ", \"tid\": 0, \"ts\": " +
-              microseconds(now_ns()) + ", \"name\": \"EVENTS_LOST\", \"args\": {\"events\": " + std::to_string(lost) +
-              "}},\n";
+    *lines += "{\"ph\": \"i\", \"s\": \"p\", \"pid\": " + std::to_string(rank_) +
+              ", \"tid\": 0, \"ts\": " + microseconds(now_ns()) +
+              ", \"name\": \"EVENTS_LOST\", \"args\": {\"events\": " + std::to_string(lost) + "}},\n";
   }
 }
 
@@ -229,8 +229,8 @@ int Timeline::row_of(const std::string& tensor, std::string* lines) {
 void Timeline::describe_rank(std::string* lines) const {
   const std::string rank = std::to_string(rank_);
   *lines += "{\"ph\": \"M\", \"pid\": " + rank + ", \"name\": \"process_name\", \"args\": {\"name\": \"rank " + rank +
-            "\"}},\n{\"ph\": \"M\", \"pid\": " + rank + ", \"name\": \"process_sort_index\", \"args\": {\"sort_index\": " +
-            rank + "}},\n";
+            "\"}},\n{\"ph\": \"M\", \"pid\": " + rank +
+            ", \"name\": \"process_sort_index\", \"args\": {\"sort_index\": " + rank + "}},\n";
 }
 
 bool Timeline::put(const std::string& lines) {

@@ -4,8 +4,8 @@
 // All ranks of a machine write into one file, on one clock (CLOCK_MONOTONIC): a process of the picture is a rank, a row
 // of it a tensor. Threads that record an event put it into a buffer without locks; one thread, which lives while the
 // timeline is on, takes it from there every few milliseconds. The file is a JSON array at every moment: a writer holds
-// the file's lock and puts its events over the closing bracket, a new bracket behind them, in one call. Whoever finds the
-// file torn by a kill in the middle of that cuts it back to the last whole line.
+// the file's lock and puts its events over the closing bracket, a new bracket behind them, in one call. Whoever finds
+// the file torn by a kill in the middle of that cuts it back to the last whole line.
 //
 // Off, recording is a load of a word that nobody writes and a branch.
 #pragma once
@@ -57,8 +57,8 @@ class Timeline {
   };
   static constexpr uint64_t kSlots = 16384;
 
-  void write_events();                // the thread
-  void drain(std::string* lines);     // as lines of JSON, with a comma behind each
+  void write_events();             // the thread
+  void drain(std::string* lines);  // as lines of JSON, with a comma behind each
   int row_of(const std::string& tensor, std::string* lines);
   bool put(const std::string& lines);  // false where the file could not be written
   void describe_rank(std::string* lines) const;

@@ -63,6 +63,13 @@ def test_more_names_in_flight_than_there_are_numbers(worlds: WorldPool) -> None:
     worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 20_000, 20_000, 0)
 
 
+def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> None:
+    """40 bytes of name and some 250 of an entry would be 12 MiB after 40,000."""
+    env = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_CACHE_CAPACITY": "64"}
+    for one in worlds(2, env).run(use_names, 40_000, 200, 0):
+        assert one["growth_kib"] < 3072, one
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:

@@ -10,8 +10,8 @@
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
  * done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and fatal causes
- * (stderr).
+ *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and fatal
+ * causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
