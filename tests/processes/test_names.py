@@ -58,6 +58,29 @@ def test_more_names_than_are_remembered(
     assert warned == (1 if capacity > 0 else 0), world.output(0)
 
 
+def repeat_names() -> tuple[int, int]:
+    """How many requests took the slow way while forty names came back: as seen early, and later."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    seen = []
+    for step in range(100):
+        for handle in [hvd.allreduce_async(np.ones(5), name=f"layer.{i}") for i in range(40)]:
+            hvd.synchronize(handle)
+        if step in (1, 99):
+            seen.append(hvd.statistics()["slow_requests"])
+    hvd.shutdown()
+    return seen[0], seen[1]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_names_that_come_back_need_no_coordinator(worlds: WorldPool, transport: str) -> None:
+    for early, late in worlds(2, {"HOROVOD_TRANSPORT": transport}).run(repeat_names):
+        assert early == late == 40
+
+
 def test_more_names_in_flight_than_there_are_numbers(worlds: WorldPool) -> None:
     """All of 20,000 are submitted, by each rank in its own order, before any is waited for."""
     worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 20_000, 20_000, 0)

@@ -3,7 +3,8 @@
 ours.
 
 This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets
-its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today.
+its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today,
+or to say that it has no effect.
 """
 
 from __future__ import annotations
