@@ -263,7 +263,7 @@ class Checker {
     Rank& mine = next.ranks[r];
     const Decision& record = log[mine.read++];
     // Only for a RETIRE it matters when the others see how far this rank has read.
-    if (record.kind != RecordKind::kRetire) mine.cursor = mine.read;
+    if (record.kind != RecordKind::kRetire || limits_.names >= kNames) mine.cursor = mine.read;
     if (record.kind == RecordKind::kDefine) {
       Definition definition;
       parse_definition(record.payload, &definition);
