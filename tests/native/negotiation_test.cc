@@ -185,6 +185,14 @@ TEST(equal_things_fuse_up_to_the_threshold_and_nothing_else) {
   }
   EXPECT(cut == (std::vector<std::vector<uint32_t>>{{0, 2}, {1}, {3}, {4}, {5}, {6}, {7}}));
   EXPECT(plan_batches(entries, 0).size() == 8);
+  const Descriptor group = [&] {
+    Descriptor made = f32;
+    made.tensors.push_back(made.tensors.front());
+    return made;
+  }();
+  const Descriptor* grouped[] = {&f32, &group, &f32, &group};
+  EXPECT(plan_batches(grouped, 1 << 20).size() == 1);
+  EXPECT(plan_batches(grouped, 1 << 20, true).size() == 3);  // the two single ones, and each group for itself
   Descriptor scatter = f32, gather = f32;
   scatter.kind = HVD_REDUCESCATTER;
   gather.kind = HVD_ALLTOALL;
