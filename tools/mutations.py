@@ -350,8 +350,8 @@ MUTATIONS = (
     Mutation(
         "retired-forgets-nothing",
         "native/engine/drive.cc",
-        "  entry->definition.clear();\n  forget_if_idle(entry);\n",
-        "  entry->definition.clear();\n",
+        "  entry->counted_in.reset();\n  forget_if_idle(entry);\n",
+        "  entry->counted_in.reset();\n",
         "each rank keeps every name it has ever heard of",
         (python("tests/processes/test_names.py", "-k", "leaves_nothing_in_memory"),),
     ),

@@ -23,8 +23,11 @@ from horovod.core.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.join import join
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
@@ -106,6 +109,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -121,5 +125,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
