@@ -7,12 +7,14 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/engine.h"
 #include "horovod/horovod.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
+#include "platform/stack_source.h"
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -21,7 +23,7 @@ struct hvd_entry {
 struct hvd_context {
   std::unique_ptr<hvd::Engine> engine;
   std::mutex mutex;
-  std::vector<std::unique_ptr<hvd_entry>> entries;
+  std::unordered_map<const hvd_entry*, std::unique_ptr<hvd_entry>> entries;
 };
 
 namespace {
@@ -139,7 +141,15 @@ int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** en
     HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &made->prepared));
     *entry = made.get();
     const std::lock_guard lock(context->mutex);
-    context->entries.push_back(std::move(made));
+    context->entries.emplace(*entry, std::move(made));
+    return {};
+  });
+}
+
+void hvd_release_entry(hvd_context* context, hvd_entry* entry) {
+  guarded(nullptr, [&]() -> Status {
+    const std::lock_guard lock(context->mutex);
+    context->entries.erase(entry);
     return {};
   });
 }
@@ -222,6 +232,21 @@ void hvd_release(hvd_context* context, hvd_handle handle) {
   });
 }
 
+int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
+                       hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    if (path == nullptr || session == nullptr) return {HVD_INVALID_ARGUMENT, "a path and a session are needed"};
+    return context->engine->start_timeline(path, session, mark_cycles != 0);
+  });
+}
+
+int hvd_stop_timeline(hvd_context* context, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    context->engine->stop_timeline();
+    return {};
+  });
+}
+
 int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   int64_t needed = -1;
   guarded(nullptr, [&]() -> Status {
@@ -236,6 +261,8 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   });
   return needed;
 }
+
+void hvd_stack_source(int signal, int fd) { hvd::offer_stack_source(signal, fd); }
 
 int hvd_fault_point(const char* specification, const char* point) {
   if (!hvd::arm_fault_point(specification)) return 0;

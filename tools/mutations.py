@@ -325,10 +325,51 @@ MUTATIONS = (
     Mutation(
         "definitions-outlive-their-set",
         "native/negotiation/coordinator.cc",
-        "    entries_[id].defined = false;\n    entries_[id].definition.clear();\n",
-        "",
+        "    const uint32_t id = entries_[index].id;\n",
+        "    continue;\n    const uint32_t id = entries_[index].id;\n",
         "a set that comes back with a number finds the former one's definitions",
         (native("engine_sets_test", "sets_come_and_go"),),
+    ),
+    # names that come and go, what is seen of a run
+    Mutation(
+        "retires-in-flight",
+        "native/negotiation/tally.h",
+        "Bugs::kRetireInFlight ? State::kIdle : State::kLook;",
+        "State::kIdle;",
+        "a name goes although a rank has arrived whose READY is still to come",
+        (native("negotiation_model_test", "two_ranks_whose"),),
+    ),
+    Mutation(
+        "number-reused-at-once",
+        "native/negotiation/coordinator.cc",
+        "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",
+        "  ids_[id].state = Id::State::kFree;\n  free_ids_.push_back(id);\n",
+        "a number means another name before all ranks have read that the first is gone",
+        (native("negotiation_model_test", "two_ranks_whose"),),
+    ),
+    Mutation(
+        "retired-forgets-nothing",
+        "native/engine/drive.cc",
+        "  entry->counted_in.reset();\n  forget_if_idle(entry);\n",
+        "  entry->counted_in.reset();\n",
+        "each rank keeps every name it has ever heard of",
+        (python("tests/processes/test_names.py", "-k", "leaves_nothing_in_memory"),),
+    ),
+    Mutation(
+        "stall-without-stacks",
+        "native/engine/stacks.cc",
+        "  const std::string text = take_stack();\n",
+        "  const std::string text;\n",
+        "a stall report does not say where the missing ranks stand",
+        (python("tests/processes/test_stall.py", "-k", "where_each_missing_rank_stands and shm"),),
+    ),
+    Mutation(
+        "timeline-appends",
+        "native/timeline/timeline.cc",
+        "  const off_t end = end_of_events(fd_);\n  if (end < 0) {",
+        "  const off_t end = lseek(fd_, 0, SEEK_END);\n  if (end < 0) {",
+        "events stand behind the bracket that closes the timeline",
+        (python("tests/processes/test_timeline.py", "-k", "phases_of_every_tensor and shm"),),
     ),
     # hostile bytes
     Mutation(

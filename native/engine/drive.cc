@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
+#include <sched.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -84,7 +90,8 @@ bool Engine::follow_log() {
     ~Following() { following = nullptr; }
   } const now(this);
   apply(record);
-  // After that: who sees this cursor beyond a record knows that this rank has no use for its text any more.
+  // After that: who sees this cursor beyond a record knows that this rank has no use for its text, and beyond a RETIRE
+  // for the number, any more.
   segment_->rank(local_rank_).cursor.store(position + 1);
   return true;
 }
@@ -111,6 +118,7 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
+  if (record.kind == RecordKind::kReady && coordinates()) coordinator_->touch(record.id);
   if (is_about_entry(record.kind) && !takes_part_in(record.id)) return;
   switch (record.kind) {
     case RecordKind::kDefine:
@@ -118,6 +126,9 @@ void Engine::apply(Record record) {
       return;
     case RecordKind::kError:
       apply_error(record.id);
+      return;
+    case RecordKind::kRetire:
+      apply_retirement(record.id);
       return;
     case RecordKind::kReady: {
       SubmissionPtr submission = ready_submission(record.id);
@@ -129,6 +140,7 @@ void Engine::apply(Record record) {
         complete(submission, end_of_job().while_doing(failure_of(submission)));
         return;
       }
+      if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kQueued);
       if (open_.empty()) open_since_ns_.store(now_ns());
       open_bytes_ += submission->prepared->total_bytes;
       open_.push_back(std::move(submission));
@@ -166,12 +178,24 @@ void Engine::apply_definition(uint32_t id) {
   }
   const std::lock_guard lock(mutex_);
   ProcessSet* const set = find_set(definition.set);
-  Entry* entry = set == nullptr ? nullptr : intern(set, definition.name);
-  if (entry == nullptr) return;  // a name this rank refused for want of room; its peers get the error from it
+  if (set == nullptr) return;
+  const std::shared_ptr<Entry> entry = intern(set, definition.name);
   if (entry_of_id_.size() <= id) entry_of_id_.resize(id + 1, nullptr);
   entry_of_id_[id] = entry;
   entry->id = id;
   entry->definition = std::move(definition.descriptor);
+}
+
+// Whatever is in flight under the name is ready and runs, or came too late to be counted and took the slow way.
+void Engine::apply_retirement(uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  if (id >= entry_of_id_.size() || entry_of_id_[id] == nullptr) return;
+  const std::shared_ptr<Entry> entry = std::exchange(entry_of_id_[id], nullptr);
+  segment_->in_flight(local_rank_, id).store(0);
+  entry->id = -1;
+  entry->definition.clear();
+  entry->counted_in.reset();
+  forget_if_idle(entry);
 }
 
 void Engine::apply_error(uint32_t id) {
@@ -194,8 +218,44 @@ void Engine::apply_error(uint32_t id) {
   if (failed != nullptr) complete(failed, {HVD_MISMATCH, failure.text, failure.culprit});
 }
 
+// Of one submission by one thread at a time, in order: the submitter's, then the driver's.
+void Engine::trace(Submission* submission, Submission::Stage next) {
+  using Stage = Submission::Stage;
+  static constexpr const char* kOperations[] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",       "BARRIER",
+                                                "ALLTOALL",  "REDUCESCATTER", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET"};
+  if (submission->prepared == nullptr) return;
+  const Stage before = submission->traced;
+  if (next != Stage::kNegotiating && before == Stage::kNone) return;  // submitted before the timeline was on
+  const Descriptor& descriptor = submission->prepared->descriptor;
+  const char* operation = kOperations[descriptor.kind];
+  const std::string& tensor = submission->entry->name;
+  const auto record = [&](Timeline::Phase phase, const char* label, const char* what, std::string_view detail = {}) {
+    timeline_.record(phase, label, what, tensor, detail);
+  };
+  if (before == Stage::kNegotiating) record(Timeline::Phase::kEnd, "NEGOTIATE_", operation);
+  if (before == Stage::kQueued) record(Timeline::Phase::kEnd, "QUEUE", "");
+  if (before == Stage::kRunning) record(Timeline::Phase::kEnd, transport_name_, operation);
+  if (next == Stage::kNegotiating) record(Timeline::Phase::kBegin, "NEGOTIATE_", operation);
+  if (next == Stage::kQueued) {
+    record(Timeline::Phase::kBegin, "", operation);
+    record(Timeline::Phase::kBegin, "QUEUE", "");
+  }
+  if (next == Stage::kRunning) record(Timeline::Phase::kBegin, transport_name_, operation);
+  if (next == Stage::kDone && before >= Stage::kQueued) {
+    std::string detail;
+    if (!descriptor.tensors.empty()) {
+      const TensorSpec& first = submission->prepared->tensors.front();
+      detail = std::string(name_of(first.dtype)) + " " + describe_shape(first.shape);
+      if (descriptor.tensors.size() > 1) detail += " and " + std::to_string(descriptor.tensors.size() - 1) + " more";
+    }
+    record(Timeline::Phase::kEnd, "", operation, detail);
+  }
+  submission->traced = next;
+}
+
 void Engine::close_batch() {
   if (open_.empty()) return;
+  if (timeline_.marks_cycles()) timeline_.record(Timeline::Phase::kMark, "CYCLE_START", "", "");
   std::vector<SubmissionPtr> closed;
   closed.swap(open_);
   open_bytes_ = 0;
@@ -217,7 +277,7 @@ void Engine::fail_all(const Status& cause) {
     for (const SubmissionPtr& submission : open_) {
       if (submission->entry->in_flight != submission) failed.push_back(submission);  // zeros of a rank that has joined
     }
-    if (join_.in_flight != nullptr) failed.push_back(join_.in_flight);
+    if (join_->in_flight != nullptr) failed.push_back(join_->in_flight);
     deferred_ = 0;
     for (auto& [number, set] : sets_) {
       for (auto& [name, entry] : set->entries) {
@@ -241,7 +301,7 @@ void Engine::fail_all(const Status& cause) {
 
 void Engine::complete(const SubmissionPtr& submission, Status status) {
   Announcement next, join;
-  Entry* entry = submission->entry;
+  const std::shared_ptr<Entry>& entry = submission->entry;
   {
     const std::lock_guard lock(mutex_);
     if (entry->in_flight == submission) {
@@ -252,12 +312,14 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
         const SubmissionPtr following = entry->deferred.front();
         entry->deferred.pop_front();
         next = begin(following);
-        if (--deferred_ == 0 && join_.in_flight != nullptr) join = send_join();
+        if (--deferred_ == 0 && join_->in_flight != nullptr) join = send_join();
       }
+      forget_if_idle(entry);
     }
   }
   in_flight_.fetch_sub(1);
   if (submission->urgent) segment_->header().waiting.fetch_sub(1);
+  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kDone);
   const std::shared_ptr<const Prepared> prepared = submission->prepared;
   submission->status = status;
   submission->done.store(true);
@@ -294,8 +356,21 @@ void Engine::hand_over() {
   bells_->hand_over([this] { return has_work(true) || (spans_hosts() && in_flight_.load() > 0); });
 }
 
+// A core that this process may not use, or that is not there, changes nothing.
+static void pin_thread(const EngineSettings& settings) {
+  if (settings.engine_cpu < 0) return;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (settings.engine_cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(settings.engine_cpu), &cpus);
+  if (sched_setaffinity(0, sizeof cpus, &cpus) != 0 && settings.warnings) {
+    std::fprintf(stderr, "horovod: warning: the engine's thread cannot run on core %d (HOROVOD_THREAD_AFFINITY): %s\n",
+                 settings.engine_cpu, std::strerror(errno));
+  }
+}
+
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
+  constexpr int64_t kPendingIdsNs = 10000000;  // nobody rings for the last reader of a RETIRE
   const auto look = [this]() -> Bells::Sleep {
     const Bells::Sleep stay_awake;
     if (stopped_.load()) return stay_awake;
@@ -304,8 +379,10 @@ void Engine::engine_thread() {
     const bool due = open_since_ns_.load() != 0 && segment_->header().waiting.load() > 0;
     if (mine && (has_work(false) || due)) return stay_awake;
     const int64_t linger_ns = linger_left_ns();
-    return {linger_ns < 0 ? kWatchdogNs : std::max<int64_t>(linger_ns, 1000), callers_waiting_.load() == 0};
+    const int64_t at_most = ids_pending_.load() ? kPendingIdsNs : kWatchdogNs;
+    return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), callers_waiting_.load() == 0};
   };
+  pin_thread(options_.settings);
   while (!stopped_.load()) {
     if (take_token()) {
       drive(false);

@@ -11,8 +11,8 @@
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
 // Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, join.cc, leader.cc
-// (rank 0's coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, lifecycle.cc (start,
-// stop), monitor.h (deaths).
+// (rank 0's coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, stacks.cc,
+// lifecycle.cc (start, stop), monitor.h (deaths).
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,7 @@
 #include "engine/submission.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/segment.h"
+#include "timeline/timeline.h"
 #include "transport/transport.h"
 
 namespace hvd {
@@ -82,6 +83,11 @@ class Engine {
   SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
   void release(hvd_handle handle) { handles_.release(handle); }
 
+  Status start_timeline(const std::string& path, const std::string& session, bool mark_cycles) {
+    return timeline_.start(path, session, rank_, mark_cycles);
+  }
+  void stop_timeline() { timeline_.stop(); }
+
   std::string statistics();
 
  private:
@@ -98,14 +104,15 @@ class Engine {
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
-    Entry* entry = nullptr;  // complete on this host: tell the others
+    int64_t id = -1;  // of the entry that is complete on this host: tell the others
     uint64_t bytes = 0;
     bool sync = false;
     bool asked_leader = false;  // a slow request went out
   };
   Status enter(const SubmissionPtr& submission, Announcement* announcement);
-  Entry* intern(ProcessSet* set, const std::string& name);
-  Entry* next_unnamed(ProcessSet* set);
+  std::shared_ptr<Entry> intern(ProcessSet* set, const std::string& name);
+  std::shared_ptr<Entry> next_unnamed(ProcessSet* set);
+  void forget_if_idle(const std::shared_ptr<Entry>& entry);
   Announcement begin(const SubmissionPtr& submission);
   void announce(const Announcement& announcement, bool driving = false);
   void became_ready(uint64_t position, uint64_t bytes, bool sync);
@@ -145,12 +152,17 @@ class Engine {
   void apply(Record record);
   void apply_definition(uint32_t id);
   void apply_error(uint32_t id);
+  void apply_retirement(uint32_t id);
   void close_batch();
   bool may_close(bool somebody_waits) const;
   void fail_all(const Status& cause);
   Status end_of_job() const;  // why nothing can be submitted any more
   void complete(const SubmissionPtr& submission, Status status);
   void engine_thread();
+
+  // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
+  // transport.
+  void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc
   void execute(std::vector<SubmissionPtr> closed);
@@ -185,7 +197,7 @@ class Engine {
   Announcement send_join();
   void apply_join(uint32_t last_rank);
   SubmissionPtr ready_submission(uint32_t id);
-  SubmissionPtr zeros_for(Entry* entry);
+  SubmissionPtr zeros_for(const std::shared_ptr<Entry>& entry);
   void back_to_the_fast_way();
 
   // leader.cc
@@ -196,6 +208,9 @@ class Engine {
   void poison_unreadable(int from, const std::string& what, size_t bytes);
   void handle_downward(FrameKind kind, const std::string& payload);
   void answer_recall(uint32_t id, Effects* effects);
+  void answer_may_retire(const std::vector<uint32_t>& ids, Effects* effects);
+  bool tell_retired();
+  void warn_of_eviction();
   void spread(Effects effects);
   void apply_decisions(const std::vector<Decision>& decisions);
   void flush_ready(bool somebody_waits);
@@ -207,8 +222,13 @@ class Engine {
   void assign_entry(const Decision& decision);
   void send_leave();
 
-  // stall.cc
+  // stall.cc, stacks.cc
   void report_stalls();
+  void answer_stack_question();
+  void ask_here(int rank);
+  void ask_for_stacks(const std::vector<int>& ranks);
+  void collect_stacks();
+  std::string stacks_in_words(const std::vector<int>& ranks) const;
   std::vector<Undecided> undecided_on_this_host();
 
   void poison(hvd_code code, int failed_rank, const std::string& text);
@@ -234,14 +254,14 @@ class Engine {
   // Shared with users' threads.
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
-  size_t names_ = 0;                                     // entries in all of them
   size_t deferred_ = 0;                                  // submissions that wait for their entry's earlier one
-  Entry join_;                                           // in flight: this rank has joined, and not all have
+  const std::shared_ptr<Entry> join_ = std::make_shared<Entry>();  // in flight: this rank has joined, not all have
   RingSender to_leader_;
   std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
   std::atomic<uint64_t> ready_here_bytes_{0};
   std::atomic<uint64_t> ready_here_since_ns_{0};
   HandleTable handles_;
+  Timeline timeline_;
   std::atomic<bool> started_{false};
   std::atomic<bool> token_{false};
   std::atomic<bool> stopping_{false};
@@ -253,30 +273,42 @@ class Engine {
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
   std::atomic<bool> stall_check_due_{false};
-  std::atomic<uint64_t> ticked_ns_{0};   // the monitor's last tick
-  std::atomic<uint64_t> resumed_ns_{0};  // when this process last ran again after it had been held up
+  std::atomic<bool> ids_pending_{false};  // leader: retired_here_ is not empty
+  std::atomic<uint64_t> ticked_ns_{0};    // the monitor's last tick
+  std::atomic<uint64_t> resumed_ns_{0};   // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex transport_mutex_;
   std::unique_ptr<Transport> transport_;
   std::atomic<uint64_t> cursor_{0};
-  std::vector<Entry*> entry_of_id_;
+  std::vector<std::shared_ptr<Entry>> entry_of_id_;
   std::vector<SubmissionPtr> open_;  // ready, not closed yet
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
   std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
+  const char* transport_name_ = "";  // as the timeline shows it
   std::optional<Coordinator> coordinator_;
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;
   std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
   std::vector<uint64_t> text_read_at_;        // leader: by entry, the log position behind the last record with a text
+  struct RetiredHere {
+    uint64_t end;  // the log position behind its RETIRE
+    uint32_t id;
+  };
+  std::deque<RetiredHere> retired_here_;  // leader: not read by all ranks of the host, as far as is known
+  bool eviction_warned_ = false;
   std::vector<bool> has_left_;
   std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
   std::atomic<bool> abort_spread_{false};
   uint64_t stall_reported_ns_ = 0;
+  uint64_t stacks_asked_ns_ = 0;        // rank 0, of the report to come; 0: not asked
+  std::map<int, std::string> stacks_;   // rank 0: the answers
+  std::vector<int> stacks_asked_here_;  // leader: of this host, without an answer
 
   struct Statistics {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};
+    std::atomic<uint64_t> names_evicted{0};  // rank 0 knows
   } statistics_;
 };
 

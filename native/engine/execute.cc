@@ -48,7 +48,8 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 void Engine::execute(std::vector<SubmissionPtr> closed) {
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
-  const std::vector<Batch> batches = plan_batches(descriptors, options_.settings.fusion_threshold_bytes);
+  const std::vector<Batch> batches =
+      plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
   std::vector<size_t> tensors_left;
   for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
 
@@ -57,6 +58,13 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (!failure.ok()) break;
     statistics_.batches.fetch_add(1, std::memory_order_relaxed);
     statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
+    if (timeline_.is_on()) {
+      for (const BatchTensor& tensor : batch.tensors) {
+        if (closed[tensor.entry]->traced == Submission::Stage::kQueued) {
+          trace(closed[tensor.entry].get(), Submission::Stage::kRunning);
+        }
+      }
+    }
     failure = run(batch, closed);
     if (!failure.ok()) {
       transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +

@@ -15,14 +15,15 @@ Status Engine::join(hvd_handle* handle) {
   auto prepared = std::make_shared<Prepared>();
   prepared->name = "join";
   submission->prepared = std::move(prepared);
-  submission->entry = &join_;
+  submission->entry = join_;
   submission->sync = true;
   Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
     HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(rank_) + ", join"));
-    join_.name = "join";
-    join_.in_flight = submission;
+    join_->name = "join";
+    join_->forgotten = true;  // it stands in no set
+    join_->in_flight = submission;
     // What waits in this process for its turn has been submitted, as the user sees it.
     if (deferred_ == 0) announcement = send_join();
     in_flight_.fetch_add(1);
@@ -42,7 +43,7 @@ Engine::Announcement Engine::send_join() {
   statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
   segment_->rank(local_rank_).joined.store(1);
   to_leader_.send(FrameKind::kJoin, join_payload(join));
-  return {nullptr, 0, true, true};
+  return {-1, 0, true, true};
 }
 
 // Nothing is under way by now, in any set.
@@ -51,7 +52,7 @@ void Engine::apply_join(uint32_t last_rank) {
   segment_->rank(local_rank_).joined.store(0);
   {
     const std::lock_guard lock(mutex_);
-    joined = join_.in_flight;
+    joined = join_->in_flight;
     // The ranks have submitted different numbers of unnamed requests; from here on they count alike again.
     for (const auto& [number, set] : sets_) set->unnamed = 0;
   }
@@ -68,12 +69,12 @@ void Engine::apply_join(uint32_t last_rank) {
 // What this rank gives to the entry that is ready: what it has submitted, or zeros, where it has joined.
 SubmissionPtr Engine::ready_submission(uint32_t id) {
   const std::lock_guard lock(mutex_);
-  Entry* const entry = id < entry_of_id_.size() ? entry_of_id_[id] : nullptr;
+  const std::shared_ptr<Entry> entry = id < entry_of_id_.size() ? entry_of_id_[id] : nullptr;
   if (entry == nullptr) return nullptr;
-  return entry->in_flight == nullptr && join_.in_flight != nullptr ? zeros_for(entry) : entry->in_flight;
+  return entry->in_flight == nullptr && join_->in_flight != nullptr ? zeros_for(entry) : entry->in_flight;
 }
 
-SubmissionPtr Engine::zeros_for(Entry* entry) {
+SubmissionPtr Engine::zeros_for(const std::shared_ptr<Entry>& entry) {
   constexpr uint64_t kLine = 64;
   auto prepared = std::make_shared<Prepared>();
   if (!Descriptor::decode(entry->definition, &prepared->descriptor)) return nullptr;

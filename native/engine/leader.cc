@@ -5,6 +5,8 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -42,6 +44,8 @@ bool Engine::serve() {
       if (link.closed()) link_closed(&link);
     }
   }
+  any |= tell_retired();
+  if (!stacks_asked_here_.empty()) collect_stacks();
   if (stall_check_due_.exchange(false) && coordinates()) report_stalls();
   return any;
 }
@@ -122,7 +126,7 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
     }
     case FrameKind::kHostReady: {
       std::vector<uint32_t> ids;
-      if (!parse_host_ready(payload, &ids)) return false;
+      if (!parse_ids(payload, &ids)) return false;
       return std::all_of(ids.begin(), ids.end(),
                          [&](uint32_t id) { return coordinator_->host_ready(host, id, now, effects); });
     }
@@ -134,6 +138,24 @@ bool Engine::coordinate(int host, FrameKind kind, const std::string& payload, Ef
       JoinFrame join;
       if (!parse_join(payload, world_size_, &join) || options_.host_of_rank[join.rank] != host) return false;
       return coordinator_->join(join.rank, std::move(join.counted), now, effects);
+    }
+    case FrameKind::kStack: {
+      int rank = -1;
+      std::string text;
+      if (!parse_stack(payload, world_size_, &rank, &text) || options_.host_of_rank[rank] != host) return false;
+      stacks_[rank] = std::move(text);
+      return true;
+    }
+    case FrameKind::kMayRetire: {
+      std::vector<RetireAnswer> answers;
+      return parse_may_retire(payload, &answers) && std::ranges::all_of(answers, [&](const RetireAnswer& answer) {
+               return coordinator_->may_retire(host, answer.id, answer.idle, effects);
+             });
+    }
+    case FrameKind::kRetired: {
+      std::vector<uint32_t> ids;
+      return parse_ids(payload, &ids) &&
+             std::ranges::all_of(ids, [&](uint32_t id) { return coordinator_->retired(host, id, effects); });
     }
     case FrameKind::kLeave: {
       int rank = -1;
@@ -158,6 +180,54 @@ void Engine::answer_recall(uint32_t id, Effects* effects) {
   send_upward(FrameKind::kRecalled, recalled_payload({id, found}));
 }
 
+void Engine::answer_may_retire(const std::vector<uint32_t>& ids, Effects* effects) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(ids.size()));
+  for (const uint32_t id : ids) {
+    auto tally = segment_->tally(id, spans_hosts());
+    Retirement<> retirement(segment_->local_size());
+    while (!retirement.finished()) {
+      retirement.step(tally, [&](uint32_t r) { return segment_->in_flight(r, id).load() != 0; });
+    }
+    const bool idle = retirement.state() == Retirement<>::State::kIdle;
+    if (coordinates()) coordinator_->may_retire(host_, id, idle, effects);
+    payload.put(id).put(static_cast<uint8_t>(idle));
+  }
+  if (!coordinates()) send_upward(FrameKind::kMayRetire, payload.take());
+}
+
+// What all ranks of this host have read by now: nobody here needs the number any more.
+bool Engine::tell_retired() {
+  std::vector<uint32_t> ids;
+  for (; !retired_here_.empty() && segment_->all_have_read(retired_here_.front().end); retired_here_.pop_front()) {
+    ids.push_back(retired_here_.front().id);
+    segment_->release_texts(ids.back());
+  }
+  ids_pending_.store(!retired_here_.empty());
+  if (ids.empty()) return false;
+  if (!coordinates()) {
+    send_upward(FrameKind::kRetired, ids_payload(ids));
+    return false;
+  }
+  Effects effects;
+  for (const uint32_t id : ids) coordinator_->retired(host_, id, &effects);
+  const bool any = !effects.decisions.empty();
+  spread(std::move(effects));
+  return any;
+}
+
+void Engine::warn_of_eviction() {
+  statistics_.names_evicted.store(coordinator_->evicted(), std::memory_order_relaxed);
+  if (eviction_warned_ || coordinator_->evicted() == 0) return;
+  eviction_warned_ = true;
+  if (!options_.settings.warnings) return;
+  std::fprintf(stderr,
+               "horovod: warning: more than %u different tensor names are in use: those not used for longest are "
+               "forgotten, and cost a detour when they come back\nhint: give a tensor the same name in every step, or "
+               "none; HOROVOD_CACHE_CAPACITY sets the number (at most %u)\n",
+               options_.settings.cached_names, kMaxCachedNames);
+}
+
 // Rank 0: carries out what the coordinator wants, on all hosts.
 void Engine::spread(Effects effects) {
   while (!effects.recalls.empty()) {
@@ -173,6 +243,19 @@ void Engine::spread(Effects effects) {
       }
       if (coordinator_->counts_on(id, host_)) answer_recall(id, &effects);
     }
+  }
+  if (!effects.retires.empty()) {
+    for (SocketLink& link : control_) {
+      std::vector<uint32_t> asked;
+      for (const uint32_t id : effects.retires) {
+        if (coordinator_->counts_on(id, options_.host_of_rank[link.peer()])) asked.push_back(id);
+      }
+      if (!asked.empty()) link.send(FrameKind::kMayRetire, ids_payload(asked));
+    }
+    std::vector<uint32_t> here = std::exchange(effects.retires, {});
+    std::erase_if(here, [&](uint32_t id) { return !coordinator_->counts_on(id, host_); });
+    answer_may_retire(here, &effects);
+    warn_of_eviction();
   }
   if (effects.decisions.empty()) return;
   if (spans_hosts()) {
@@ -214,6 +297,10 @@ void Engine::handle_downward(FrameKind kind, const std::string& payload) {
   if (kind == FrameKind::kRecall && parse_recall(payload, &id)) {
     Effects none;
     answer_recall(id, &none);
+  } else if (int rank = -1; kind == FrameKind::kStackWanted && parse_stack_wanted(payload, world_size_, &rank)) {
+    ask_here(rank);
+  } else if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire && parse_ids(payload, &ids)) {
+    answer_may_retire(ids, nullptr);
   } else if (kind == FrameKind::kRecords && parse_records(payload, world_size_, &decisions)) {
     apply_decisions(decisions);
   } else {
@@ -223,12 +310,6 @@ void Engine::handle_downward(FrameKind kind, const std::string& payload) {
 
 void Engine::apply_decisions(const std::vector<Decision>& decisions) {
   for (const Decision& decision : decisions) {
-    if (decision.id >= kMaxEntries) {
-      Failure failure;
-      parse_failure(decision.payload, world_size_, &failure);
-      poison(HVD_ABORTED, failure.culprit, quote_name(failure.name) + ": " + failure.text);
-      return;
-    }
     assign_entry(decision);
     const bool has_text = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
     // Not so for the others: they have submitted since, or this would not have been decided.
@@ -243,12 +324,18 @@ void Engine::apply_decisions(const std::vector<Decision>& decisions) {
     }
     if (decision.kind == RecordKind::kLeave && decision.id < may_close_.size()) may_close_[decision.id] = true;
     // Reset first: a rank that reads the record may submit the next round at once.
-    if (decision.reset) segment_->tally(decision.id, spans_hosts()).reset(decision.stays_recalled);
+    if (decision.reset) {
+      segment_->tally(decision.id, spans_hosts()).reset(decision.stays_recalled);
+    } else if (has_text) {
+      segment_->tally(decision.id, spans_hosts()).retire();
+    }
     if (decision.kind == RecordKind::kJoin) back_to_the_fast_way();
     if (!wait_for_room_in_log(true)) return;
     const uint64_t position = segment_->append({decision.kind, decision.id});
     if (has_text) text_read_at_[decision.id] = position + 1;
+    if (decision.kind == RecordKind::kRetire) retired_here_.push_back({position + 1, decision.id});
   }
+  ids_pending_.store(!retired_here_.empty());
   // This thread drives: it reads on by itself, and lingers or closes, where it takes part.
   const auto concerns_others = [this](const Decision& decision) {
     return (is_about_entry(decision.kind) && !takes_part_in(decision.id)) || decision.kind == RecordKind::kJoin;
@@ -296,10 +383,7 @@ void Engine::flush_ready(bool somebody_waits) {
     spread(std::move(effects));
     return;
   }
-  Writer payload;
-  payload.put(static_cast<uint32_t>(ready.size()));
-  for (const uint32_t id : ready) payload.put(id);
-  send_upward(FrameKind::kHostReady, payload.take());
+  send_upward(FrameKind::kHostReady, ids_payload(ready));
 }
 
 void Engine::send_leave() {

@@ -97,7 +97,8 @@ Status Engine::connect() {
     from_followers_.resize(segment_->local_size());
     for (uint32_t r = 0; r < segment_->local_size(); ++r) from_followers_[r].attach(&segment_->ring(r));
   }
-  if (coordinates()) coordinator_.emplace(options_.host_of_rank);
+  if (coordinates())
+    coordinator_.emplace(options_.host_of_rank, NameLimits{options_.settings.cached_names, kMaxEntries});
   if (spans_hosts()) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
@@ -168,6 +169,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
 }
 
 Status Engine::make_transport() {
+  transport_name_ = world_size_ == 1 ? "LOOPBACK_" : spans_hosts() ? "TCP_" : "SHM_";
   TransportOptions options;
   options.isa = options_.settings.instruction_set;
   const Interrupt interrupt{&segment_->header().abort, poison_fd_};
@@ -216,6 +218,7 @@ Status Engine::start_monitor() {
              "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
+    answer_stack_question();
     if (!coordinates()) return;
     ticked_ns_.store(now_ns());
     stall_check_due_.store(true);
@@ -293,6 +296,7 @@ Status Engine::stop(uint32_t timeout_ms) {
   for (SocketLink& link : control_) link.finish_sending();
   drop_transport();
   drop_token();
+  timeline_.stop();
   return {};
 }
 
@@ -332,6 +336,7 @@ std::string Engine::statistics() {
   field("slow_requests", std::to_string(statistics_.slow_requests.load()));
   field("control_messages", std::to_string(statistics_.control_messages.load()));
   field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
+  field("names_evicted", std::to_string(statistics_.names_evicted.load()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";
 }

@@ -31,7 +31,7 @@ struct ProcessSet {
 
   // mutex
   bool closing = false;  // takes nothing new: it is being removed, or has been
-  std::unordered_map<std::string, std::unique_ptr<Entry>> entries;
+  std::unordered_map<std::string, std::shared_ptr<Entry>> entries;
   uint64_t unnamed = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }

@@ -9,7 +9,7 @@
 // Removing. Each rank closes the set, so that nothing new comes in, and says whether something is in flight in it. If
 // so anywhere, all reopen it and the removal fails. Otherwise no tally, no coordinator's entry, no ring and no link
 // holds anything of the set: whatever was submitted has been decided, run and completed. So the number may come back
-// with other members, and the names' entries with it.
+// with other members.
 #include <cstring>
 
 #include "engine/engine.h"
@@ -100,9 +100,7 @@ Status Engine::submit_set_change(Descriptor descriptor, const char* name, hvd_ha
   {
     const std::lock_guard lock(mutex_);
     prepared->set = sets_.at(0);
-    prepared->entry = intern(prepared->set.get(), name);
   }
-  if (prepared->entry == nullptr) return {HVD_INVALID_ARGUMENT, "no place for another name"};
   return submit(std::move(prepared), nullptr, nullptr, HVD_SYNC, handle);
 }
 
@@ -202,10 +200,9 @@ Status Engine::run_remove_process_set(Submission* submission) {
   std::shared_ptr<ProcessSet> removed;
   {
     const std::lock_guard lock(mutex_);
-    for (Entry*& entry : entry_of_id_) {
+    for (std::shared_ptr<Entry>& entry : entry_of_id_) {
       if (entry != nullptr && entry->set == set) entry = nullptr;
     }
-    names_ -= set->entries.size();
     removed = std::move(sets_.at(number));
     sets_.erase(number);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/settings.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -22,6 +23,13 @@ bool parse_integer(const std::string& text, uint64_t* out) {
   return !text.empty() && text[0] != '-' && *end == '\0';
 }
 
+bool parse_cached_names(const std::string& text, uint32_t* out) {
+  uint64_t value = 0;
+  if (!parse_integer(text, &value)) return false;
+  *out = static_cast<uint32_t>(std::min<uint64_t>(value, kMaxCachedNames));
+  return true;
+}
+
 bool parse_instruction_set(const std::string& text, InstructionSet* out) {
   static const std::map<std::string, InstructionSet> kNames = {{"best", InstructionSet::kBest},
                                                                {"avx512", InstructionSet::kAvx512},
@@ -41,10 +49,14 @@ bool parse_log_level(const std::string& text, bool* warnings) {
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
   using Parser = std::function<bool(const std::string&)>;
+  uint64_t groups_apart = 0, engine_cpu = UINT64_MAX;
   const std::map<std::string, Parser> parsers = {
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
       {"close_bytes", [&](auto& text) { return parse_integer(text, &out->close_bytes); }},
+      {"groups_apart", [&](auto& text) { return parse_integer(text, &groups_apart); }},
+      {"engine_cpu", [&](auto& text) { return parse_integer(text, &engine_cpu); }},
+      {"cached_names", [&](auto& text) { return parse_cached_names(text, &out->cached_names); }},
       {"stall_warning_ms", [&](auto& text) { return parse_integer(text, &out->stall_warning_ms); }},
       {"stall_shutdown_ms", [&](auto& text) { return parse_integer(text, &out->stall_shutdown_ms); }},
       {"start_timeout_ms", [&](auto& text) { return parse_integer(text, &out->start_timeout_ms); }},
@@ -63,6 +75,8 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       return {HVD_INVALID_ARGUMENT, "setting `" + name + "` cannot be `" + value + "`"};
     }
   }
+  out->groups_apart = groups_apart != 0;
+  out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};
 }
 

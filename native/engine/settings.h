@@ -6,6 +6,7 @@
 #include <string>
 
 #include "horovod/horovod.h"
+#include "negotiation/coordinator.h"
 #include "platform/status.h"
 #include "reduction/kernels.h"
 
@@ -13,10 +14,13 @@ namespace hvd {
 
 struct EngineSettings {
   uint64_t fusion_threshold_bytes = 128u << 20;
-  double cycle_time_ms = 1.0;         // how long what is ready may linger for company while nobody waits for it
-  uint64_t close_bytes = 1u << 20;    // ... unless this much is ready
-  uint64_t stall_warning_ms = 60000;  // 0: no stall reports
-  uint64_t stall_shutdown_ms = 0;     // 0: never
+  bool groups_apart = false;                // a grouped request is fused with no other
+  int engine_cpu = -1;                      // the engine's thread runs there alone; -1: anywhere
+  double cycle_time_ms = 1.0;               // how long what is ready may linger for company while nobody waits for it
+  uint64_t close_bytes = 1u << 20;          // ... unless this much is ready
+  uint32_t cached_names = kMaxCachedNames;  // with the fast way; 0: none
+  uint64_t stall_warning_ms = 60000;        // 0: no stall reports
+  uint64_t stall_shutdown_ms = 0;           // 0: never
   uint64_t start_timeout_ms = 30000;
   uint64_t frozen_timeout_ms = 3000;  // silence of a process of this host that is a loss; 0: never
   uint64_t lost_timeout_ms = 5000;    // ... of another host; 0: never

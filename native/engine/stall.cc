@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stall report, by rank 0: what some ranks have waited for so long that somebody should look, and who is missing.
-// One report for all that stalls, repeated as long as anything does.
+// One report for all that stalls, repeated as long as anything does; the missing ranks are asked first where they
+// stand.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -15,6 +16,8 @@ namespace {
 constexpr size_t kShownNames = 10;
 
 constexpr size_t kShownRanks = 16;
+constexpr size_t kShownStacks = 4;
+constexpr uint64_t kStackPatienceNs = 2000000000;  // each rank's monitor looks twice a second
 
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
   std::vector<std::string> names;
@@ -43,7 +46,10 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
   std::vector<Undecided> found;
   std::vector<int> members;
   Undecided item;
-  for (uint32_t id = 0; coordinator_->describe(id, &item.name, &members); ++id) {
+  for (uint32_t id = 0; id < kMaxEntries; ++id) {
+    bool waited_for = false;
+    for (uint32_t r = 0; r < segment_->local_size(); ++r) waited_for |= segment_->in_flight(r, id).load() != 0;
+    if (!waited_for || !coordinator_->describe(id, &item.name, &members)) continue;
     item.id = id;
     item.arrived.clear();
     item.missing.clear();
@@ -86,6 +92,7 @@ void Engine::report_stalls() {
     group.waited_s = std::max(group.waited_s, waited_s);
   }
   std::string report;
+  std::vector<int> all_missing;
   size_t names_left = kShownNames;
   for (const auto& [ranks, group] : stalled) {
     const auto& [arrived, missing] = ranks;
@@ -94,16 +101,30 @@ void Engine::report_stalls() {
       poison(HVD_ABORTED, missing.front(), text + " (the stall limit is reached)");
       return;
     }
+    all_missing.insert(all_missing.end(), missing.begin(), missing.end());
     names_left -= std::min(names_left, group.names.size());
     report += (report.empty() ? "" : ";\n  ") + text;
   }
+  if (report.empty()) stacks_asked_ns_ = 0;
   if (report.empty() || !settings.warnings) return;
   if (stall_reported_ns_ != 0 && now_ns() - stall_reported_ns_ < settings.stall_warning_ms * 1000000) return;
+  std::sort(all_missing.begin(), all_missing.end());
+  all_missing.erase(std::unique(all_missing.begin(), all_missing.end()), all_missing.end());
+  if (all_missing.size() > kShownStacks) all_missing.resize(kShownStacks);
+  if (stacks_asked_ns_ == 0) {
+    stacks_asked_ns_ = now_ns();
+    ask_for_stacks(all_missing);
+    return;
+  }
+  const bool answered = std::ranges::all_of(all_missing, [this](int rank) { return stacks_.contains(rank); });
+  if (!answered && now_ns() - stacks_asked_ns_ < kStackPatienceNs) return;
+  stacks_asked_ns_ = 0;
   stall_reported_ns_ = now_ns();
-  std::fprintf(stderr,
-               "horovod: warning: stall: %s\nhint: every rank must call the same collectives; look for a branch on the "
-               "rank, uneven data, or a rank that is slow\n",
-               report.c_str());
+  std::fprintf(
+      stderr,
+      "horovod: warning: stall: %s%s\nhint: every rank must call the same collectives; look for a branch on the "
+      "rank, uneven data, or a rank that is slow\n",
+      report.c_str(), stacks_in_words(all_missing).c_str());
 }
 
 }  // namespace hvd

@@ -30,7 +30,8 @@ struct Prepared {
   std::vector<int64_t> splits;      // alltoall: rows for each member
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;
-  Entry* entry = nullptr;  // for named requests; the set's
+  // For named requests, from the first submission on; one that the set forgot is looked up anew. The engine's mutex.
+  mutable std::shared_ptr<Entry> entry;
   hvd_done_fn done = nullptr;
   void* user = nullptr;
 };
@@ -45,7 +46,7 @@ struct Gathered {
 
 struct Submission {
   std::shared_ptr<const Prepared> prepared;
-  Entry* entry = nullptr;
+  std::shared_ptr<Entry> entry;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::string refusal;  // not empty: stands for a call that failed before it could be submitted
@@ -53,6 +54,7 @@ struct Submission {
   bool sync = false;
   bool urgent = false;
   bool is_refusal = false;
+  enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`
   std::vector<Gathered> results;  // likewise
@@ -62,12 +64,14 @@ struct Submission {
 
 using SubmissionPtr = std::shared_ptr<Submission>;
 
-// One name of a process set as this rank, a member, knows it. Guarded by the engine's mutex.
+// One name of a process set as this rank, a member, knows it. Guarded by the engine's mutex. The set forgets it where
+// it has no id and nothing in flight: then it is no more than its name.
 struct Entry {
   ProcessSet* set = nullptr;
   std::string name;
   int64_t id = -1;         // given by the coordinator
   std::string definition;  // the descriptor that all ranks know; empty where none has been agreed
+  bool forgotten = false;
   SubmissionPtr in_flight;
   std::optional<uint32_t> counted_in;  // of what is in flight: the tally's round, where it took the fast way
   std::deque<SubmissionPtr> deferred;  // unnamed requests of a later round, and what follows a refusal

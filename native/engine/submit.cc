@@ -20,9 +20,6 @@ namespace {
 // so that a program without names soon repeats itself and takes the fast way.
 constexpr uint64_t kUnnamedEntries = 64;
 
-// Of the coordinator's entries: ranks may use different names, and some must be left for what has none.
-constexpr size_t kMaxNames = kMaxEntries - 512;
-
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
 std::string describe(int rank, const std::string& name) {
@@ -170,14 +167,6 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   prepared->bytes = descriptor.encode();
   if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
     return invalid(what + ": the group has too many tensors");
-  if (!name.empty()) {
-    const std::lock_guard lock(mutex_);
-    prepared->entry = intern(prepared->set.get(), name);
-    if (prepared->entry == nullptr) {
-      return invalid(what + ": this job has used " + std::to_string(kMaxNames) +
-                     " different tensor names\nhint: give a tensor the same name in every step, or none");
-    }
-  }
   *out = std::move(prepared);
   return {};
 }
@@ -200,18 +189,25 @@ Status Engine::find_set_for_use(int32_t number, const std::string& what, std::sh
                  describe_shape({ranks.begin(), ranks.end()}));
 }
 
-Entry* Engine::intern(ProcessSet* set, const std::string& name) {
-  const auto found = set->entries.find(name);
-  if (found != set->entries.end()) return found->second.get();
-  if (names_ >= kMaxNames) return nullptr;
-  auto entry = std::make_unique<Entry>();
-  entry->set = set;
-  entry->name = name;
-  ++names_;
-  return set->entries.emplace(name, std::move(entry)).first->second.get();
+std::shared_ptr<Entry> Engine::intern(ProcessSet* set, const std::string& name) {
+  std::shared_ptr<Entry>& entry = set->entries[name];
+  if (entry == nullptr) {
+    entry = std::make_shared<Entry>();
+    entry->set = set;
+    entry->name = name;
+  }
+  return entry;
 }
 
-Entry* Engine::next_unnamed(ProcessSet* set) {
+// With the mutex.
+void Engine::forget_if_idle(const std::shared_ptr<Entry>& entry) {
+  if (entry->id >= 0 || entry->in_flight != nullptr || entry->forgotten) return;
+  entry->forgotten = true;
+  const std::string name = entry->name;  // the map's may be the last pointer to it
+  entry->set->entries.erase(name);
+}
+
+std::shared_ptr<Entry> Engine::next_unnamed(ProcessSet* set) {
   return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
 }
 
@@ -219,7 +215,7 @@ Status Engine::refuse_if_over() {
   if (stopping_.load()) return end_of_job();
   if (poisoned()) return segment_->cause();
   if (left_rank_.load() >= 0) return end_of_job();
-  if (join_.in_flight != nullptr) return invalid("this rank has joined: it can submit nothing before all ranks have");
+  if (join_->in_flight != nullptr) return invalid("this rank has joined: it can submit nothing before all ranks have");
   return {};
 }
 
@@ -256,10 +252,10 @@ Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement
   HVD_RETURN_IF_ERROR(refuse_if_over().while_doing(describe(rank_, submission->prepared->name)));
   ProcessSet* const set = submission->prepared->set.get();
   if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
-  Entry* entry = submission->prepared->entry;
-  const bool named = entry != nullptr;
-  if (!named) entry = next_unnamed(set);
-  if (entry == nullptr) return invalid("no place for another unnamed request");
+  std::shared_ptr<Entry>& known = submission->prepared->entry;
+  const bool named = !submission->prepared->name.empty();
+  if (named && (known == nullptr || known->forgotten)) known = intern(set, submission->prepared->name);
+  const std::shared_ptr<Entry> entry = named ? known : next_unnamed(set);
   submission->entry = entry;
   if (named && entry->in_flight != nullptr && !entry->in_flight->is_refusal) {
     return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
@@ -291,8 +287,8 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
     const std::lock_guard lock(mutex_);
     HVD_RETURN_IF_ERROR(refuse_if_over());
     if (set->closing) return invalid("the process set has been removed");
-    Entry* entry = name != nullptr && *name != '\0' ? intern(set.get(), name) : next_unnamed(set.get());
-    if (entry == nullptr) return invalid("no place for another name");
+    const bool named = name != nullptr && *name != '\0';
+    const std::shared_ptr<Entry> entry = named ? intern(set.get(), name) : next_unnamed(set.get());
     submission->entry = entry;
     if (entry->in_flight == nullptr) {
       announcement = begin(submission);
@@ -307,11 +303,11 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
 }
 
 Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
-  Entry* entry = submission->entry;
+  Entry* entry = submission->entry.get();
   entry->in_flight = submission;
+  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kNegotiating);
   if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(now_ns() / 1000000 + 1);
-  const bool fast = !submission->is_refusal && entry->id >= 0 && !entry->definition.empty() &&
-                    entry->definition == submission->prepared->bytes;
+  const bool fast = !submission->is_refusal && entry->id >= 0 && entry->definition == submission->prepared->bytes;
   bool complete = false;
   Arrival<> arrival(fast ? Arrival<>::State::kArrive : Arrival<>::State::kSlow);
   if (fast) {
@@ -320,7 +316,7 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
     while (!arrival.finished()) arrival.step(tally, [&] { complete = true; });
   }
   if (arrival.state() != Arrival<>::State::kSlow) entry->counted_in = arrival.round();
-  if (complete) return {entry, submission->prepared->total_bytes, submission->sync, false};
+  if (complete) return {entry->id, submission->prepared->total_bytes, submission->sync, false};
   if (arrival.state() != Arrival<>::State::kSlow) return {};
 
   statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
@@ -331,12 +327,12 @@ Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
   payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
   if (!submission->is_refusal) payload.put(static_cast<uint8_t>(submission->sync));
   to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());
-  return {nullptr, 0, submission->sync, true};
+  return {-1, 0, submission->sync, true};
 }
 
 void Engine::announce(const Announcement& announcement, bool driving) {
   if (following == this) {
-    if (announcement.entry != nullptr) later_.push_back(announcement);
+    if (announcement.id >= 0) later_.push_back(announcement);
     if (announcement.asked_leader && !is_leader()) bells_->ring(0);
     return;
   }
@@ -345,9 +341,9 @@ void Engine::announce(const Announcement& announcement, bool driving) {
     bells_->ring(0);
     return;
   }
-  if (announcement.entry == nullptr) return;
+  if (announcement.id < 0) return;
   fault_point("count");  // all have arrived, and nobody has been told
-  const auto id = static_cast<uint32_t>(announcement.entry->id);
+  const auto id = static_cast<uint32_t>(announcement.id);
   if (!spans_hosts()) {
     if (!wait_for_room_in_log(driving)) return;
     const uint64_t position = segment_->append({RecordKind::kReady, id});

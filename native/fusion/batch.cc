@@ -17,7 +17,8 @@ bool fuse(const Batch& batch, const Descriptor& descriptor, DataType dtype) {
 
 }  // namespace
 
-std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint64_t threshold_bytes) {
+std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint64_t threshold_bytes,
+                                bool groups_apart) {
   std::vector<Batch> batches;
   std::vector<Open> open;
   for (uint32_t e = 0; e < entries.size(); ++e) {
@@ -33,7 +34,10 @@ std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint
       const uint64_t bytes = static_cast<uint64_t>(tensor.count()) * element_size(tensor.dtype);
       Open* target = nullptr;
       for (Open& candidate : open) {
-        if (fuse(batches[candidate.index], descriptor, tensor.dtype)) target = &candidate;
+        const Batch& batch = batches[candidate.index];
+        const bool of_groups = descriptor.tensors.size() > 1 || batch.descriptor->tensors.size() > 1;
+        if (groups_apart && of_groups && batch.entry != e) continue;
+        if (fuse(batch, descriptor, tensor.dtype)) target = &candidate;
       }
       if (target != nullptr && target->bytes + bytes <= threshold_bytes) {
         batches[target->index].tensors.push_back({e, t});

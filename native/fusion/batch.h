@@ -25,7 +25,8 @@ struct Batch {
 
 // Allreduces, and likewise reducescatters, of one dtype, op, scale and set fuse, in the order of their first, up to
 // threshold_bytes (0: never; a tensor is not divided, so one beyond the threshold goes alone). Everything else goes
-// entry by entry.
-std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint64_t threshold_bytes);
+// entry by entry. `groups_apart`: a group (an entry of several tensors) fuses within itself only.
+std::vector<Batch> plan_batches(std::span<const Descriptor* const> entries, uint64_t threshold_bytes,
+                                bool groups_apart = false);
 
 }  // namespace hvd

@@ -22,7 +22,8 @@ bool is_any(const std::vector<bool>& values) { return std::find(values.begin(), 
 
 }  // namespace
 
-Coordinator::Coordinator(std::vector<int> host_of_rank) : host_of_rank_(std::move(host_of_rank)) {
+Coordinator::Coordinator(std::vector<int> host_of_rank, NameLimits limits)
+    : host_of_rank_(std::move(host_of_rank)), limits_(limits) {
   std::vector<int> all;
   for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
     hosts_ = std::max(hosts_, host_of_rank_[rank] + 1);
@@ -46,13 +47,28 @@ void Coordinator::add_set(int32_t set, std::vector<int> ranks) {
 }
 
 void Coordinator::remove_set(int32_t set) {
-  sets_[set].ranks.clear();
-  // Whoever has the number next has other members, who must hear of each name's definition anew.
-  for (const auto& [name, id] : sets_[set].id_of_name) {
-    entries_[id].defined = false;
-    entries_[id].definition.clear();
-    entries_[id].recalled = false;
-    answers_missing_ -= std::exchange(entries_[id].answers_missing, 0);
+  Set& removed = sets_[set];
+  removed.ranks.clear();
+  // Whoever has the number next has other members, who must hear of each name's definition anew. All ranks have read
+  // the log so far, so the ids are free at once; but not one that hosts were asked about and will answer for.
+  std::vector<size_t> indices;
+  for (const auto& [name, index] : removed.by_name) indices.push_back(index);
+  std::sort(indices.begin(), indices.end());
+  for (const size_t index : indices) {
+    const uint32_t id = entries_[index].id;
+    const std::vector<bool> answered = entries_[index].host_answered;
+    const int missing = entries_[index].answers_missing;
+    forget(index);
+    if (id == kNoId || ids_[id].state != Id::State::kTaken) continue;
+    if (missing > 0) {
+      ids_[id].state = Id::State::kAbandoned;
+      ids_[id].expected = answered;
+      ids_[id].expected.flip();
+      ids_[id].answers_missing = missing;
+      continue;
+    }
+    ids_[id].state = Id::State::kFree;
+    free_ids_.push_back(id);
   }
 }
 
@@ -65,32 +81,38 @@ std::string Coordinator::in_words(const Entry& entry, std::string_view descripto
   return quote_name(entry.name, descriptor) + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
 }
 
-Coordinator::Entry* Coordinator::find_or_create(int rank, int32_t set, const std::string& name, Effects* effects) {
-  auto& id_of_name = sets_[set].id_of_name;
-  const auto found = id_of_name.find(name);
-  if (found != id_of_name.end()) return &entries_[found->second];
-  if (entries_.size() == kMaxEntries) {
-    Decision decision{RecordKind::kError, kMaxEntries, false, {}};
-    Writer payload;
-    payload.put(set).put_string(name).put(rank).put_string(
-        "more than " + std::to_string(kMaxEntries) +
-        " different tensor names in one job\nhint: give a tensor the same name in every step, or none");
-    payload.put(uint32_t{0});
-    decision.payload = payload.take();
-    effects->decisions.push_back(std::move(decision));
-    return nullptr;
+size_t Coordinator::find_or_create(int32_t set, const std::string& name) {
+  auto& by_name = sets_[set].by_name;
+  const auto found = by_name.find(name);
+  if (found != by_name.end()) return found->second;
+  size_t index = entries_.size();
+  if (gaps_.empty()) {
+    entries_.emplace_back();
+  } else {
+    index = gaps_.back();
+    gaps_.pop_back();
   }
-  Entry entry;
+  Entry& entry = entries_[index];
   entry.set = set;
   entry.name = name;
-  entry.id = static_cast<uint32_t>(entries_.size());
   entry.host_ready.assign(static_cast<size_t>(hosts_), false);
   entry.host_answered.assign(static_cast<size_t>(hosts_), false);
   entry.host_ready_to_come.assign(static_cast<size_t>(hosts_), false);
   entry.round_of_host.resize(static_cast<size_t>(hosts_));
-  id_of_name.emplace(name, entry.id);
-  entries_.push_back(std::move(entry));
-  return &entries_.back();
+  by_name.emplace(name, index);
+  return index;
+}
+
+void Coordinator::forget(size_t index) {
+  Entry& entry = entries_[index];
+  sets_[entry.set].by_name.erase(entry.name);
+  answers_missing_ -= entry.answers_missing;
+  if (entry.defined()) {
+    ids_[entry.id].entry = kNoEntry;
+    --cached_;
+  }
+  entry = Entry();
+  gaps_.push_back(index);
 }
 
 void Coordinator::request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits,
@@ -105,16 +127,16 @@ void Coordinator::refuse(int rank, int32_t set, const std::string& name, const s
 
 void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name, Slow slow, double now,
                            Effects* effects) {
-  Entry* entry = find_or_create(rank, set_number, name, effects);
-  if (entry == nullptr) return;
+  const size_t index = find_or_create(set_number, name);
+  Entry* entry = &entries_[index];
   last_event_ = now;
   if (entry->slow.empty()) {
     if (!entry->is_open()) entry->since = now;
-    sets_[set_number].slow_by_subject[subject_of(name)].push_back(entry->id);
+    sets_[set_number].slow_by_subject[subject_of(name)].push_back(index);
   }
   recall(entry, effects);
   entry->slow.insert_or_assign(rank, std::move(slow));
-  decide(entry, effects);
+  decide(index, effects);
 }
 
 void Coordinator::recall(Entry* entry, Effects* effects) {
@@ -123,7 +145,7 @@ void Coordinator::recall(Entry* entry, Effects* effects) {
   for (int host = 0; host < hosts(); ++host) {
     if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
     // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
-    const bool counts = entry->defined && set.members_of_host[host] > 0;
+    const bool counts = entry->defined() && set.members_of_host[host] > 0;
     entry->host_answered[host] = !counts;
     entry->answers_missing += counts ? 1 : 0;
   }
@@ -132,8 +154,9 @@ void Coordinator::recall(Entry* entry, Effects* effects) {
 }
 
 bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects* effects) {
-  if (id >= entries_.size() || found.count > sets_[entries_[id].set].members_of_host[host]) return false;
-  Entry* entry = &entries_[id];
+  Entry* entry = entry_of(id);
+  if (entry == nullptr) return recalled_in_vain(host, id, effects);
+  if (found.count > sets_[entry->set].members_of_host[host]) return false;
   if (!entry->recalled || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
   --entry->answers_missing;
@@ -141,7 +164,15 @@ bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects
   entry->round_of_host[host] = found.round;
   entry->host_ready_to_come[host] = found.complete && !entry->host_ready[host];
   entry->counted += found.count;
-  decide(entry, effects);
+  decide(ids_[id].entry, effects);
+  end_if_all_joined(effects);
+  return true;
+}
+
+// Of an entry whose set has been removed meanwhile. A number that is asked for or retired waits for another answer.
+bool Coordinator::recalled_in_vain(int host, uint32_t id, Effects* effects) {
+  if (id >= ids_.size() || ids_[id].state == Id::State::kFree) return false;
+  if (take_answer(host, id, Id::State::kAbandoned) && ids_[id].answers_missing == 0) give_back(id, effects);
   end_if_all_joined(effects);
   return true;
 }
@@ -155,10 +186,11 @@ bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects
   last_event_ = now;
   last_joined_ = rank;
   for (auto& [number, set] : sets_) set.joined += is_member(rank, number) ? 1 : 0;
-  for (Entry& entry : entries_) {
-    if (!is_member(rank, entry.set)) continue;
+  for (size_t index = 0; index < entries_.size(); ++index) {
+    Entry& entry = entries_[index];
+    if (entry.name.empty() || !is_member(rank, entry.set)) continue;
     recall(&entry, effects);
-    decide(&entry, effects);
+    decide(index, effects);
   }
   end_if_all_joined(effects);
   return true;
@@ -166,7 +198,7 @@ bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects
 
 // Nothing is open by then: to all entries with an arrival, every rank has arrived or will not come.
 void Coordinator::end_if_all_joined(Effects* effects) {
-  if (joined_ranks_ < joined_.size() || answers_missing_ > 0) return;
+  if (joined_ranks_ < joined_.size() || answers_missing_ > 0 || !waiting_.empty()) return;
   const auto is_under_way = [](const Entry& entry) { return entry.is_open() || is_any(entry.host_ready_to_come); };
   if (std::ranges::any_of(entries_, is_under_way)) return;
   for (Entry& entry : entries_) entry.recalled = false;
@@ -178,9 +210,9 @@ void Coordinator::end_if_all_joined(Effects* effects) {
 }
 
 bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
-  if (id >= entries_.size() || !entries_[id].defined || !counts_on(id, host)) return false;
-  if (entries_[id].host_ready[host]) return true;
-  Entry* entry = &entries_[id];
+  Entry* entry = entry_of(id);
+  if (entry == nullptr || !counts_on(id, host)) return false;
+  if (entry->host_ready[host]) return true;
   if (!entry->is_open()) entry->since = now;
   last_event_ = now;
   entry->host_ready[host] = true;
@@ -188,11 +220,12 @@ bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
   if (entry->recalled) {
     entry->counted += sets_[entry->set].members_of_host[host];
     entry->host_ready_to_come[host] = false;
-    decide(entry, effects);
+    decide(ids_[id].entry, effects);
     end_if_all_joined(effects);
   } else if (entry->hosts_ready == sets_[entry->set].hosts) {
     effects->decisions.push_back({RecordKind::kReady, id, true, {}});
     finish(entry);
+    touch(id);
   }
   return true;
 }
@@ -217,12 +250,13 @@ std::vector<int> Coordinator::absent(const Entry& entry) const {
   return ranks;
 }
 
-void Coordinator::decide(Entry* entry, Effects* effects) {
-  decide_if_complete(entry, effects);
-  if (!entry->slow.empty()) decide_conflict(entry, effects);
+void Coordinator::decide(size_t index, Effects* effects) {
+  decide_if_complete(index, effects);
+  if (!entries_[index].slow.empty()) decide_conflict(index, effects);
 }
 
-void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
+void Coordinator::decide_if_complete(size_t index, Effects* effects) {
+  Entry* entry = &entries_[index];
   const size_t here = entry->counted + entry->slow.size();
   if (entry->answers_missing > 0 || here == 0 || is_any(entry->host_ready_to_come)) return;
   const std::vector<int> none_from = absent(*entry);
@@ -231,22 +265,19 @@ void Coordinator::decide_if_complete(Entry* entry, Effects* effects) {
   int culprit = -1;
   const std::string text = verdict(*entry, none_from, &culprit);
   if (!text.empty()) {
-    fail(entry, culprit, text, {}, effects);
+    fail(index, culprit, text, {}, effects);
     return;
   }
   const std::string agreed = entry->slow.empty() ? entry->definition : entry->slow.begin()->second.descriptor;
-  const bool slow = set.joined > 0;
-  if (!entry->defined || entry->definition != agreed) {
-    entry->defined = true;
-    entry->definition = agreed;
-    Writer payload;
-    payload.put_string(entry->name).put_string(agreed);
-    effects->decisions.push_back({RecordKind::kDefine, entry->id, true, payload.take(), slow});
-    effects->decisions.push_back({RecordKind::kReady, entry->id, false, {}});
-  } else {
-    effects->decisions.push_back({RecordKind::kReady, entry->id, true, {}, slow});
+  if (entry->defined() && entry->definition == agreed) {
+    conclude(index, {{RecordKind::kReady, kNoId, true, {}}}, effects);
+    return;
   }
-  finish(entry);
+  entry->definition = agreed;
+  Writer payload;
+  payload.put_string(entry->name).put_string(agreed);
+  conclude(index, {{RecordKind::kDefine, kNoId, true, payload.take()}, {RecordKind::kReady, kNoId, false, {}}},
+           effects);
 }
 
 // Why an operation cannot run without these ranks; empty where it can.
@@ -316,15 +347,16 @@ std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& non
 
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
 // others' operation.
-void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
-  Set& set = sets_[entry->set];
-  const std::vector<uint32_t> ids = set.slow_by_subject[subject_of(entry->name)];
-  if (ids.size() < 2) return;
+void Coordinator::decide_conflict(size_t index, Effects* effects) {
+  const std::string subject = subject_of(entries_[index].name);
+  Set& set = sets_[entries_[index].set];
+  const std::vector<size_t> indices = set.slow_by_subject[subject];
+  if (indices.size() < 2) return;
   std::vector<bool> waits(host_of_rank_.size(), false);
   size_t waiting = 0;
   std::string text = "the ranks call different operations";
-  for (const uint32_t id : ids) {
-    const Entry& other = entries_[id];
+  for (const size_t candidate : indices) {
+    const Entry& other = entries_[candidate];
     if (other.counted > 0 || other.answers_missing > 0 || is_any(other.host_ready_to_come)) return;
     std::vector<int> ranks;
     for (const auto& [rank, slow] : other.slow) {
@@ -338,31 +370,30 @@ void Coordinator::decide_conflict(Entry* entry, Effects* effects) {
   for (const int rank : set.ranks) waiting += has_joined(rank) && !waits[rank] ? 1 : 0;
   if (waiting < set.ranks.size()) return;
   text += "\nhint: all ranks must call the same operations; look for a branch on the rank";
-  for (const uint32_t id : ids) {
+  for (const size_t failed : indices) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
     std::vector<int> ranks;
-    for (const auto& [rank, slow] : entries_[id].slow) ranks.push_back(rank);
-    fail(&entries_[id], -1, text, ranks, effects);
+    for (const auto& [rank, slow] : entries_[failed].slow) ranks.push_back(rank);
+    fail(failed, -1, text, ranks, effects);
   }
 }
 
-void Coordinator::fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks,
+void Coordinator::fail(size_t index, int culprit, const std::string& text, const std::vector<int>& ranks,
                        Effects* effects) {
+  const Entry& entry = entries_[index];
   Writer payload;
-  payload.put(entry->set).put_string(entry->name).put(culprit);
+  payload.put(entry.set).put_string(entry.name).put(culprit);
   payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
-  const bool slow = sets_[entry->set].joined > 0;
-  effects->decisions.push_back({RecordKind::kError, entry->id, true, payload.take(), slow});
-  finish(entry);
+  conclude(index, {{RecordKind::kError, kNoId, true, payload.take()}}, effects);
 }
 
 void Coordinator::finish(Entry* entry) {
   if (!entry->slow.empty()) {
     auto& by_subject = sets_[entry->set].slow_by_subject;
-    auto& ids = by_subject[subject_of(entry->name)];
-    std::erase(ids, entry->id);
-    if (ids.empty()) by_subject.erase(subject_of(entry->name));
+    auto& indices = by_subject[subject_of(entry->name)];
+    std::erase(indices, static_cast<size_t>(entry - entries_.data()));
+    if (indices.empty()) by_subject.erase(subject_of(entry->name));
   }
   entry->slow.clear();
   entry->counted = 0;
@@ -370,6 +401,138 @@ void Coordinator::finish(Entry* entry) {
   entry->recalled = sets_[entry->set].joined > 0;
   std::fill(entry->round_of_host.begin(), entry->round_of_host.end(), std::nullopt);
   std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
+}
+
+// Says what has been decided about an entry of the slow way. One without a number gets one if it is defined and there
+// is room for it; otherwise this was all, and nothing of it is kept.
+void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effects* effects) {
+  Entry& entry = entries_[index];
+  finish(&entry);
+  const bool keep = decisions.front().kind == RecordKind::kDefine && cached_ < limits_.names;
+  if (!entry.defined() && keep && take_id(&entry.id)) {
+    ids_[entry.id].entry = index;
+    ++cached_;
+  }
+  if (entry.defined()) {
+    touch(entry.id);
+    for (Decision& decision : decisions) {
+      decision.id = entry.id;
+      decision.stays_recalled = decision.reset && entry.recalled;
+      effects->decisions.push_back(std::move(decision));
+    }
+    return;
+  }
+  forget(index);
+  run_once(std::move(decisions), effects);
+  make_room(effects);
+}
+
+bool Coordinator::take_id(uint32_t* id) {
+  if (!free_ids_.empty()) {
+    *id = free_ids_.back();
+    free_ids_.pop_back();
+  } else if (ids_.size() < limits_.ids) {
+    *id = static_cast<uint32_t>(ids_.size());
+    ids_.emplace_back();
+  } else {
+    return false;
+  }
+  ids_[*id].state = Id::State::kTaken;
+  return true;
+}
+
+void Coordinator::run_once(std::vector<Decision> decisions, Effects* effects) {
+  uint32_t id = kNoId;
+  if (!waiting_.empty() || !take_id(&id)) {
+    waiting_.push_back(std::move(decisions));
+    return;
+  }
+  decisions.front().reset = false;
+  for (Decision& decision : decisions) {
+    decision.id = id;
+    effects->decisions.push_back(std::move(decision));
+  }
+  retire(id, effects);
+}
+
+void Coordinator::retire(uint32_t id, Effects* effects) {
+  expect_answers(&ids_[id], Id::State::kRetired, nullptr);
+  effects->decisions.push_back({RecordKind::kRetire, id, false, {}});
+}
+
+// Of all hosts, or of those that have members.
+void Coordinator::expect_answers(Id* of, Id::State state, const std::vector<uint32_t>* members_of_host) {
+  of->state = state;
+  of->idle = true;
+  of->expected.assign(static_cast<size_t>(hosts_), false);
+  of->answers_missing = 0;
+  for (size_t host = 0; host < of->expected.size(); ++host) {
+    of->expected[host] = members_of_host == nullptr || (*members_of_host)[host] > 0;
+    of->answers_missing += of->expected[host] ? 1 : 0;
+  }
+}
+
+bool Coordinator::take_answer(int host, uint32_t id, Id::State state) {
+  if (id >= ids_.size() || ids_[id].state != state || !ids_[id].expected[static_cast<size_t>(host)]) return false;
+  ids_[id].expected[static_cast<size_t>(host)] = false;
+  --ids_[id].answers_missing;
+  return true;
+}
+
+// Asks for the names that were not used for longest. One question at a time: the next name may find room by itself.
+void Coordinator::make_room(Effects* effects) {
+  if (questions_ > 0 || cached_ < limits_.names) return;
+  std::vector<std::pair<uint64_t, uint32_t>> candidates;
+  for (uint32_t id = 0; id < ids_.size(); ++id) {
+    const Entry* entry = entry_of(id);
+    if (entry != nullptr && entry->may_go()) candidates.emplace_back(ids_[id].used, id);
+  }
+  const auto length = static_cast<ptrdiff_t>(std::min<size_t>(limits_.evicted_at_once(), candidates.size()));
+  std::partial_sort(candidates.begin(), candidates.begin() + length, candidates.end());
+  for (ptrdiff_t i = 0; i < length; ++i) {
+    const uint32_t id = candidates[static_cast<size_t>(i)].second;
+    expect_answers(&ids_[id], Id::State::kAsked, &sets_[entry_of(id)->set].members_of_host);
+    ++questions_;
+    effects->retires.push_back(id);
+  }
+}
+
+bool Coordinator::may_retire(int host, uint32_t id, bool idle, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kAsked)) return false;
+  Id& asked = ids_[id];
+  asked.idle = asked.idle && idle;
+  if (asked.answers_missing > 0) return true;
+  --questions_;
+  const Entry* entry = entry_of(id);
+  if (entry != nullptr && (!asked.idle || !entry->may_go())) {  // in use after all
+    asked.state = Id::State::kTaken;
+    touch(id);
+    return true;
+  }
+  if (entry != nullptr) forget(asked.entry);  // else its set has been removed meanwhile
+  ++evicted_;
+  retire(id, effects);
+  return true;
+}
+
+bool Coordinator::retired(int host, uint32_t id, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kRetired)) return false;
+  if (ids_[id].answers_missing > 0) return true;
+  give_back(id, effects);
+  end_if_all_joined(effects);
+  return true;
+}
+
+void Coordinator::give_back(uint32_t id, Effects* effects) {
+  ids_[id].state = Id::State::kFree;
+  free_ids_.push_back(id);
+  for (std::deque<std::vector<Decision>> waiting = std::exchange(waiting_, {}); !waiting.empty(); waiting.pop_front()) {
+    run_once(std::move(waiting.front()), effects);
+  }
+}
+
+void Coordinator::touch(uint32_t id) {
+  if (id < ids_.size()) ids_[id].used = ++clock_;
 }
 
 std::vector<Undecided> Coordinator::undecided() const {
@@ -385,7 +548,7 @@ std::vector<Undecided> Coordinator::undecided() const {
     all.push_back(std::move(item));
   }
   if (joined_ranks_ > 0 && all.empty()) {  // else those who have joined wait for the same ranks, or with them
-    Undecided join{kMaxEntries, "join", last_event_, {}, {}};
+    Undecided join{kNoId, "join", last_event_, {}, {}};
     for (const int rank : sets_.at(0).ranks) (has_joined(rank) ? join.arrived : join.missing).push_back(rank);
     all.push_back(std::move(join));
   }
@@ -393,28 +556,43 @@ std::vector<Undecided> Coordinator::undecided() const {
 }
 
 bool Coordinator::counts_on(uint32_t id, int host) const {
-  return id < entries_.size() && sets_.at(entries_[id].set).members_of_host[host] > 0;
+  const Entry* entry = entry_of(id);
+  return entry != nullptr && sets_.at(entry->set).members_of_host[host] > 0;
 }
 
 bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {
-  if (id >= entries_.size()) return false;
-  *name = in_words(entries_[id], entries_[id].definition);
-  *ranks = sets_.at(entries_[id].set).ranks;
+  const Entry* entry = entry_of(id);
+  if (entry == nullptr) return false;
+  *name = in_words(*entry, entry->definition);
+  *ranks = sets_.at(entry->set).ranks;
   return true;
 }
 
 std::string Coordinator::snapshot() const {
   Writer text;
+  std::map<std::pair<int32_t, std::string>, const Entry*> by_name;
   for (const Entry& entry : entries_) {
-    text.put(entry.set).put_string(entry.name).put(entry.defined).put_string(entry.definition).put(entry.counted);
-    text.put(entry.answers_missing).put(entry.hosts_ready);
-    for (const bool ready : entry.host_ready) text.put(ready);
-    for (const bool answered : entry.host_answered) text.put(answered);
-    for (const bool to_come : entry.host_ready_to_come) text.put(to_come);
-    for (const auto& round : entry.round_of_host) text.put(round.has_value()).put(round.value_or(0));
-    text.put(entry.recalled);
-    for (const auto& [rank, slow] : entry.slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+    if (!entry.name.empty()) by_name.emplace(std::pair(entry.set, entry.name), &entry);
   }
+  for (const auto& [key, entry] : by_name) {
+    text.put(entry->set).put_string(entry->name).put(entry->id).put_string(entry->definition).put(entry->counted);
+    text.put(entry->answers_missing).put(entry->hosts_ready).put(entry->recalled);
+    for (const bool ready : entry->host_ready) text.put(ready);
+    for (const bool answered : entry->host_answered) text.put(answered);
+    for (const bool to_come : entry->host_ready_to_come) text.put(to_come);
+    for (const auto& round : entry->round_of_host) text.put(round.has_value()).put(round.value_or(0));
+    for (const auto& [rank, slow] : entry->slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+  }
+  std::vector<uint64_t> uses;  // only their order matters
+  for (const Id& id : ids_) uses.push_back(id.entry == kNoEntry ? 0 : id.used);
+  std::sort(uses.begin(), uses.end());
+  for (const Id& id : ids_) {
+    const uint64_t used = id.entry == kNoEntry ? 0 : id.used;
+    text.put(id.state).put(id.idle).put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
+    for (const bool expected : id.expected) text.put(expected);
+  }
+  for (const uint32_t id : free_ids_) text.put(id);
+  for (const auto& decisions : waiting_) text.put_string(decisions.front().payload);
   for (const bool joined : joined_) text.put(joined);
   for (const CountedIn& counted : counted_in_) {
     for (const auto& [id, round] : counted) text.put(id).put(round);

@@ -12,9 +12,17 @@
 // them, and does not wait for it. An allreduce gets zeros from it, anything else is an ERROR. What the rank had
 // submitted before is still its own: the rounds in which it was counted come with the join, those of the recalled
 // counts with the answers. When all have joined nothing is open any more, and the fast way is back.
+//
+// Names come and go. An entry has a number (id) once it has been defined, and keeps it while it is among the names that
+// were used last. Beyond that many, a new name runs once and keeps nothing (DEFINE + READY + RETIRE under a number of
+// that moment), and the names that were not used for longest are asked for: a host's answer says whether nobody is on
+// his way there, and shuts the fast way where nobody is. Where all hosts agree the name is RETIREd. A number comes back
+// when all ranks of all hosts have read its RETIRE: until then one of them might still count under it. What is recalled
+// is in use: while a rank has joined, no name of its sets goes.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,10 +35,20 @@
 
 namespace hvd {
 
-constexpr uint32_t kMaxEntries = 8192;  // different names known at once, a multiple of the names a large model has
+constexpr uint32_t kMaxEntries = 8192;                   // numbers of entries
+constexpr uint32_t kMaxCachedNames = kMaxEntries - 512;  // the rest is for names that run once
+constexpr uint32_t kNoId = UINT32_MAX;
+
+// How much a coordinator remembers; tests take little, to reach the ends.
+struct NameLimits {
+  uint32_t names = kMaxCachedNames;  // with the fast way; 0: none
+  uint32_t ids = kMaxEntries;
+  uint32_t evicted_at_once() const { return names / 32 + 1; }
+};
 
 // To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended, and
-// `stays_recalled`. JOIN resets those of all entries.
+// `stays_recalled`. A DEFINE or an ERROR without it is of a name that runs once: its tally is retired instead. JOIN
+// resets those of all entries that are recalled.
 struct Decision {
   RecordKind kind = RecordKind::kNone;
   uint32_t id = 0;
@@ -46,13 +64,14 @@ using CountedIn = std::map<uint32_t, uint32_t>;
 
 struct Effects {
   std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
+  std::vector<uint32_t> retires;  // likewise: whether these may go
   std::vector<Decision> decisions;
 };
 
 // What a stall report says about one entry that some ranks wait for.
 struct Undecided {
-  uint32_t id = 0;
-  std::string name;  // as people read it: quoted, with the set
+  uint32_t id = kNoId;  // none: of a name that is new
+  std::string name;     // as people read it: quoted, with the set
   double since = 0;
   std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
   std::vector<int> missing;
@@ -60,7 +79,7 @@ struct Undecided {
 
 class Coordinator {
  public:
-  explicit Coordinator(std::vector<int> host_of_rank);  // with set 0, all ranks
+  explicit Coordinator(std::vector<int> host_of_rank, NameLimits limits = {});  // with set 0, all ranks
 
   // At the moment when all ranks do so, and nothing of the set is under way. A number may come back with other ranks.
   void add_set(int32_t set, std::vector<int> ranks);
@@ -78,6 +97,14 @@ class Coordinator {
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: its ranks that had arrived the fast way.
   bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
+  // Its answer to the question whether a name may go; and that all its ranks have read the RETIRE of one. False for
+  // what was not asked.
+  bool may_retire(int host, uint32_t id, bool idle, Effects* effects);
+  bool retired(int host, uint32_t id, Effects* effects);
+  // The entry has become READY by the counters alone: what was used last stays.
+  void touch(uint32_t id);
+  uint64_t evicted() const { return evicted_; }
+  bool waits_for_ids() const { return !waiting_.empty(); }
 
   int hosts() const { return hosts_; }
   bool has_joined(int rank) const { return joined_[static_cast<size_t>(rank)]; }
@@ -98,17 +125,16 @@ class Coordinator {
   struct Set {
     std::vector<int> ranks;  // empty: the set does not exist now
     std::vector<uint32_t> members_of_host;
-    int hosts = 0;                                         // with members
-    int joined = 0;                                        // members
-    std::unordered_map<std::string, uint32_t> id_of_name;  // stays when the set is removed: its number may come back
-    std::unordered_map<std::string, std::vector<uint32_t>> slow_by_subject;
+    int hosts = 0;                                    // with members
+    int joined = 0;                                   // members
+    std::unordered_map<std::string, size_t> by_name;  // into entries_
+    std::unordered_map<std::string, std::vector<size_t>> slow_by_subject;
   };
   struct Entry {
     int32_t set = 0;
     std::string name;
-    uint32_t id = 0;
-    bool defined = false;
-    std::string definition;
+    uint32_t id = kNoId;     // while it is defined
+    std::string definition;  // of one that has an id
     double since = 0;
     std::vector<bool> host_ready;
     int hosts_ready = 0;
@@ -120,31 +146,67 @@ class Coordinator {
     uint32_t counted = 0;
     std::vector<std::optional<uint32_t>> round_of_host;  // with those who were counted in this round
     std::vector<bool> host_ready_to_come;                // complete when it was recalled, as it will say
-    bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
-  };
 
-  Entry* find_or_create(int rank, int32_t set, const std::string& name, Effects* effects);
+    bool defined() const { return id != kNoId; }
+    bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
+    bool may_go() const { return !recalled && hosts_ready == 0; }
+  };
+  struct Id {
+    // Abandoned: its set was removed before all hosts had answered a recall.
+    enum class State : uint8_t { kFree, kTaken, kAsked, kRetired, kAbandoned } state = State::kFree;
+    size_t entry = kNoEntry;
+    uint64_t used = 0;           // when, by clock_
+    std::vector<bool> expected;  // by host, while asked, retired or abandoned: an answer is to come
+    int answers_missing = 0;
+    bool idle = true;  // as far as has been answered
+  };
+  static constexpr size_t kNoEntry = SIZE_MAX;
+
+  size_t find_or_create(int32_t set, const std::string& name);
   void add_slow(int rank, int32_t set, const std::string& name, Slow slow, double now, Effects* effects);
   void recall(Entry* entry, Effects* effects);
-  void decide(Entry* entry, Effects* effects);
-  void decide_if_complete(Entry* entry, Effects* effects);
-  void decide_conflict(Entry* entry, Effects* effects);
+  void decide(size_t index, Effects* effects);
+  void decide_if_complete(size_t index, Effects* effects);
+  void decide_conflict(size_t index, Effects* effects);
+  bool recalled_in_vain(int host, uint32_t id, Effects* effects);
   void end_if_all_joined(Effects* effects);
   bool has_arrived(const Entry& entry, int rank) const;
   std::vector<int> absent(const Entry& entry) const;
   std::string verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const;
   static std::string without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
                              int* culprit);
-  void fail(Entry* entry, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
+  void fail(size_t index, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
+  void conclude(size_t index, std::vector<Decision> decisions, Effects* effects);
   void finish(Entry* entry);
+  void forget(size_t index);
+  bool take_id(uint32_t* id);
+  void expect_answers(Id* of, Id::State state, const std::vector<uint32_t>* members_of_host);
+  bool take_answer(int host, uint32_t id, Id::State state);
+  void run_once(std::vector<Decision> decisions, Effects* effects);
+  void retire(uint32_t id, Effects* effects);
+  void give_back(uint32_t id, Effects* effects);
+  void make_room(Effects* effects);
+  Entry* entry_of(uint32_t id) {
+    return id < ids_.size() && ids_[id].entry != kNoEntry ? &entries_[ids_[id].entry] : nullptr;
+  }
+  const Entry* entry_of(uint32_t id) const { return const_cast<Coordinator*>(this)->entry_of(id); }
 
   static std::string in_words(const Entry& entry, std::string_view descriptor = {});
 
   std::vector<int> host_of_rank_;
+  NameLimits limits_;
   int hosts_ = 0;
   std::map<int32_t, Set> sets_;
-  std::vector<Entry> entries_;  // by id
-  int answers_missing_ = 0;     // of all entries
+  std::vector<Entry> entries_;  // with gaps, which have no name
+  std::vector<size_t> gaps_;
+  std::vector<Id> ids_;
+  std::vector<uint32_t> free_ids_;
+  uint32_t cached_ = 0;      // ids that an entry has
+  uint32_t questions_ = 0;   // asked, not all answered
+  int answers_missing_ = 0;  // to recalls of all entries
+  uint64_t clock_ = 0;
+  uint64_t evicted_ = 0;
+  std::deque<std::vector<Decision>> waiting_;  // decided, for want of an id not yet said
 
   std::vector<bool> joined_;           // by rank
   std::vector<CountedIn> counted_in_;  // by rank that has joined

@@ -26,9 +26,10 @@ bool is_record(const Decision& decision, int world_size) {
     case RecordKind::kDefine:
       return decision.id < kMaxEntries && parse_definition(decision.payload, &definition);
     case RecordKind::kReady:
+    case RecordKind::kRetire:
       return decision.id < kMaxEntries && decision.payload.empty();
-    case RecordKind::kError:  // one beyond the last entry: there is no place for another name
-      return decision.id <= kMaxEntries && parse_failure(decision.payload, world_size, &failure);
+    case RecordKind::kError:
+      return decision.id < kMaxEntries && parse_failure(decision.payload, world_size, &failure);
     case RecordKind::kClose:
       return decision.id == 0 && decision.payload.empty();
     case RecordKind::kLeave:
@@ -54,7 +55,7 @@ bool parse_request(FrameKind kind, std::string_view payload, int world_size, Req
   return is_request ? read_descriptor(out->body, &out->set) : out->body.size() <= kMaxTextBytes;
 }
 
-bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids) {
+bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids) {
   Reader reader(payload);
   const auto length = reader.get<uint32_t>();
   ids->clear();
@@ -63,6 +64,25 @@ bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids) {
     if (ids->back() >= kMaxEntries) return false;
   }
   return is_whole(reader);
+}
+
+bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out) {
+  Reader reader(payload);
+  const auto length = reader.get<uint32_t>();
+  out->clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    const auto id = reader.get<uint32_t>();
+    out->push_back({id, reader.get<uint8_t>() != 0});
+    if (id >= kMaxEntries) return false;
+  }
+  return is_whole(reader);
+}
+
+std::string ids_payload(const std::vector<uint32_t>& ids) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(ids.size()));
+  for (const uint32_t id : ids) payload.put(id);
+  return payload.take();
 }
 
 bool parse_recalled(std::string_view payload, RecalledFrame* out) {
@@ -105,6 +125,17 @@ bool parse_leave(std::string_view payload, int world_size, int* rank) {
   Reader reader(payload);
   *rank = reader.get<int32_t>();
   return is_whole(reader) && is_rank(*rank, world_size);
+}
+
+bool parse_stack_wanted(std::string_view payload, int world_size, int* rank) {
+  return parse_leave(payload, world_size, rank);  // a rank as well
+}
+
+bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text) {
+  Reader reader(payload);
+  *rank = reader.get<int32_t>();
+  *text = reader.get_string();
+  return is_whole(reader) && is_rank(*rank, world_size) && text->size() <= kMaxTextBytes;
 }
 
 bool parse_recall(std::string_view payload, uint32_t* id) {

@@ -34,6 +34,11 @@ struct JoinFrame {
   CountedIn counted;
 };
 
+struct RetireAnswer {
+  uint32_t id = 0;
+  bool idle = false;
+};
+
 struct AbortFrame {
   hvd_code code = HVD_INTERNAL;
   int rank = -1;
@@ -55,16 +60,20 @@ struct Failure {  // of an ERROR record
 };
 
 bool parse_request(FrameKind kind, std::string_view payload, int world_size, RequestFrame* out);
-bool parse_host_ready(std::string_view payload, std::vector<uint32_t>* ids);
+bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kHostReady, kRetired; kMayRetire downward
+bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
 bool parse_recalled(std::string_view payload, RecalledFrame* out);
 std::string recalled_payload(const RecalledFrame& answer);
 bool parse_join(std::string_view payload, int world_size, JoinFrame* out);
 std::string join_payload(const JoinFrame& join);
 bool parse_leave(std::string_view payload, int world_size, int* rank);
+bool parse_stack_wanted(std::string_view payload, int world_size, int* rank);
+bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text);
 bool parse_recall(std::string_view payload, uint32_t* id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
 std::string records_payload(const std::vector<Decision>& decisions);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);
+std::string ids_payload(const std::vector<uint32_t>& ids);
 std::string abort_payload(const Status& cause);
 // Payloads of records, which also lie in shared memory.
 bool parse_definition(std::string_view payload, Definition* out);

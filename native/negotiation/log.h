@@ -17,7 +17,8 @@ enum class RecordKind : uint8_t {
   kError = 3,   // this round of entry `id` failed; the text is in the segment
   kClose = 4,   // what has become ready since the last one is a batch: run it
   kLeave = 5,   // rank `id` leaves the job; also closes the batch before it
-  kJoin = 6,    // all ranks have joined, rank `id` as the last
+  kRetire = 6,  // entry `id` is of no name any more; comes back, for another, once all ranks have read this
+  kJoin = 7,    // all ranks have joined, rank `id` as the last
 };
 
 struct Record {
@@ -26,7 +27,8 @@ struct Record {
 };
 
 constexpr bool is_about_entry(RecordKind kind) {
-  return kind == RecordKind::kDefine || kind == RecordKind::kReady || kind == RecordKind::kError;
+  return kind == RecordKind::kDefine || kind == RecordKind::kReady || kind == RecordKind::kError ||
+         kind == RecordKind::kRetire;
 }
 
 constexpr uint64_t kLogSlots = 8192;

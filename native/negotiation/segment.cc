@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "platform/clock.h"
 #include "platform/memory_limit.h"
@@ -29,17 +30,18 @@ struct Segment::Layout {
     definitions = take(sizeof(SharedText) * kMaxEntries);
     errors = take(sizeof(SharedText) * kMaxEntries);
     rings = take(sizeof(RequestRing) * local_size);
+    stacks = take(sizeof(StackPage) * local_size);
     arena = take(kArenaBytes);
     transport = take(0);
   }
 
   // Two builds that lay the memory out differently must not share it.
   static uint64_t fingerprint() {
-    return HVD_ABI_VERSION * 1000003ull + sizeof(SegmentHeader) * 31 + sizeof(RankBlock) * 131 + kMaxEntries * 7 +
-           kLogSlots * 17 + kRingBytes + kArenaBytes;
+    return HVD_ABI_VERSION * 1000003ull + sizeof(SegmentHeader) * 31 + sizeof(RankBlock) * 131 +
+           sizeof(StackPage) * 257 + kMaxEntries * 7 + kLogSlots * 17 + kRingBytes + kArenaBytes;
   }
 
-  size_t header, ranks, rows, cells, log, definitions, errors, rings, arena, transport;
+  size_t header, ranks, rows, cells, log, definitions, errors, rings, stacks, arena, transport;
 
  private:
   size_t take(size_t bytes) {
@@ -159,6 +161,7 @@ Segment::Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size)
   definitions_ = reinterpret_cast<SharedText*>(base + layout.definitions);
   errors_ = reinterpret_cast<SharedText*>(base + layout.errors);
   rings_ = reinterpret_cast<RequestRing*>(base + layout.rings);
+  stacks_ = reinterpret_cast<StackPage*>(base + layout.stacks);
   arena_ = base + layout.arena;
   transport_area_ = base + layout.transport;
 }
@@ -215,39 +218,55 @@ Status Segment::map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byt
   return {};
 }
 
-bool Segment::log_has_room() {
+uint64_t Segment::slowest_cursor(bool of_joined) const {
   uint64_t slowest = UINT64_MAX;
   for (uint32_t r = 0; r < local_size(); ++r) {
-    if (ranks_[r].left.load(std::memory_order_acquire) == 0) {
-      slowest = std::min(slowest, ranks_[r].cursor.load(std::memory_order_acquire));
+    const RankBlock& rank = ranks_[r];
+    if (rank.left.load(std::memory_order_acquire) == 0 && (!of_joined || rank.joined.load() != 0)) {
+      slowest = std::min(slowest, rank.cursor.load(std::memory_order_acquire));
     }
   }
+  return slowest;
+}
+
+bool Segment::log_has_room() {
+  const uint64_t slowest = slowest_cursor(false);
   // The tail is a hint that trails behind the slots: readers may be beyond it. The margin is for the appenders that
   // pass this check at the same time.
   const uint64_t tail = header_->tail.load(std::memory_order_acquire);
   return tail <= slowest || tail - slowest < kLogSlots - 512;
 }
 
-bool Segment::joined_have_read(uint64_t end) {
-  for (uint32_t r = 0; r < local_size(); ++r) {
-    if (ranks_[r].joined.load() != 0 && ranks_[r].cursor.load(std::memory_order_acquire) < end) return false;
-  }
-  return true;
-}
-
 bool Segment::write(SharedText* where, std::string_view text) {
   uint64_t offset = where->offset_and_length.load(std::memory_order_relaxed) >> 24;
   uint64_t& capacity = capacity_[where];
-  if (text.size() > capacity) {  // what it outgrew is lost; rounding up to a power of two bounds the loss to one half
+  if (text.size() > capacity) {
     const uint64_t wanted = std::bit_ceil(std::max<uint64_t>(text.size(), 128));
-    if (text.size() > 0xffffff || arena_used_ + wanted > kArenaBytes) return false;
-    offset = arena_used_;
+    if (text.size() > 0xffffff) return false;
+    if (capacity > 0) free_pieces_[std::exchange(capacity, 0)].push_back(offset);
+    if (std::vector<uint64_t>& pieces = free_pieces_[wanted]; !pieces.empty()) {
+      offset = pieces.back();
+      pieces.pop_back();
+    } else if (arena_used_ + wanted <= kArenaBytes) {
+      offset = std::exchange(arena_used_, arena_used_ + wanted);
+    } else {
+      return false;
+    }
     capacity = wanted;
-    arena_used_ += wanted;
   }
   std::memcpy(arena_ + offset, text.data(), text.size());
   where->offset_and_length.store(offset << 24 | text.size(), std::memory_order_release);
   return true;
+}
+
+void Segment::release_texts(uint32_t id) {
+  for (SharedText* text : {&definitions_[id], &errors_[id]}) {
+    const auto piece = capacity_.find(text);
+    if (piece == capacity_.end()) continue;
+    if (piece->second > 0) free_pieces_[piece->second].push_back(text->offset_and_length.load() >> 24);
+    text->offset_and_length.store(0);
+    capacity_.erase(piece);
+  }
 }
 
 std::string_view Segment::read(const SharedText& where) const {

@@ -47,6 +47,13 @@ struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the
   char bytes[kRingBytes];
 };
 
+struct alignas(128) StackPage {    // where a rank's main thread stands; see engine/stacks.cc
+  std::atomic<uint32_t> asked;     // how often
+  std::atomic<uint32_t> answered;  // ... and answered: then `text` is of now
+  std::atomic<uint32_t> length;
+  char text[4096];
+};
+
 struct SegmentHeader {
   uint64_t magic, layout, generation;
   uint32_t local_size;
@@ -59,7 +66,8 @@ struct SegmentHeader {
 };
 
 // A string in the arena. The leader replaces it only in a later round of its entry, that is, after all members of its
-// set have read it (for those that have joined, it waits); other ranks must not.
+// set have read it (for those that have joined, it waits); other ranks must not. Pieces are powers of two, and come
+// back when what lay there outgrew them or its entry is gone.
 struct SharedText {
   std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
 };
@@ -81,6 +89,7 @@ class Segment {
   SegmentHeader& header() { return *header_; }
   RankBlock& rank(uint32_t local_rank) { return ranks_[local_rank]; }
   RequestRing& ring(uint32_t local_rank) { return rings_[local_rank]; }
+  StackPage& stack_page(uint32_t local_rank) { return stacks_[local_rank]; }
   std::byte* transport_area() { return transport_area_; }
 
   // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
@@ -88,8 +97,7 @@ class Segment {
   Tally<SharedWord> tally(uint32_t id, bool across_hosts) {
     return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed), across_hosts};
   }
-  // Leader only, before the first record of the entry: its set, which never changes, and how many ranks of this host
-  // the set has now.
+  // Leader only, before the first record of the entry: its set, and how many ranks of this host the set has now.
   void assign(uint32_t id, int32_t set, uint32_t members) {
     cells_[id].set.store(set, std::memory_order_relaxed);
     cells_[id].members.store(members, std::memory_order_relaxed);
@@ -103,12 +111,15 @@ class Segment {
   uint64_t append(Record record) { return Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
   // False while the slowest rank is almost a lap behind: an append would overwrite what it has not read.
   bool log_has_room();
-  // Whether the ranks that have joined have acted on all records before this position.
-  bool joined_have_read(uint64_t end);
+  // Whether the ranks of the host, or those of them that have joined, have acted on all records before this position.
+  bool all_have_read(uint64_t end) const { return slowest_cursor(false) >= end; }
+  bool joined_have_read(uint64_t end) const { return slowest_cursor(true) >= end; }
 
   // Leader only. False where the arena is full.
   bool write_definition(uint32_t id, std::string_view text) { return write(&definitions_[id], text); }
   bool write_error(uint32_t id, std::string_view text) { return write(&errors_[id], text); }
+  // Once nobody will read them any more.
+  void release_texts(uint32_t id);
   std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
   std::string_view error(uint32_t id) const { return read(errors_[id]); }
 
@@ -139,6 +150,7 @@ class Segment {
   static size_t whole_bytes(uint32_t local_size, size_t transport_bytes);
   static Status map(int memfd, size_t bytes, uint32_t local_size, std::unique_ptr<Segment>* out);
   SharedWord tail_word() { return SharedWord(header_->tail); }
+  uint64_t slowest_cursor(bool of_joined) const;  // of the ranks that have not left
   bool write(SharedText* where, std::string_view text);
   std::string_view read(const SharedText& where) const;
 
@@ -153,10 +165,12 @@ class Segment {
   SharedText* definitions_;
   SharedText* errors_;
   RequestRing* rings_;
+  StackPage* stacks_;
   std::byte* arena_;
   std::byte* transport_area_;
-  uint64_t arena_used_ = 0;                                   // leader only, like the next
-  std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
+  uint64_t arena_used_ = 0;                                          // leader only, like the next
+  std::unordered_map<const SharedText*, uint64_t> capacity_;         // bytes each text may grow to in place
+  std::unordered_map<uint64_t, std::vector<uint64_t>> free_pieces_;  // of the arena: offsets by length
   struct Area {
     uint64_t offset;
     size_t bytes;

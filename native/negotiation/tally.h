@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tally: counts the arrivals of one host's ranks at one entry (step 5), and the order in which its steps are taken.
 //
-// One word in shared memory per entry: {round:32 | recalled:1 | count:31}.
+// One word in shared memory per entry: {round:32 | recalled:1 | retired:1 | count:30}.
 //   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. On the only host, the
 //             one that completes the count begins the next round FIRST and announces readiness after that, so that a
 //             rank that saw the announcement finds a fresh count. Across hosts the leader does it with the decision.
 //   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send
 //             their whole request. It returns who had arrived before.
+//   retire()  as recall, for good, and only where nobody has arrived.
 //   reset()   the leader's, just before it announces a decision. While a rank has joined, the entry stays recalled.
 // A round is one decision about the entry, so all hosts count the same.
 //
@@ -41,6 +42,7 @@ struct NoSeededBugs {
   static constexpr bool kAnnounceBeforeReset = false;
   static constexpr bool kDropTheRecall = false;
   static constexpr bool kForgetWhatWasCounted = false;
+  static constexpr bool kRetireInFlight = false;
 };
 
 // What a recall has found.
@@ -61,7 +63,7 @@ class Tally {
   Outcome arrive(uint32_t* round) {
     const uint64_t before = word_.fetch_add(1);
     *round = static_cast<uint32_t>(before >> 32);
-    if ((before & kRecalledBit) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
+    if ((before & (kRecalledBit | kRetiredBit)) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
     return (before & kCountMask) + 1 == members_ ? Outcome::kLast : Outcome::kCounted;
   }
 
@@ -74,15 +76,28 @@ class Tally {
 
   void reset(bool stays_recalled) { word_.store(next_round(word_.load()) | (stays_recalled ? kRecalledBit : 0)); }
 
-  // Once a round. On the only host, a round that is complete is over: its last rank is about to say so.
+  // Once a round. On the only host, a round that is complete is over: its last rank is about to say so. A retired word
+  // stays as it is: who came since was told to take the slow way.
   Recalled recall() {
     uint64_t before = word_.load();
-    while ((before & kRecalledBit) == 0 && !word_.compare_exchange(before, before | kRecalledBit)) {
+    while ((before & (kRecalledBit | kRetiredBit)) == 0 && !word_.compare_exchange(before, before | kRecalledBit)) {
     }
     const auto round = static_cast<uint32_t>(before >> 32);
+    if ((before & kRetiredBit) != 0) return {round, 0, false};
     const auto count = static_cast<uint32_t>(before & kCountMask);
     if (count < members_ || members_ == 0) return {round, count, false};
     return across_hosts_ ? Recalled{round, 0, true} : Recalled{round + 1, 0, false};
+  }
+
+  // From now on nobody is counted here, until the next reset. False, and nothing is done, where somebody has been
+  // counted or the entry is recalled.
+  bool retire() {
+    uint64_t before = word_.load();
+    do {
+      if ((before & kRetiredBit) != 0) return true;
+      if ((before & (kRecalledBit | kCountMask)) != 0) return false;
+    } while (!word_.compare_exchange(before, before | kRetiredBit));
+    return true;
   }
 
   bool across_hosts() const { return across_hosts_; }
@@ -90,7 +105,8 @@ class Tally {
 
  private:
   static constexpr uint64_t kRecalledBit = 1ull << 31;
-  static constexpr uint64_t kCountMask = kRecalledBit - 1;
+  static constexpr uint64_t kRetiredBit = 1ull << 30;
+  static constexpr uint64_t kCountMask = kRetiredBit - 1;
   static uint64_t next_round(uint64_t word) { return ((word >> 32) + 1) << 32; }
 
   Word word_;
@@ -146,6 +162,36 @@ class Arrival {
  private:
   State state_;
   uint32_t round_ = 0;
+};
+
+// A host's answer to the question whether an entry may go, as a sequence of single steps: shut the fast way, then look
+// whether any of the host's ranks is still on its way. (A rank writes its in-flight row before it arrives, and clears
+// it when it has read the outcome. So one that arrived before, and whose READY may not stand in the log yet, shows.)
+template <class Bugs = NoSeededBugs>
+class Retirement {
+ public:
+  enum class State : uint8_t { kShut, kLook, kIdle, kBusy };
+
+  explicit Retirement(uint32_t ranks, State state = State::kShut, uint32_t next = 0)
+      : ranks_(ranks), state_(state), next_(next) {}
+  State state() const { return state_; }
+  uint32_t next() const { return next_; }
+  bool finished() const { return state_ >= State::kIdle; }
+
+  // `is_in_flight(r)` tells whether the host's rank r waits for the entry.
+  template <class TallyType, class InFlight>
+  void step(TallyType& tally, InFlight&& is_in_flight) {
+    if (state_ == State::kShut) {
+      state_ = !tally.retire() ? State::kBusy : Bugs::kRetireInFlight ? State::kIdle : State::kLook;
+    } else if (state_ == State::kLook) {
+      state_ = is_in_flight(next_) ? State::kBusy : ++next_ == ranks_ ? State::kIdle : State::kLook;
+    }
+  }
+
+ private:
+  uint32_t ranks_;
+  State state_;
+  uint32_t next_;
 };
 
 }  // namespace hvd

@@ -127,17 +127,20 @@ const char* name_of(hvd_kind kind);
 std::string difference(const Descriptor& expected, const Descriptor& seen);
 
 enum class FrameKind : uint8_t {
-  kRequest = 1,    // to rank 0: i32 rank | string name | string descriptor | u8 waits for it at once
-  kRefuse = 2,     // to rank 0: i32 rank | i32 set | string name | string why
-  kHostReady = 3,  // to rank 0: u32 n | n x u32 entry
-  kRecalled = 4,   // to rank 0: u32 entry | u32 round | u32 count | u8 complete
-  kLeave = 5,      // to rank 0: i32 rank
-  kRecall = 6,     // from rank 0: u32 entry
-  kRecords =
-      7,       // from rank 0: u32 n | n x (u8 record kind | u8 reset, 2: and stays recalled | u32 id | string payload)
-  kAbort = 8,  // both ways: i32 code | i32 rank | string text
-  kBeat = 9,   // both ways, on beat links, which else carry kAbort alone
-  kJoin = 10,  // to rank 0: i32 rank | u32 n | n x (u32 entry | u32 round), which it is counted in
+  kRequest = 1,     // to rank 0: i32 rank | string name | string descriptor | u8 waits for it at once
+  kRefuse = 2,      // to rank 0: i32 rank | i32 set | string name | string why
+  kHostReady = 3,   // to rank 0: u32 n | n x u32 entry
+  kRecalled = 4,    // to rank 0: u32 entry | u32 round | u32 count | u8 complete
+  kLeave = 5,       // to rank 0: i32 rank
+  kRecall = 6,      // from rank 0: u32 entry
+  kRecords = 7,     // from rank 0: u32 n | n x (u8 record kind | u8 reset, 2: stays recalled | u32 id | string payload)
+  kAbort = 8,       // both ways: i32 code | i32 rank | string text
+  kBeat = 9,        // both ways, on beat links, which else carry kAbort alone
+  kMayRetire = 10,  // from rank 0: u32 n | n x u32 entry; the answer, to rank 0: u32 n | n x (u32 entry | u8 idle)
+  kRetired = 11,    // to rank 0: u32 n | n x u32 entry, whose RETIRE all ranks of the host have read
+  kStackWanted = 12,  // from rank 0: i32 rank
+  kStack = 13,        // to rank 0: i32 rank | string where its main thread stands
+  kJoin = 14,         // to rank 0: i32 rank | u32 n | n x (u32 entry | u32 round), which it is counted in
 };
 
 std::string make_frame(FrameKind kind, std::string_view payload);

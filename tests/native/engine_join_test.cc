@@ -271,6 +271,40 @@ TEST(the_fast_way_is_back_when_all_have_joined) {
   }
 }
 
+// One rank after the other joins; the last goes on under many names, each of which drives another one out once all have
+// joined. Those of before come back.
+TEST(names_come_and_go_while_ranks_join) {
+  constexpr int kSize = 3, kNames = 40;
+  EngineSettings few = quiet();
+  few.cached_names = 8;
+  for (const Wiring wiring : kBoth) {
+    run_world(make_world(kSize, wiring, few), [](Engine& engine, int rank) {
+      const auto use = [&](int begin, int end, float expected) {
+        for (int n = begin; n < end; ++n) EXPECT(sum_of_one(engine, ("n" + std::to_string(n)).c_str(), 1) == expected);
+      };
+      for (int round = 0; round < 6; ++round) {
+        use(0, kNames, kSize);
+        const int order = (rank + round) % kSize;  // of joining
+        if (order > 0) use(kNames / 2, 2 * kNames, kSize - 1);
+        if (order > 1) use(0, 3 * kNames, kSize - 2);
+        std::vector<float> mine(3, 10);
+        hvd_handle handle = 0;
+        const std::string own = "own" + std::to_string(rank);
+        EXPECT(Call(HVD_ALLREDUCE, own.c_str()).tensor(mine, HVD_FLOAT32).submit(engine, &handle).ok());
+        EXPECT(join(engine) >= 0);
+        EXPECT(engine.wait(handle, 20000).ok() && mine[0] == 10);
+        engine.release(handle);
+      }
+      for (int again = 0; again < 20; ++again) use(0, 4, kSize);
+      const uint64_t before = slow_requests(engine);
+      for (int again = 0; again < 20; ++again) use(0, 4, kSize);
+      EXPECT(slow_requests(engine) == before);
+      const std::string text = engine.statistics();
+      EXPECT(rank != 0 || text.find("\"names_evicted\": 0") == std::string::npos);
+    });
+  }
+}
+
 TEST(a_rank_that_leaves_ends_the_join_of_the_others) {
   for (const Wiring wiring : kBoth) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {

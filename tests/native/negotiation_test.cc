@@ -158,6 +158,45 @@ TEST(the_majority_is_the_expected) {
   EXPECT(text.find("ranks 1, 2") != std::string::npos);
 }
 
+// A join recalls what nobody waits for; the other host's answer may come when the set is gone, and its number then.
+TEST(an_answer_about_a_name_of_a_removed_set_gives_its_number_back) {
+  Coordinator coordinator({0, 1}, {2, 2});
+  coordinator.add_set(1, {0, 1});
+  Descriptor of_set = descriptor({3});
+  of_set.process_set = 1;
+  Effects effects;
+  for (const int rank : {0, 1}) coordinator.request(rank, 1, "x", of_set.encode(), true, 0, &effects);
+  EXPECT(effects.decisions.size() == 2 && effects.decisions[0].id == 0);
+  effects = {};
+  EXPECT(coordinator.join(0, {}, 0, &effects) && coordinator.join(1, {}, 0, &effects));
+  EXPECT(effects.recalls.size() == 1 && effects.decisions.empty());
+  EXPECT(coordinator.recalled(0, 0, {}, &effects));
+  coordinator.remove_set(1);
+  EXPECT(effects.decisions.empty());
+  EXPECT(coordinator.recalled(1, 0, {}, &effects));
+  EXPECT(effects.decisions.size() == 1 && effects.decisions[0].kind == RecordKind::kJoin);
+  EXPECT(!coordinator.recalled(1, 0, {}, &effects));
+  effects = {};
+  for (const int rank : {0, 1}) coordinator.request(rank, 0, "y", descriptor({3}).encode(), true, 0, &effects);
+  EXPECT(effects.decisions.size() == 2 && effects.decisions[0].id == 0);
+}
+
+// With one number for names that run once, the second is decided, but can be said only when the first has been read.
+TEST(what_waits_for_a_number_is_said_before_the_join_ends) {
+  Coordinator coordinator({0, 0}, {0, 1});
+  Effects effects;
+  for (const char* name : {"x", "y"}) {
+    for (const int rank : {0, 1}) coordinator.request(rank, 0, name, descriptor({3}).encode(), false, 0, &effects);
+  }
+  EXPECT(effects.decisions.size() == 3 && coordinator.waits_for_ids());
+  effects = {};
+  EXPECT(coordinator.join(0, {}, 0, &effects) && coordinator.join(1, {}, 0, &effects));
+  EXPECT(effects.decisions.empty());
+  EXPECT(coordinator.retired(0, 0, &effects));
+  EXPECT(effects.decisions.size() == 4 && effects.decisions.front().kind == RecordKind::kDefine);
+  EXPECT(effects.decisions.back().kind == RecordKind::kJoin);
+}
+
 TEST(dtype_is_named_before_shape_and_shape_before_the_operation) {
   Descriptor a = descriptor({4});
   Descriptor b = descriptor({5}, HVD_FLOAT64, HVD_MAX);
@@ -185,6 +224,14 @@ TEST(equal_things_fuse_up_to_the_threshold_and_nothing_else) {
   }
   EXPECT(cut == (std::vector<std::vector<uint32_t>>{{0, 2}, {1}, {3}, {4}, {5}, {6}, {7}}));
   EXPECT(plan_batches(entries, 0).size() == 8);
+  const Descriptor group = [&] {
+    Descriptor made = f32;
+    made.tensors.push_back(made.tensors.front());
+    return made;
+  }();
+  const Descriptor* grouped[] = {&f32, &group, &f32, &group};
+  EXPECT(plan_batches(grouped, 1 << 20).size() == 1);
+  EXPECT(plan_batches(grouped, 1 << 20, true).size() == 3);  // the two single ones, and each group for itself
   Descriptor scatter = f32, gather = f32;
   scatter.kind = HVD_REDUCESCATTER;
   gather.kind = HVD_ALLTOALL;

@@ -104,3 +104,57 @@ def test_a_suspended_job_goes_on_however_long_it_was_suspended(tmp_path: Path, t
         (tmp_path / "end").touch()
         done = job.wait()
     assert (done.code, done.stderr) == (0, "")
+
+
+WHERE = """
+import os, time
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+def stands_here():
+    os.read(os.open("go", os.O_RDONLY), 1)
+if hvd.rank() == 1:
+    stands_here()
+hvd.barrier()
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "train.py").write_text(WHERE)
+    os.mkfifo(tmp_path / "go")
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
+        (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
+        assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not submit it"), match[1]
+        job.wait_for_line(r"  rank 1 stands at", "stderr")
+        (line,) = job.wait_for_line(r'    File "(.*)", line 7 in stands_here', "stderr")
+        assert line[1].endswith("train.py")
+        job.wait_for_line(r'    File ".*", line 9 in <module>', "stderr")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        job.wait_for_line("over", count=3)
+    assert "rank 0 stands" not in job.wait().stderr
+
+
+def test_a_script_keeps_its_own_handler(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        WHERE.replace(
+            "hvd.init()",
+            """
+import signal
+def mine(*_):
+    print("taken", flush=True)
+if os.environ["HOROVOD_RANK"] == "1":
+    signal.signal(signal.SIGRTMIN + 7, mine)
+hvd.init()""",
+            1,
+        )
+    )
+    os.mkfifo(tmp_path / "go")
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "OMP_NUM_THREADS": "1"}
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+        job.wait_for_line(r"  rank 1 does not say where it stands", "stderr")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        done = job.wait()
+    assert done.code == 0 and "taken" not in done.stdout, done

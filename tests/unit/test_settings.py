@@ -77,11 +77,24 @@ def test_flags_have_their_own_unit() -> None:
         parse_flag(row, "1.5")
 
 
+def test_each_local_rank_has_its_core_or_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "3,1", "HOROVOD_LOCAL_RANK": "1"})
+    assert dict(settings.native_settings())["engine_cpu"] == "1"
+    assert environment_of(thread_affinity=(3, 1)) == {"HOROVOD_THREAD_AFFINITY": "3,1"}
+    short = Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "3,1", "HOROVOD_LOCAL_RANK": "2"})
+    assert "engine_cpu" not in dict(short.native_settings())
+    assert "has no core for local rank 2" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="HOROVOD_THREAD_AFFINITY='1,-2': expected core numbers"):
+        Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "1,-2"})
+
+
 def test_the_native_core_gets_strings() -> None:
     settings = Settings(cycle_time_ms=0.25, stall_warning_s=1.5, stall_shutdown_s=0.0001, start_timeout_s=30)
     assert settings.native_settings() == [
         ("fusion_threshold_bytes", "134217728"),
         ("cycle_time_ms", "0.25"),
+        ("cached_names", "7680"),
+        ("groups_apart", "0"),
         ("stall_warning_ms", "1500"),
         ("stall_shutdown_ms", "1"),  # never rounded to 0, which would be "never"
         ("start_timeout_ms", "30000"),
@@ -134,7 +147,8 @@ def test_every_row_is_read_somewhere() -> None:
     sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "settings.py")
     own = (PACKAGE / "core" / "settings.py").read_text()
     for row in rows():
-        assert re.search(rf"\b{row.keyword}\b", sources) or f"self.{row.keyword}" in own, row.keyword
+        is_read = bool(re.search(rf"\b{row.keyword}\b", sources)) or f"self.{row.keyword}" in own
+        assert is_read != row.sentence.startswith("No effect"), row.keyword
 
 
 def test_only_the_registry_touches_the_environment() -> None:

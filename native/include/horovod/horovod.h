@@ -10,8 +10,8 @@
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
  * done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file, and prints only stall warnings and fatal causes
- * (stderr).
+ *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and fatal
+ * causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
@@ -88,7 +88,7 @@ typedef enum {
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
 typedef struct hvd_entry
-    hvd_entry;               /* a prepared request: name interned, descriptor built; lives as long as its context */
+    hvd_entry; /* a prepared request: descriptor built; lives as long as its context, or until hvd_release_entry */
 typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
 
 typedef struct {
@@ -178,6 +178,8 @@ HVD_EXPORT void hvd_abort(hvd_context* context, int32_t failed_rank, const char*
 
 /* A request that will be submitted many times: everything but the tensor pointers is fixed here. */
 HVD_EXPORT int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status);
+/* Frees a prepared request before its context; nobody uses it any more. What was submitted of it goes on. */
+HVD_EXPORT void hvd_release_entry(hvd_context* context, hvd_entry* entry);
 /* inputs and outputs: one pointer per tensor of the prepared request. Never blocks on a peer. */
 HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                                 uint32_t flags, hvd_handle* handle, hvd_status* status);
@@ -217,9 +219,20 @@ HVD_EXPORT int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t 
 /* Every handle is released once; releasing one that is not done detaches it. */
 HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 
+/* Writes what happens to each tensor into a file (JSON, for Chrome's and Perfetto's viewers), together with the other
+   ranks of the machine that were given the same path and session; what it held before is overwritten. Until
+   hvd_stop_timeline or hvd_stop. A timeline that is on goes on in the new file. */
+HVD_EXPORT int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
+                                  hvd_status* status);
+HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
+
 /* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
+
+/* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by
+   the caller, writes that into `fd`, a file of its own, which stays open. For the whole process. */
+HVD_EXPORT void hvd_stack_source(int signal, int fd);
 
 /* For tests: ends or stops this process where `specification` (setting fault_point, see native/platform/fault_point.h)
    names `point`. For moments that lie outside of this library. 0 where the specification cannot be read. */

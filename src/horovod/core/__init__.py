@@ -16,6 +16,7 @@ share_job_directory()
 
 _CONTEXT = (
     "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous statistics "
+    "start_timeline stop_timeline "
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built "
     "rocm_built"
 )

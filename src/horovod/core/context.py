@@ -17,10 +17,11 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from horovod.core import bootstrap, native
+from horovod.core import bootstrap, native, stacks
 from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
 from horovod.core.settings import Settings
 
@@ -32,6 +33,23 @@ _FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.A
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
+class Entry(int):
+    """The address of a prepared request, which is given back to the native core when nobody has it any more."""
+
+    _context: weakref.ref[Context]
+
+    @staticmethod
+    def of(context: Context, address: int) -> Entry:
+        entry = Entry(address)
+        entry._context = weakref.ref(context)
+        return entry
+
+    def __del__(self) -> None:
+        context = self._context()  # with the context its requests are freed
+        if context is not None and os.getpid() == context.process_id:
+            context.library.hvd_release_entry(context.pointer, int(self))
+
+
 class Context:
     """One generation. `entries` and `sighted` are the cache of prepared requests, kept by core/collectives.py."""
 
@@ -40,7 +58,7 @@ class Context:
         self.rank: int = world.rank
         self.size: int = world.size
         self.process_id = os.getpid()
-        self.entries: dict[tuple[Any, ...], int] = {}
+        self.entries: dict[tuple[Any, ...], Entry] = {}
         self.sighted: set[tuple[Any, ...]] = set()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
         self.dynamic_process_sets = settings.dynamic_process_sets
@@ -48,8 +66,17 @@ class Context:
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.library = native.library()
+        where = f"{settings.rendezvous_address}:{settings.rendezvous_port}" if world.rendezvous else str(os.getpid())
+        self._session = f"{where} {world.generation}"
+        self._timelines = 0
         self.pointer = self._start(settings)
         self.running = True
+        if settings.timeline and settings.timeline.upper() != "DYNAMIC":
+            try:
+                self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+            except BaseException:
+                self.stop()
+                raise
 
     def _start(self, settings: Settings) -> int:
         world = self.world
@@ -87,6 +114,21 @@ class Context:
             text = status.message() or f"the native core could not start (code {code})"
             raise StartError(text if gone is None else f"rank {world.rank} cannot go on in init: {gone}\n({text})")
         return pointer.value
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""
+        self._timelines += 1
+        status = native.Status()
+        session = f"{self._session} {self._timelines}"
+        code = self.library.hvd_start_timeline(
+            self.pointer, os.fsencode(path), session.encode(), int(mark_cycles), ctypes.addressof(status)
+        )
+        if code != native.OK:
+            raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
+
+    def stop_timeline(self) -> None:
+        """What has happened by now is in the file then. Does nothing where no timeline is on."""
+        self.library.hvd_stop_timeline(self.pointer, None)
 
     def place(self, process_set: int) -> tuple[int, int]:
         """(number of members, this rank's index among them or -1) of a set by the native core's number of it."""
@@ -215,6 +257,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             return
         sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
         native.library()  # what is missing here is known before anybody waits for this rank
+        stacks.offer()
         settings = Settings.from_environment()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
@@ -294,6 +337,20 @@ def is_homogeneous() -> bool:
 def statistics() -> dict[str, Any]:
     """What the engine counts and has measured: transport, hop_ns, batches, bytes ... For benchmarks and bug reports."""
     return current().statistics()
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers. All ranks of this
+    machine that are given the same path write into one file, on one clock; what it held before is lost.
+
+    mark_cycles: also mark each batch. Raises ValueError before init, or where the file cannot be written.
+    """
+    current().start_timeline(os.fspath(file_path), mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the recording; the file is complete then. Raises ValueError before init."""
+    current().stop_timeline()
 
 
 def mpi_threads_supported() -> bool:

@@ -55,6 +55,8 @@ class HorovodBasics:
     init = staticmethod(context.init)
     shutdown = staticmethod(context.shutdown)
     is_initialized = staticmethod(context.is_initialized)
+    start_timeline = staticmethod(context.start_timeline)
+    stop_timeline = staticmethod(context.stop_timeline)
     size = staticmethod(context.size)
     local_size = staticmethod(context.local_size)
     cross_size = staticmethod(context.cross_size)

@@ -185,6 +185,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_free": (None, [c_void_p]),
     "hvd_abort": (None, [c_void_p, c_int32, c_char_p]),
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "hvd_release_entry": (None, [c_void_p, c_void_p]),
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
@@ -195,6 +196,9 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
     "hvd_release": (None, [c_void_p, c_uint64]),
+    "hvd_start_timeline": (ctypes.c_int, [c_void_p, c_char_p, c_char_p, c_int32, c_void_p]),
+    "hvd_stop_timeline": (ctypes.c_int, [c_void_p, c_void_p]),
+    "hvd_stack_source": (None, [ctypes.c_int, ctypes.c_int]),
     "hvd_fault_point": (ctypes.c_int, [c_char_p, c_char_p]),
     "hvd_statistics": (c_int64, [c_void_p, c_void_p, c_int64]),
 }

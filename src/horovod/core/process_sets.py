@@ -124,11 +124,12 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
                 raise InvalidRequestError(f"{process_set} is registered already")
             ranks = process_set.ranks or list(range(context.size))
+            array = (ctypes.c_int32 * len(ranks))(*ranks)  # an address alone would not keep it
             handle = ctypes.c_uint64()
             status = native.Status()
             code = context.library.hvd_add_process_set(
                 context.pointer,
-                ctypes.addressof((ctypes.c_int32 * len(ranks))(*ranks)),
+                ctypes.addressof(array),
                 len(ranks),
                 ctypes.addressof(handle),
                 ctypes.addressof(status),

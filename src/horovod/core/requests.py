@@ -8,13 +8,14 @@ Everything here runs on the caller's thread and never blocks on a peer.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import operator
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.core import native
-from horovod.core.context import Context
+from horovod.core.context import Context, Entry
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
 from horovod.core.native import (
     ALLGATHER,
@@ -51,7 +52,7 @@ __all__ = [
 Key = tuple[Any, ...]
 Metas = tuple[tuple[int, tuple[int, ...]], ...]  # by tensor: dtype, shape
 
-# Entries live as long as their generation: names that never come back must not fill it.
+# Names that never come back must not fill the memory.
 MAX_ENTRIES = 16384
 
 
@@ -93,7 +94,7 @@ def prepare(
     if splits is not None:
         request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
         request.nsplits = len(splits)
-    if key not in context.sighted or len(context.entries) >= MAX_ENTRIES:
+    if key not in context.sighted:
         if len(context.sighted) >= MAX_ENTRIES:
             context.sighted.clear()
         context.sighted.add(key)
@@ -104,8 +105,11 @@ def prepare(
     )
     if code != native.OK or entry.value is None:
         context.raise_failure(code, native.scratch.status)
-    context.entries[key] = entry.value
-    return entry.value
+    if len(context.entries) >= MAX_ENTRIES:
+        for oldest in list(itertools.islice(context.entries, MAX_ENTRIES // 2)):
+            context.entries.pop(oldest, None)
+    prepared = context.entries[key] = Entry.of(context, entry.value)
+    return prepared
 
 
 def wire_name(label: str, name: str | None) -> bytes | None:

@@ -3,7 +3,8 @@
 ours.
 
 This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets
-its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today.
+its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today,
+or to say that it has no effect.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,6 +90,16 @@ def _choice(*choices: str) -> tuple[Parse, str]:
     return parse, "one of " + ", ".join(choices)
 
 
+def _cores() -> tuple[Parse, str]:
+    def parse(text: str) -> tuple[int, ...]:
+        cores = tuple(int(part) for part in text.split(","))
+        if min(cores) < 0:
+            raise ValueError(text)
+        return cores
+
+    return parse, "core numbers with commas between"
+
+
 def _text() -> tuple[Parse, str]:
     return str, "text"
 
@@ -135,6 +147,30 @@ class Settings:
         "Milliseconds that a tensor nobody waits for may linger for others to join its batch.",
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
+    )
+    groups_apart: bool = _setting(
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        _switch(),
+        False,
+        "Tensors of a grouped call are reduced together with each other only.",
+    )
+    thread_affinity: tuple[int, ...] = _setting(
+        "HOROVOD_THREAD_AFFINITY",
+        _cores(),
+        (),
+        "For each local rank the core on which its engine's thread runs, with commas between. Operations that somebody "
+        "waits for run on the thread that waits, which this does not move.",
+        flag="--thread-affinity",
+        yaml="library_options.thread_affinity",
+    )
+    cached_names: int = _setting(
+        "HOROVOD_CACHE_CAPACITY",
+        _integer(0),
+        7680,
+        "Tensor names whose description the ranks remember, 7680 at most; the others take a detour over rank 0, all of "
+        "them with 0.",
+        flag="--cache-capacity",
+        yaml="params.cache_capacity",
     )
     transport: str = _setting(
         "HOROVOD_TRANSPORT",
@@ -226,6 +262,34 @@ class Settings:
         choices=LOG_LEVELS,
     )
 
+    log_hide_time: bool = _setting(
+        "HOROVOD_LOG_HIDE_TIME",
+        _switch(),
+        True,
+        "No effect: messages carry no time; they are few, and the launcher's output shows their order.",
+        yaml="logging.hide_timestamp",
+    )
+    log_timestamp: bool = _setting(
+        "HOROVOD_LOG_TIMESTAMP", _switch(), False, "No effect, for the reason HOROVOD_LOG_HIDE_TIME gives."
+    )
+    timeline: str = _setting(
+        "HOROVOD_TIMELINE",
+        _text(),
+        "",
+        "File into which all ranks write what happens to each tensor, for Chrome's and Perfetto's viewers; DYNAMIC: "
+        "none until start_timeline, which works without it too.",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+    )
+    timeline_mark_cycles: bool = _setting(
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        _switch(),
+        False,
+        "Marks each batch in the timeline as well.",
+        flag="--timeline-mark-cycles",
+        yaml="timeline.mark_cycles",
+    )
+
     # Identity: set by the launcher, read by every rank
     rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "This process' rank.")
     size: int | None = _setting("HOROVOD_SIZE", _integer(1), None, "Number of ranks in the job.")
@@ -287,6 +351,9 @@ class Settings:
         return [
             ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
             ("cycle_time_ms", str(self.cycle_time_ms)),
+            ("cached_names", str(self.cached_names)),
+            ("groups_apart", _spelled(self.groups_apart)),
+            *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
             ("stall_warning_ms", str(_milliseconds(warning_s))),
             ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
             ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
@@ -296,6 +363,18 @@ class Settings:
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
         ]
+
+    def _core(self) -> int | None:
+        local_rank = self.local_rank or 0
+        if local_rank < len(self.thread_affinity):
+            return self.thread_affinity[local_rank]
+        if self.thread_affinity:
+            print(
+                f"horovod: warning: HOROVOD_THREAD_AFFINITY={_spelled(self.thread_affinity)} has no core for local "
+                f"rank {local_rank}, whose engine's thread may run anywhere",
+                file=sys.stderr,
+            )
+        return None
 
     def unsupported(self) -> str | None:
         """What is asked for and not there yet: two lines for an error, or None."""
@@ -336,7 +415,7 @@ def settings_page() -> str:
         "|---|---|---|---|",
     ]
     for row in rows():
-        default = "" if row.default in (None, "") else f"`{_spelled(row.default)}`"
+        default = "" if row.default in (None, "", ()) else f"`{_spelled(row.default)}`"
         choices = f" One of {', '.join(row.choices)}." if row.choices else ""
         flag = f"`{row.flag}`" if row.flag else ""
         lines.append(f"| `{row.variable}` | {default} | {flag} | {row.sentence}{choices} |")
@@ -374,6 +453,8 @@ def _parsed(row: Row, text: str, name: str | None = None) -> Any:
 def _spelled(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value)
 
 

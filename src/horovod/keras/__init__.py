@@ -30,6 +30,8 @@ from horovod.core.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core.native import Adasum, Average, Sum
 from horovod.core.process_sets import global_process_set
@@ -80,4 +82,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

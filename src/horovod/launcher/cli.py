@@ -37,7 +37,6 @@ _NOT_YET = {
     "--mpi-args": True,
     "--tcp": False,
     "--binding-args": True,
-    "--cache-capacity": True,
     "--hierarchical-allreduce": False,
     "--hierarchical-allgather": False,
     "--torus-allreduce": False,
@@ -56,14 +55,9 @@ _NOT_YET = {
     "--elastic-timeout": True,
     "--reset-limit": True,
     "--blacklist-cooldown-range": True,
-    "--timeline-filename": True,
-    "--timeline-mark-cycles": False,
     "--mpi-threads-disable": False,
     "--num-nccl-streams": True,
-    "--thread-affinity": True,
     "--gloo-timeout-seconds": True,
-    "--log-with-timestamp": False,
-    "--log-without-timestamp": False,
     "-prefix-timestamp": False,
     "--prefix-output-with-timestamp": False,
 }
@@ -157,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
-    add("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
+    add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
+    for flag in ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"):
+        add(flag, action="store_true", dest="log_time", help=argparse.SUPPRESS)  # no effect, as HOROVOD_LOG_HIDE_TIME
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:
@@ -174,8 +170,9 @@ def _add_setting(group: Any, row: Row) -> None:
     text = f"{row.sentence} ({row.variable})"
     if isinstance(row.default, bool):
         group.add_argument(row.flag, dest=row.keyword, action="store_const", const=True, help=text)
-        if row.flag.startswith("--no-"):
-            opposite = row.flag.replace("--no-", "--", 1)
+        if row.flag.startswith("--"):
+            is_off = row.flag.startswith("--no-")
+            opposite = row.flag.replace("--no-", "--", 1) if is_off else row.flag.replace("--", "--no-", 1)
             group.add_argument(opposite, dest=row.keyword, action="store_const", const=False, help=argparse.SUPPRESS)
         return
 

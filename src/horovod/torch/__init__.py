@@ -34,6 +34,8 @@ from horovod.core.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
@@ -162,6 +164,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "sparse_allreduce_async",
     "synchronize",
     "uneven_data",

@@ -23,6 +23,8 @@ from horovod.core.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join
@@ -123,5 +125,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

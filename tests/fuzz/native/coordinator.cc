@@ -61,7 +61,7 @@ class Leader {
         }
         return true;
       case FrameKind::kHostReady:
-        if (!parse_host_ready(payload, &ids)) return false;
+        if (!parse_ids(payload, &ids)) return false;
         for (const uint32_t id : ids) {
           if (!coordinator_.host_ready(host, id, now, effects)) return false;
         }

@@ -46,7 +46,7 @@ void check_payload(FrameKind kind, std::string_view payload) {
       if (kind == FrameKind::kRequest) check_descriptor(request.body);
       return;
     case FrameKind::kHostReady:
-      if (!parse_host_ready(payload, &ids)) return;
+      if (!parse_ids(payload, &ids)) return;
       for (const uint32_t entry : ids) require(entry < kMaxEntries);
       require(payload.size() == 4 + 4 * ids.size());
       return;

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets the other ranks ask where this one stands, for a stall report: the main thread's Python stack, written by
+faulthandler's handler of a real-time signal, which works whatever that thread is doing."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+
+from horovod.core import native
+
+__all__ = ["offer"]
+
+SIGNAL = signal.SIGRTMIN + 7
+_file: int | None = None
+
+
+def offer() -> None:
+    """Once a process. Does nothing where the script handles the signal itself."""
+    global _file
+    if _file is not None or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return
+    _file = os.memfd_create("horovod-stack")
+    faulthandler.register(SIGNAL, file=_file, all_threads=False)
+    native.library().hvd_stack_source(SIGNAL, _file)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names without number: those that were not used for longest make room, results stay right, and memory flat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+
+def use_names(count: int, ahead: int, recurring: int) -> dict[str, Any]:
+    """Reduces under `count` names, `ahead` of them in flight at once, in an order that is this rank's own; between
+    them `recurring` names that come back all the time."""
+    import random
+    import re
+    from pathlib import Path
+
+    import numpy as np
+
+    import horovod.core as hvd
+
+    def rss_kib() -> int:
+        return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+    hvd.init()
+    order = random.Random(hvd.rank())
+    ranks, size = hvd.rank(), hvd.size()
+    rss: list[int] = []
+    for start in range(0, count, ahead):
+        if start >= count // 3 and not rss:
+            rss.append(rss_kib())
+        numbers = list(range(start, min(start + ahead, count)))
+        order.shuffle(numbers)
+        handles = {n: hvd.allreduce_async(np.array([n, ranks]), op=hvd.Sum, name=f"once.{n}") for n in numbers}
+        for again in range(recurring):
+            assert hvd.allreduce(np.array([again]), op=hvd.Sum, name=f"again.{again}")[0] == again * size
+        order.shuffle(numbers)
+        for n in numbers:
+            result = hvd.synchronize(handles[n])
+            assert list(result) == [n * size, size * (size - 1) // 2], (n, result)
+    statistics = hvd.statistics()
+    hvd.shutdown()
+    return {"growth_kib": rss_kib() - rss[0] if rss else 0, "statistics": statistics}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("size", "capacity", "ahead"), [(2, 16, 50), (3, 0, 20), (2, 7680, 1)])
+def test_more_names_than_are_remembered(
+    worlds: WorldPool, transport: str, size: int, capacity: int, ahead: int
+) -> None:
+    world = worlds(size, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": str(capacity)})
+    count = 10_000 if ahead == 1 else 2000
+    seen = world.run(use_names, count, ahead, 3)
+    assert (seen[0]["statistics"]["names_evicted"] > 0) == (capacity > 0), seen
+    assert all(one["statistics"]["in_flight"] == 0 for one in seen)
+    warned = world.output(0).count("different tensor names are in use")
+    assert warned == (1 if capacity > 0 else 0), world.output(0)
+
+
+def repeat_names() -> tuple[int, int]:
+    """How many requests took the slow way while forty names came back: as seen early, and later."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    seen = []
+    for step in range(100):
+        for handle in [hvd.allreduce_async(np.ones(5), name=f"layer.{i}") for i in range(40)]:
+            hvd.synchronize(handle)
+        if step in (1, 99):
+            seen.append(hvd.statistics()["slow_requests"])
+    hvd.shutdown()
+    return seen[0], seen[1]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_names_that_come_back_need_no_coordinator(worlds: WorldPool, transport: str) -> None:
+    for early, late in worlds(2, {"HOROVOD_TRANSPORT": transport}).run(repeat_names):
+        assert early == late == 40
+
+
+def test_more_names_in_flight_than_there_are_numbers(worlds: WorldPool) -> None:
+    """All of 20,000 are submitted, by each rank in its own order, before any is waited for."""
+    worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 20_000, 20_000, 0)
+
+
+def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> None:
+    """40 bytes of name and some 250 of an entry would be 12 MiB after 40,000."""
+    env = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_CACHE_CAPACITY": "64"}
+    for one in worlds(2, env).run(use_names, 40_000, 200, 0):
+        assert one["growth_kib"] < 3072, one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 1_000_000, 1000, 10, timeout_s=550)
+    for one in seen:
+        assert one["growth_kib"] < 4096, seen
+    assert seen[0]["statistics"]["names_evicted"] > 900_000, seen
