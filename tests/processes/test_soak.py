@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long life: random operations over random process sets, named, unnamed and under names that never come back, with slow
 ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long, 60 by default. What the allocator keeps
-goes up and down by some MiB, so the lowest of each eighth of the time counts; under two minutes it is the noise that
-sets the limit."""
+goes up and down by some MiB, so the lowest of the first quarter of the last two thirds is compared with that of the
+last; under three minutes it is the noise that sets the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from support.world import WorldPool
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 MAX_GROWTH_KIB_PER_MINUTE = 1024
 NOISE_KIB = 2048
-WINDOWS = 8
 
 
 def soak(seconds: float, seed: int) -> dict[str, Any]:
@@ -139,10 +138,10 @@ def test_nothing_grows_while_everything_is_right(worlds: WorldPool, transport: s
     for rank, one in enumerate(seen):
         last = one["samples"][len(one["samples"]) // 3 :]
         seconds, rss, threads, descriptors = (np.array(column, float) for column in zip(*last, strict=True))
-        windows = zip(np.array_split(seconds / 60, WINDOWS), np.array_split(rss, WINDOWS), strict=True)
-        lowest = [(when.mean(), kib.min()) for when, kib in windows]
-        slope = np.polyfit(*np.transpose(lowest), 1)[0]
-        limit = max(MAX_GROWTH_KIB_PER_MINUTE, NOISE_KIB * 60 / (seconds[-1] - seconds[0]))
+        minutes = (seconds[-1] - seconds[0]) * 3 / 4 / 60  # between the middles of those quarters
+        quarters = np.array_split(rss, 4)
+        slope = (quarters[-1].min() - quarters[0].min()) / minutes
+        limit = max(MAX_GROWTH_KIB_PER_MINUTE, NOISE_KIB / minutes)
         print(
             f"rank {rank}: {one['batches']} batches, {one['names']} names once, {slope:.0f} KiB/min, "
             f"{rss[-1]:.0f} KiB, {threads[-1]:.0f} threads, {descriptors[-1]:.0f} descriptors"
