@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long life: random operations over random process sets, named, unnamed and under names that never come back, with slow
-ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long, 60 by default."""
+ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long, 60 by default. What the allocator keeps
+goes up and down by some MiB: the slope of the last two thirds is meant for half an hour, and a run of less than six
+minutes is judged by that noise, which hides a slow leak."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from support.world import WorldPool
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 MAX_GROWTH_KIB_PER_MINUTE = 1024
+NOISE_KIB = 4096
 
 
 def soak(seconds: float, seed: int) -> dict[str, Any]:
@@ -23,7 +26,9 @@ def soak(seconds: float, seed: int) -> dict[str, Any]:
     import numpy as np
 
     import horovod.core as hvd
+    from horovod.core import requests
 
+    requests.MAX_ENTRIES = 512  # its caches are full soon, and do not look like a leak while they fill
     hvd.init(process_sets="dynamic")
     rank, size = hvd.rank(), hvd.size()
     common, own = random.Random(seed), random.Random(seed + 1 + rank)
@@ -129,14 +134,20 @@ def test_nothing_grows_while_everything_is_right(worlds: WorldPool, transport: s
 
     world = worlds(4, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": "512"})
     seen = world.run(soak, SECONDS, 20240601, timeout_s=SECONDS + 120)
+    problems = []
     for rank, one in enumerate(seen):
         last = one["samples"][len(one["samples"]) // 3 :]
-        minutes, rss, threads, descriptors = (np.array(column, float) for column in zip(*last, strict=True))
-        slope = np.polyfit(minutes / 60, rss, 1)[0]
+        seconds, rss, threads, descriptors = (np.array(column, float) for column in zip(*last, strict=True))
+        minutes = (seconds - seconds[0]) / 60
+        slope = np.polyfit(minutes, rss, 1)[0]
+        limit = max(MAX_GROWTH_KIB_PER_MINUTE, NOISE_KIB / minutes[-1])
         print(
             f"rank {rank}: {one['batches']} batches, {one['names']} names once, {slope:.0f} KiB/min, "
             f"{rss[-1]:.0f} KiB, {threads[-1]:.0f} threads, {descriptors[-1]:.0f} descriptors"
         )
-        assert slope < MAX_GROWTH_KIB_PER_MINUTE, (rank, slope, rss)
-        assert threads.max() <= threads[0] + 1 and descriptors[-1] <= descriptors[0], (rank, threads, descriptors)
+        if slope >= limit:
+            problems.append((rank, slope, rss))
+        if threads.max() > threads[0] + 1 or descriptors[-1] > descriptors[0]:
+            problems.append((rank, threads, descriptors))
         assert one["statistics"]["in_flight"] == 0
+    assert not problems, problems
