@@ -40,6 +40,7 @@ from horovod.core.context import (
     start_timeline,
     stop_timeline,
 )
+from horovod.core.legacy import is_version_greater_equal_than
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.keras.optimizer import distributed, is_distributed
@@ -147,13 +148,6 @@ def load_model(
     if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
         distributed(model.optimizer, compression=compression)
     return model
-
-
-def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version `ver` is `target` or newer; both as "2.16.2"."""
-    from packaging import version
-
-    return version.parse(ver) >= version.parse(target)
 
 
 def _is_tf_keras() -> bool:
