@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target: the coordinator under any sequence of frames from any hosts, as rank 0's engine gives them to it. The
-// first byte chooses the hosts, then follow pieces: host, kind, two bytes of length, payload.
+// first byte chooses the hosts, then follow pieces: host, kind, two bytes of length, payload. Two kinds that no frame
+// has stand for what an honest host would say next: that a name it was asked about may go (or not, where there is a
+// payload), and that its ranks have read a RETIRE. The coordinator remembers few names, so that they come and go.
 // Whatever it decides, other leaders must be able to read, and the texts must not grow without end.
 #include "negotiation/coordinator.h"
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -16,10 +19,17 @@ namespace {
 
 const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 1, 2, 2, 2}};
 
+constexpr NameLimits kFewNames{2, 8};
+constexpr FrameKind kAnswer{200}, kHaveRead{201};
+
 class Leader {
  public:
   explicit Leader(const std::vector<int>& host_of_rank)
-      : host_of_rank_(host_of_rank), world_size_(static_cast<int>(host_of_rank.size())), coordinator_(host_of_rank) {
+      : host_of_rank_(host_of_rank),
+        world_size_(static_cast<int>(host_of_rank.size())),
+        coordinator_(host_of_rank, kFewNames),
+        asked_(static_cast<size_t>(coordinator_.hosts())),
+        to_read_(asked_.size()) {
     coordinator_.add_set(1, {world_size_ - 1});
   }
 
@@ -27,8 +37,13 @@ class Leader {
   // False where the engine would end the generation.
   bool take(int host, FrameKind kind, std::string_view payload, double now) {
     Effects effects;
-    if (!judge(host, kind, payload, now, &effects)) return false;
-    for (const uint32_t id : effects.recalls) require(id < kMaxEntries);
+    if (kind == kAnswer || kind == kHaveRead) {
+      if (!answer(host, kind, payload.empty(), &effects)) return true;
+    } else if (!judge(host, kind, payload, now, &effects)) {
+      return false;
+    }
+    for (const uint32_t id : effects.recalls) require(id < kFewNames.ids);
+    remember(effects);
     require_readable(effects.decisions);
     for (const Undecided& open : coordinator_.undecided()) {
       const size_t members = open.arrived.size() + open.missing.size();
@@ -49,6 +64,7 @@ class Leader {
     RecalledFrame recalled;
     JoinFrame join;
     std::vector<uint32_t> ids;
+    std::vector<RetireAnswer> answers;
     switch (kind) {
       case FrameKind::kRequest:
       case FrameKind::kRefuse:
@@ -71,8 +87,45 @@ class Leader {
       case FrameKind::kJoin:
         return parse_join(payload, world_size_, &join) && host_of_rank_[static_cast<size_t>(join.rank)] == host &&
                coordinator_.join(join.rank, std::move(join.counted), now, effects);
+      case FrameKind::kMayRetire:
+        if (!parse_may_retire(payload, &answers)) return false;
+        for (const RetireAnswer& answer : answers) {
+          if (!coordinator_.may_retire(host, answer.id, answer.idle, effects)) return false;
+        }
+        return true;
+      case FrameKind::kRetired:
+        if (!parse_ids(payload, &ids)) return false;
+        for (const uint32_t id : ids) {
+          if (!coordinator_.retired(host, id, effects)) return false;
+        }
+        return true;
       default:
         return false;
+    }
+  }
+
+  // False where the host has nothing to say.
+  bool answer(int host, FrameKind kind, bool idle, Effects* effects) {
+    auto& open = (kind == kAnswer ? asked_ : to_read_)[static_cast<size_t>(host)];
+    if (open.empty()) return false;
+    const uint32_t id = open.front();
+    open.pop_front();
+    if (kind == kAnswer) {
+      coordinator_.may_retire(host, id, idle, effects);
+    } else {
+      coordinator_.retired(host, id, effects);
+    }
+    return true;
+  }
+
+  void remember(const Effects& effects) {
+    for (const uint32_t id : effects.retires) {
+      require(id < kFewNames.ids);
+      for (auto& asked : asked_) asked.push_back(id);
+    }
+    for (const Decision& decision : effects.decisions) {
+      if (decision.kind != RecordKind::kRetire) continue;
+      for (auto& to_read : to_read_) to_read.push_back(decision.id);
     }
   }
 
@@ -84,6 +137,7 @@ class Leader {
   const std::vector<int> host_of_rank_;
   const int world_size_;
   Coordinator coordinator_;
+  std::vector<std::deque<uint32_t>> asked_, to_read_;  // by host
 };
 
 }  // namespace

@@ -36,6 +36,8 @@ void check_payload(FrameKind kind, std::string_view payload) {
   JoinFrame join;
   AbortFrame abort;
   std::vector<Decision> decisions;
+  std::vector<RetireAnswer> answers;
+  std::string text;
   int rank = -1;
   uint32_t id = 0;
   switch (kind) {
@@ -70,6 +72,21 @@ void check_payload(FrameKind kind, std::string_view payload) {
       if (!parse_records(payload, kWorldSize, &decisions)) return;
       for (const Decision& decision : decisions) require(decision.id <= kMaxEntries);
       require(parse_records(records_payload(decisions), kWorldSize, &decisions));
+      return;
+    case FrameKind::kMayRetire:
+      if (parse_ids(payload, &ids)) require(parse_ids(ids_payload(ids), &ids));
+      if (!parse_may_retire(payload, &answers)) return;
+      for (const RetireAnswer& answer : answers) require(answer.id < kMaxEntries);
+      return;
+    case FrameKind::kRetired:
+      if (parse_ids(payload, &ids)) require(parse_ids(ids_payload(ids), &ids));
+      return;
+    case FrameKind::kStackWanted:
+      require(!parse_stack_wanted(payload, kWorldSize, &rank) || (rank >= 0 && rank < kWorldSize));
+      return;
+    case FrameKind::kStack:
+      if (!parse_stack(payload, kWorldSize, &rank, &text)) return;
+      require(rank >= 0 && rank < kWorldSize && text.size() <= kMaxTextBytes);
       return;
     case FrameKind::kAbort:
       if (!parse_abort(payload, kWorldSize, &abort)) return;
