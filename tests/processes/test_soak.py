@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long life: random operations over random process sets, named, unnamed and under names that never come back, with slow
-ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long, 60 by default. What the allocator keeps
+ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long on each transport, 30 by default. What the allocator keeps
 goes up and down by some MiB: the slope of the last two thirds is meant for half an hour, and a run of less than six
 minutes is judged by that noise, which hides a slow leak."""
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.world import WorldPool
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
 MAX_GROWTH_KIB_PER_MINUTE = 1024
 NOISE_KIB = 4096
 

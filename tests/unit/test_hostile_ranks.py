@@ -51,7 +51,7 @@ def test_numbers_and_depths_that_json_has_and_python_has_not_are_answered() -> N
 @pytest.mark.parametrize("answer", [None, 7, [], {}, {"error": "no"}, {"values": []}, {"values": None}])
 def test_an_answer_of_another_form_is_an_error(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = RendezvousServer(SECRET)
-    monkeypatch.setattr(server, "_answer", lambda request: answer)
+    monkeypatch.setattr(server, "_answer", lambda request, channel: answer)
     client = Rendezvous(server.address, server.port, SECRET)
     with pytest.raises(ChannelError, match=f"rendezvous at 127.0.0.1:{server.port}"):
         client.get("key")
