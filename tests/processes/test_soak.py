@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long life: random operations over random process sets, named, unnamed and under names that never come back, with slow
-ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long on each transport, 30 by default. What the allocator keeps
-goes up and down by some MiB: the slope of the last two thirds is meant for half an hour, and a run of less than six
-minutes is judged by that noise, which hides a slow leak."""
+ranks; every result is checked, and nothing grows. SOAK_SECONDS says how long on each transport, 30 by default. What the
+allocator keeps goes up and down by some MiB: the slope of the last two thirds is meant for half an hour, and a run of
+less than six minutes is judged by that noise, which hides a slow leak."""
 
 from __future__ import annotations
 
