@@ -195,3 +195,19 @@ def test_what_cannot_be_wrapped_is_told(world: World) -> None:
         return True
 
     assert world.run(run) == [True, True]
+
+
+def test_old_import_places_hold_the_same_functions() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow import functions, mpi_ops, util
+
+    for module in (mpi_ops, functions):
+        for name in set(module.__all__) - {"handle_average_backwards_compatibility"}:
+            assert getattr(module, name) is getattr(hvd, name), name
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    references = util.vars_to_refs(variables)
+    assert hash(references) is not None
+    again = util.refs_to_vars(references)
+    assert again[0] is variables[0] and again[1][0] is variables[1][0]

@@ -73,8 +73,11 @@ from horovod.tensorflow.state import (
     broadcast_variables,
 )
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
 __all__ = [
+    "refs_to_vars",
+    "vars_to_refs",
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's old place of broadcasts of variables and objects."""
+"""Old import name of broadcasts of variables and objects; re-exports only."""
 
 from horovod.tensorflow.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 
