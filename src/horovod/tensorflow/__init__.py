@@ -76,8 +76,6 @@ from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedG
 from horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
 __all__ = [
-    "refs_to_vars",
-    "vars_to_refs",
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
@@ -129,11 +127,13 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "refs_to_vars",
     "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "size_op",
     "start_timeline",
     "stop_timeline",
-    "size_op",
+    "vars_to_refs",
 ]
