@@ -26,6 +26,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "load_model",
+    "load_with",
     "reducescatter",
 ]
 
@@ -115,10 +116,21 @@ def load_model(
 ) -> Any:
     """keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
     beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    return load_with(keras, filepath, custom_optimizers, custom_objects, compression)
+
+
+def load_with(
+    own: Any,
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None,
+    custom_objects: dict[str, Any] | None,
+    compression: type[Compressor],
+) -> Any:
+    """load_model for `own`, which is Keras 3 or tf-keras."""
     objects = {made.__name__: made for made in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
+    model = own.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
     if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
-        if str(filepath).endswith((".h5", ".hdf5")):
+        if isinstance(model, keras.Model) and str(filepath).endswith((".h5", ".hdf5")):
             _restore_slots(model, filepath)
         distributed(model.optimizer, compression=compression)
     return model

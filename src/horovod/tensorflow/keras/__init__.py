@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from horovod.core.compression import Compressor
@@ -43,9 +42,8 @@ from horovod.core.context import (
 from horovod.core.legacy import is_version_greater_equal_than
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.keras.optimizer import distributed, is_distributed
-from horovod.keras.training import allgather, allreduce, broadcast, reducescatter
-from horovod.keras.training import load_model as _load_keras_model
+from horovod.keras.optimizer import distributed
+from horovod.keras.training import allgather, allreduce, broadcast, load_with, reducescatter
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.state import broadcast_global_variables
@@ -141,14 +139,4 @@ def load_model(
 ) -> Any:
     """tf.keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
     beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
-    if not _is_tf_keras():
-        return _load_keras_model(filepath, custom_optimizers, custom_objects, compression, legacy_opts)
-    objects = {made.__name__: made for made in custom_optimizers or ()}
-    model = tf.keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
-    if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
-        distributed(model.optimizer, compression=compression)
-    return model
-
-
-def _is_tf_keras() -> bool:
-    return not issubclass(tf.keras.Model, keras.Model)
+    return load_with(tf.keras, filepath, custom_optimizers, custom_objects, compression)
