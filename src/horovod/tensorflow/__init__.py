@@ -72,6 +72,7 @@ from horovod.tensorflow.state import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
@@ -88,6 +89,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
