@@ -31,9 +31,9 @@ class _Distributed:
     _hvd_accumulation: Any = None
     _hvd_start: Callable[[], None] | None = None
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
-        self._hvd_gradients.register_local(variable)
+        self._hvd_gradients.register_local(var)
 
     def _hvd_begin(self) -> None:
         if self._hvd_start is not None:

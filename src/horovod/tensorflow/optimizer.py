@@ -39,9 +39,9 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         self._helper: LocalGradientAggregationHelper | None = passes(self._reduced) if passes is not None else None
         self._is_summed = False
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
-        self._reduction.register_local(variable)
+        self._reduction.register_local(var)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return list(gradients) if self._moves is not None else self._reduction(gradients, variables)
