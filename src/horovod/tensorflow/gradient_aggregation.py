@@ -36,8 +36,8 @@ def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
 
 
 class Sums:
-    """The variables: made by the first call, in the graph that it is in. They are no part of an optimizer that is
-    saved. Not for two optimizers at once."""
+    """The variables. Each is made by the first pass that has its gradient, in the graph that it is in; they are no part
+    of an optimizer that is saved. Not for two optimizers at once."""
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
         self._passes = passes
@@ -56,17 +56,18 @@ class Sums:
                 "sparse_as_dense=True"
             )
         dense = apply_op_to_not_none_tensors(tf.convert_to_tensor, gradients)
-        if self._counter is None:
-            with tf.init_scope(), tf.name_scope("horovod_accumulation"):
+        with tf.init_scope(), tf.name_scope("horovod_accumulation"):
+            if self._counter is None:
                 self._counter = _variable("counter", tf.TensorShape([]), tf.int64)
-                self._sums = [
-                    None if gradient is None else _variable(f"sum_{index}", gradient.shape, gradient.dtype)
-                    for index, gradient in enumerate(dense)
-                ]
+                self._sums = [None] * len(dense)
+            for index, gradient in enumerate(dense):  # a pass may leave a variable out
+                if self._sums[index] is None and gradient is not None:
+                    self._sums[index] = _variable(f"sum_{index}", gradient.shape, gradient.dtype)
         sums = [
-            None if gradient is None else tf.convert_to_tensor(total.assign_add(gradient))
+            total if gradient is None else total.assign_add(gradient)
             for total, gradient in zip(self._sums, dense, strict=True)
         ]
+        sums = apply_op_to_not_none_tensors(tf.convert_to_tensor, sums)
         with tf.control_dependencies(get_not_none_from_list(sums)):
             count = tf.convert_to_tensor(self._counter.assign_add(1))
         self.is_last = tf.equal(count % self._passes, 0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.core import context as contexts
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 
@@ -30,7 +29,7 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
             allreduce_func,
             sparse_as_dense,
             average_aggregated_gradients,
-            contexts.rank(),
+            0,
             "eager",
             process_set,
             scale_local_gradients,

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.core import context as contexts
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Adasum, Average
@@ -159,4 +158,4 @@ def DistributedOptimizer(  # noqa: N802
 
 def _helper(passes: int, sparse_as_dense: bool, average: bool, reduced: Any) -> LocalGradientAggregationHelper:
     # Local variables are the reduction's business.
-    return LocalGradientAggregationHelper(passes, reduced, sparse_as_dense, average, contexts.rank(), "v1")
+    return LocalGradientAggregationHelper(passes, reduced, sparse_as_dense, average, 0, "v1")
