@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from support.extent import THOROUGH
 from support.world import WorldPool, living
 
 STACKS_BEFORE_LIMIT_S = 5.0
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 # print_blob: what failed by chance can be run again.
-hypothesis.settings.register_profile("ci", max_examples=40, print_blob=True)
-hypothesis.settings.register_profile("thorough", max_examples=300, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+hypothesis.settings.register_profile("horovod", max_examples=300 if THOROUGH else 40, print_blob=True)
+hypothesis.settings.load_profile("horovod")
 not_run: list[tuple[str, str]] = []  # (test, reason)
 
 

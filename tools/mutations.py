@@ -342,7 +342,7 @@ MUTATIONS = (
     ),
     Mutation(
         "number-reused-at-once",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/eviction.cc",
         "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",
         "  ids_[id].state = Id::State::kFree;\n  free_ids_.push_back(id);\n",
         "a number means another name before all ranks have read that the first is gone",

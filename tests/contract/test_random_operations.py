@@ -3,7 +3,7 @@
 rows, groups, scales, sets, and each rank's own order and pace of submitting them. Names come back with other meanings
 in later programs.
 
-HYPOTHESIS_PROFILE=thorough runs 300 examples of it (`make check-all`), otherwise 40.
+THOROUGH=1 runs 300 examples of it (`make check-all`), otherwise 40.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.jobs import Job, python
 from support.world import Outcome, World
 
 HINT = "hint:"
@@ -115,6 +116,28 @@ def test_a_control_group_without_room_is_an_error_and_not_a_kill() -> None:
         for text in texts(world.run_each(start_in_group, str(folder))):
             assert "rank 0 cannot allocate" in text and "bytes of shared memory" in text, text
             assert str(folder) in text and HINT in text, text
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_named_with_the_reason(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+kept = []
+while True:
+    hvd.allreduce(np.ones(4), name="g")
+    if rank == 1:
+        kept.append(np.ones(5_000_000))  # 40 MB
+"""
+    with control_group(400 << 20) as folder:
+        with Job(tmp_path, "-np", "2", python(code)) as job:
+            (folder / "cgroup.procs").write_text(str(job.process.pid))  # before it has started anything
+            done = job.wait()
+        assert "oom_kill 1" in (folder / "memory.oom_control").read_text()
+    last = done.stderr[done.stderr.rindex("horovodrun: ") :]
+    assert last.startswith("horovodrun: rank 1 on host localhost was killed by SIGKILL: out of memory\n"), done.stderr
+    assert "hint: the job's memory limit (cgroup) was reached" in last, done.stderr
+    assert done.code == 128 + 9
 
 
 def reduce_among_many() -> tuple[float, float, int]:

@@ -10,8 +10,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <numeric>
 #include <system_error>
 #include <utility>
@@ -48,6 +50,39 @@ Status prepare_socket(int fd) {
                   "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
   }
   return Status();
+}
+
+// The next pieces of a link, for one system call.
+struct Batch {
+  template <class Piece>
+  explicit Batch(const std::deque<Piece>& queue) {
+    for (const Piece& piece : queue) {
+      if (message.msg_iovlen == kMaxPieces || bytes >= kMaxCallBytes) break;
+      pieces[message.msg_iovlen++] = {const_cast<std::byte*>(piece.data), piece.bytes};
+      bytes += piece.bytes;
+    }
+    message.msg_iov = pieces;
+  }
+  Batch(const Batch&) = delete;
+
+  iovec pieces[kMaxPieces];
+  msghdr message{};
+  size_t bytes = 0;
+};
+
+// Takes from the queue what has gone through; `done` sees each whole piece.
+template <class Piece, class Done>
+void take(std::deque<Piece>* queue, size_t bytes, const Done& done) {
+  while (bytes > 0) {
+    Piece& front = queue->front();
+    const size_t taken = std::min(front.bytes, bytes);
+    front.data += taken;
+    front.bytes -= taken;
+    bytes -= taken;
+    if (front.bytes != 0) break;
+    done(front);
+    queue->pop_front();
+  }
 }
 
 }  // namespace
@@ -148,52 +183,24 @@ Status Mesh::interrupted() const {
 
 Status Mesh::send_some(Link& link, bool* moved) {
   while (!link.outgoing.empty()) {
-    iovec pieces[kMaxPieces];
-    size_t count = 0, total = 0;
-    for (const Outgoing& piece : link.outgoing) {
-      if (count == kMaxPieces || total >= kMaxCallBytes) break;
-      pieces[count++] = {const_cast<std::byte*>(piece.data), piece.bytes};
-      total += piece.bytes;
-    }
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t sent = sendmsg(link.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    Batch batch(link.outgoing);
+    const ssize_t sent = sendmsg(link.fd, &batch.message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Status();
       return lost(link, "is unreachable: " + text_of(errno));
     }
     *moved = true;
-    size_t left = static_cast<size_t>(sent);
-    while (left > 0) {
-      Outgoing& front = link.outgoing.front();
-      const size_t taken = left < front.bytes ? left : front.bytes;
-      front.data += taken;
-      front.bytes -= taken;
-      left -= taken;
-      if (front.bytes != 0) break;
-      link.outgoing.pop_front();
-      --pending_;
-    }
-    if (static_cast<size_t>(sent) < total) return Status();
+    take(&link.outgoing, static_cast<size_t>(sent), [&](const Outgoing&) { --pending_; });
+    if (static_cast<size_t>(sent) < batch.bytes) return Status();
   }
   return Status();
 }
 
 Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
   while (!link.incoming.empty()) {
-    iovec pieces[kMaxPieces];
-    size_t count = 0, total = 0;
-    for (const Incoming& piece : link.incoming) {
-      if (count == kMaxPieces || total >= kMaxCallBytes) break;
-      pieces[count++] = {piece.data, piece.bytes};
-      total += piece.bytes;
-    }
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    const ssize_t received = recvmsg(link.fd, &message, MSG_DONTWAIT);
+    Batch batch(link.incoming);
+    const ssize_t received = recvmsg(link.fd, &batch.message, MSG_DONTWAIT);
     if (received == 0) return lost(link, "closed the connection");
     if (received < 0) {
       if (errno == EINTR) continue;
@@ -201,20 +208,12 @@ Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* move
       return lost(link, "is unreachable: " + text_of(errno));
     }
     *moved = true;
-    size_t left = static_cast<size_t>(received);
-    while (left > 0) {
-      Incoming& front = link.incoming.front();
-      const size_t taken = left < front.bytes ? left : front.bytes;
-      front.data += taken;
-      front.bytes -= taken;
-      left -= taken;
-      if (front.bytes != 0) break;
-      if (front.tag != kNoTag) arrivals->push_back({link.peer, front.tag});
-      link.incoming.pop_front();
+    take(&link.incoming, static_cast<size_t>(received), [&](const Incoming& whole) {
+      if (whole.tag != kNoTag) arrivals->push_back({link.peer, whole.tag});
       --pending_;
-    }
+    });
     // What has arrived is worked on while it is in the cache, before more is read.
-    if (static_cast<size_t>(received) < total || !arrivals->empty()) return Status();
+    if (static_cast<size_t>(received) < batch.bytes || !arrivals->empty()) return Status();
   }
   return Status();
 }

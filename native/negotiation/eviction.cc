@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator's numbers: who has one, which names are asked to give theirs back, and when one is free again.
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "negotiation/coordinator.h"
+
+namespace hvd {
+
+bool Coordinator::take_id(uint32_t* id) {
+  if (!free_ids_.empty()) {
+    *id = free_ids_.back();
+    free_ids_.pop_back();
+  } else if (ids_.size() < limits_.ids) {
+    *id = static_cast<uint32_t>(ids_.size());
+    ids_.emplace_back();
+  } else {
+    return false;
+  }
+  ids_[*id].state = Id::State::kTaken;
+  return true;
+}
+
+void Coordinator::run_once(std::vector<Decision> decisions, Effects* effects) {
+  uint32_t id = kNoId;
+  if (!waiting_.empty() || !take_id(&id)) {
+    waiting_.push_back(std::move(decisions));
+    return;
+  }
+  decisions.front().reset = false;
+  for (Decision& decision : decisions) {
+    decision.id = id;
+    effects->decisions.push_back(std::move(decision));
+  }
+  retire(id, effects);
+}
+
+void Coordinator::retire(uint32_t id, Effects* effects) {
+  expect_answers(&ids_[id], Id::State::kRetired, nullptr);
+  effects->decisions.push_back({RecordKind::kRetire, id, false, {}});
+}
+
+// Of all hosts, or of those that have members.
+void Coordinator::expect_answers(Id* of, Id::State state, const std::vector<uint32_t>* members_of_host) {
+  of->state = state;
+  of->idle = true;
+  of->expected.assign(static_cast<size_t>(hosts_), false);
+  of->answers_missing = 0;
+  for (size_t host = 0; host < of->expected.size(); ++host) {
+    of->expected[host] = members_of_host == nullptr || (*members_of_host)[host] > 0;
+    of->answers_missing += of->expected[host] ? 1 : 0;
+  }
+}
+
+bool Coordinator::take_answer(int host, uint32_t id, Id::State state) {
+  if (id >= ids_.size() || ids_[id].state != state || !ids_[id].expected[static_cast<size_t>(host)]) return false;
+  ids_[id].expected[static_cast<size_t>(host)] = false;
+  --ids_[id].answers_missing;
+  return true;
+}
+
+// Asks for the names that were not used for longest. One question at a time: the next name may find room by itself.
+void Coordinator::make_room(Effects* effects) {
+  if (questions_ > 0 || cached_ < limits_.names) return;
+  std::vector<std::pair<uint64_t, uint32_t>> candidates;
+  for (uint32_t id = 0; id < ids_.size(); ++id) {
+    const Entry* entry = entry_of(id);
+    if (entry != nullptr && entry->may_go()) candidates.emplace_back(ids_[id].used, id);
+  }
+  const auto length = static_cast<ptrdiff_t>(std::min<size_t>(limits_.evicted_at_once(), candidates.size()));
+  std::partial_sort(candidates.begin(), candidates.begin() + length, candidates.end());
+  for (ptrdiff_t i = 0; i < length; ++i) {
+    const uint32_t id = candidates[static_cast<size_t>(i)].second;
+    expect_answers(&ids_[id], Id::State::kAsked, &sets_[entry_of(id)->set].members_of_host);
+    ++questions_;
+    effects->retires.push_back(id);
+  }
+}
+
+bool Coordinator::may_retire(int host, uint32_t id, bool idle, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kAsked)) return false;
+  Id& asked = ids_[id];
+  asked.idle = asked.idle && idle;
+  if (asked.answers_missing > 0) return true;
+  --questions_;
+  const Entry* entry = entry_of(id);
+  if (entry != nullptr && (!asked.idle || !entry->may_go())) {  // in use after all
+    asked.state = Id::State::kTaken;
+    touch(id);
+    return true;
+  }
+  if (entry != nullptr) forget(asked.entry);  // else its set has been removed meanwhile
+  ++evicted_;
+  retire(id, effects);
+  return true;
+}
+
+bool Coordinator::retired(int host, uint32_t id, Effects* effects) {
+  if (!take_answer(host, id, Id::State::kRetired)) return false;
+  if (ids_[id].answers_missing > 0) return true;
+  give_back(id, effects);
+  end_if_all_joined(effects);
+  return true;
+}
+
+void Coordinator::give_back(uint32_t id, Effects* effects) {
+  ids_[id].state = Id::State::kFree;
+  free_ids_.push_back(id);
+  for (std::deque<std::vector<Decision>> waiting = std::exchange(waiting_, {}); !waiting.empty(); waiting.pop_front()) {
+    run_once(std::move(waiting.front()), effects);
+  }
+}
+
+void Coordinator::touch(uint32_t id) {
+  if (id < ids_.size()) ids_[id].used = ++clock_;
+}
+
+}  // namespace hvd
