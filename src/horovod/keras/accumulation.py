@@ -26,11 +26,12 @@ class _Eager:
 
     def __call__(self, gradients: Sequence[Any], apply: Apply) -> Any:
         if self._count == 0:
-            self._sums = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
-        else:
-            for total, gradient in zip(self._sums, gradients, strict=True):
-                if total is not None:
-                    total += gradient
+            self._sums = [None] * len(gradients)
+        for index, gradient in enumerate(gradients):  # a pass may leave a variable out
+            if self._sums[index] is None:
+                self._sums[index] = None if gradient is None else gradient.detach().clone()
+            elif gradient is not None:
+                self._sums[index] += gradient
         self._count = (self._count + 1) % self._passes
         if self._count != 0:
             return None
