@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ from horovod.tensorflow.data.registry import ComputeClient
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
+_shared = itertools.count(1)  # datasets that ranks share meet by their order
 _SAY_AFTER_S = 2.0
 _LOOK_S = 0.1  # a file on a shared disk tells nobody that it is there
 
@@ -133,8 +135,8 @@ def send_to_data_service(
 ) -> Any:
     """The dataset, prepared by the data service; also a method of tf.data.Dataset. `reuse_dataset`: all ranks of one
     dispatcher share its elements, each element going to one of them. `round_robin`: in turns, which needs `size` and an
-    endless dataset. Raises RuntimeError for dispatchers on the training side, which live in a context of their own:
-    tf_data_service."""
+    endless dataset. All ranks send such datasets in the same order. Raises RuntimeError for dispatchers on the training
+    side, which live in a context of their own: tf_data_service."""
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
             "send_to_data_service: the dispatcher of this config runs on the training side\n"
@@ -147,7 +149,7 @@ def send_to_data_service(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
-                job_name="horovod" if reuse_dataset or round_robin else None,
+                job_name=f"horovod-{next(_shared)}" if reuse_dataset or round_robin else None,
                 consumer_index=rank if round_robin else None,
                 num_consumers=size if round_robin else None,
             )
