@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNBROKEN_LIMIT_S = 300.0
 MUTATION_LIMIT_S = 90.0
 BUILD_LIMIT_S = 900.0
+LIBRARIES = ("horovod", "horovod_tensorflow")  # what the Python tests load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,6 +462,63 @@ MUTATIONS = (
         "all tensors of a grouped allgather are taken to have the first one's rows",
         (python("tests/contract/test_random_operations.py"),),
     ),
+    # what only a long run, a large group or another day would show
+    Mutation(
+        "memory-of-foreign-sets-lost",
+        "native/engine/process_sets.cc",
+        "  if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not\n",
+        "",
+        "the memory of a set without rank 0 is never given back",
+        (native("engine_sets_test", "the_memory_of_a_set_comes_back"),),
+    ),
+    Mutation(
+        "stalled-since-the-first-step",
+        "native/negotiation/coordinator.cc",
+        "  if (!entry->is_open()) entry->since = now;\n  last_event_ = now;\n  entry->host_ready[host] = true;\n",
+        "  last_event_ = now;\n  entry->host_ready[host] = true;\n",
+        "over TCP a tensor seen half way is said to have stalled since it was defined, and a stall limit ends the job",
+        (native("negotiation_test", "since_its_own_first_arrival"),),
+    ),
+    Mutation(
+        "adasum-products-of-another-piece",
+        "native/collectives/adasum.cc",
+        "Products& sum = whole[start + i % length];",
+        "Products& sum = whole[i % length];",
+        "of a batch whose norms take more than one exchange, tensors are combined by those of others",
+        (native("adasum_test", "each_tensor_of_a_large_group"),),
+    ),
+    Mutation(
+        "nohup-is-overruled",
+        "src/horovod/launcher/supervise.py",
+        "if before[number] is not signal.SIG_IGN:  # nohup",
+        "if before[number] is not None:",
+        "a job started under nohup ends with its terminal",
+        (python("tests/processes/test_job_end.py", "-k", "nohup"),),
+    ),
+    Mutation(
+        "late-answer-taken-for-the-next",
+        "src/horovod/core/rendezvous.py",
+        "            self._drop()  # a late answer must not be taken for that of the next request\n",
+        "",
+        "after a request that ran out of time each call gets the answer to the one before",
+        (python("tests/unit/test_channel.py", "-k", "connects_again"),),
+    ),
+    Mutation(
+        "compiled-gather-uncopied",
+        "src/horovod/torch/compiled.py",
+        "return [result.clone() for result in _results[int(ticket)]]",
+        "return list(_results[int(ticket)])",
+        "what a compiled function computes in place of a gathered tensor is what backward gathers again",
+        (python("tests/frameworks/test_torch_compile.py", "-k", "may_be_taken_again"),),
+    ),
+    Mutation(
+        "tensorflow-splits-of-an-earlier-call",
+        "native/shims/tensorflow/kernel.cc",
+        "  key.insert(key.end(), request->splits, request->splits + request->nsplits);\n",
+        "",
+        "an alltoall in a tf.function keeps the splits of its second call",
+        (python("tests/frameworks/test_tensorflow_ops.py", "-k", "changing_splits"),),
+    ),
 )
 
 
@@ -523,7 +581,7 @@ class Scratch:
         build = self.folder / "build"
         commands = [["cmake", "--build", str(build), "--target", *sorted({t.arguments[0] for t in tests if t.native})]]
         if not all(t.native for t in tests):
-            commands[0].append("horovod")
+            commands[0] += LIBRARIES
         if not build.exists():
             commands.insert(0, ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DHVD_BUILD_TESTS=ON"])
         for command in commands:
@@ -533,7 +591,8 @@ class Scratch:
         if not all(t.native for t in tests):
             library = self.folder / "src" / "horovod" / "lib"
             library.mkdir(exist_ok=True)
-            shutil.copy2(build / "libhorovod.so", library)
+            for name in LIBRARIES:
+                shutil.copy2(build / f"lib{name}.so", library)
 
     def test(self, test: Test, limit_s: float) -> tuple[str, str]:
         program, *rest = test.arguments

@@ -262,6 +262,23 @@ def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
     assert started(worlds, "jax").run(refused) == ["told"] * 2
 
 
+def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool) -> None:
+    def run() -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        variables = [keras.Variable([0.0]) for _ in range(3)]
+        one = keras.ops.convert_to_tensor([1.0 + hvd.rank()])
+        for gradients in ([one, None, one], [one, one, None], [None, one, one], [one, one, one]):
+            optimizer.apply(gradients, variables)
+        return [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
+
+    for backend in ("tensorflow", "torch"):
+        assert started(worlds, backend).run(run, timeout_s=110) == [[[-4.5], [-4.5], [-4.5]]] * 2
+
+
 def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
     def run() -> list[list[float]]:
         import keras

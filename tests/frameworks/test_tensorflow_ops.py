@@ -129,6 +129,26 @@ def test_a_function_takes_tensors_of_changing_shape(world: World) -> None:
     assert world.run(run) == [[[2.0] * length for length in (1, 3, 3, 3, 2, 0)]] * 2
 
 
+def test_a_function_takes_changing_splits_of_one_shape(world: World) -> None:
+    first_rows = (1, 2, 0, 3, 2, 2, 1)
+
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        @tf.function(input_signature=[tf.TensorSpec([3], tf.int32), tf.TensorSpec([2], tf.int32)])
+        def exchange(rows: Any, splits: Any) -> Any:
+            return hvd.alltoall(rows, splits=splits, name="changing_splits")
+
+        sent = tf.range(3) + 10 * hvd.rank()
+        return [[part.numpy().tolist() for part in exchange(sent, [first, 3 - first])] for first in first_rows]
+
+    to_rank_0 = [[[*range(first), *range(10, 10 + first)], [first] * 2] for first in first_rows]
+    to_rank_1 = [[[*range(first, 3), *range(10 + first, 13)], [3 - first] * 2] for first in first_rows]
+    assert world.run(run) == [to_rank_0, to_rank_1]
+
+
 def test_sparse_tensors_are_gathered(world: World) -> None:
     def run() -> list[Any]:
         import tensorflow as tf

@@ -130,6 +130,30 @@ def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None
     assert len(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)[0]) == 11
 
 
+def test_what_a_gather_gave_may_be_taken_again_after_it_was_written_into(worlds: WorldPool) -> None:
+    """A compiler computes in place where nobody else needs the result, and repeats what has no effect in backward."""
+
+    def run() -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        ops, place = vars(torch)["ops"].horovod, (0, hvd.size(), hvd.rank())
+        x = torch.ones(2, 3)
+        gathered, exchanged = ops.allgather_run([x], False, "g", *place), ops.alltoall_run(x, None, None, "x", *place)
+        sums = []
+        for operator, ticket, more in (
+            (ops.allgather, gathered, (False, "g", 0)),
+            (ops.alltoall, exchanged, ("x", 0)),
+        ):
+            for _ in range(2):
+                (result,) = operator([x], *ticket, *more)
+                sums.append(float(result.sum()))
+                result.mul_(10)
+        return sums
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [[12.0, 12.0, 6.0, 6.0]] * 2
+
+
 def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(worlds: WorldPool) -> None:
     """The ranks' functions differ around their collectives, which the compiler would otherwise order by what they
     need: they block one after the other, so a different order is a deadlock."""

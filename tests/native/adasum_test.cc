@@ -175,6 +175,34 @@ TEST(neither_fusion_nor_the_instruction_set_changes_a_bit) {
   }
 }
 
+// The dot products of a batch travel in exchanges of 64 KiB a member, which is 2730 tensors of two ranks.
+TEST(each_tensor_of_a_large_group_has_products_of_its_own) {
+  constexpr size_t kTensors = 6000;
+  std::vector<Vector> expected;
+  std::vector<std::vector<std::vector<std::byte>>> inputs(2, std::vector<std::vector<std::byte>>(kTensors));
+  for (size_t t = 0; t < kTensors; ++t) {
+    std::vector<Vector> vectors;
+    for (int r = 0; r < 2; ++r) {
+      vectors.push_back(rounded(input_of(r, 2, t), HVD_FLOAT32, &inputs[static_cast<size_t>(r)][t]));
+    }
+    expected.push_back(expected_of(std::move(vectors)));
+  }
+  for (const Wiring wiring : kBoth) {
+    run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
+      std::vector<std::vector<std::byte>> tensors = inputs[static_cast<size_t>(rank)];
+      EXPECT(reduce(engine, "g", HVD_FLOAT32, &tensors).ok());
+      size_t wrong = 0;
+      for (size_t t = 0; t < kTensors; ++t) {
+        const Vector seen = read(tensors[t], HVD_FLOAT32);
+        for (size_t i = 0; i < seen.size(); ++i) {
+          wrong += std::fabs(seen[i] - expected[t][i]) > 1e-6 * largest(expected[t]) ? 1 : 0;
+        }
+      }
+      EXPECT(wrong == 0);
+    });
+  }
+}
+
 TEST(scales_and_special_values) {
   for (const Wiring wiring : kBoth) {
     run_world(make_world(2, wiring), [](Engine& engine, int rank) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Process sets end to end, ranks as threads: overlapping sets in flight at once, sets that come and go, and what each
 // rank is told when it goes wrong; shared memory and sockets.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -193,6 +195,27 @@ TEST(sets_come_and_go_and_their_numbers_come_back) {
                  {"unknown process set 1"}));
     });
   }
+}
+
+// The leader takes it and gives it back, also for others.
+TEST(the_memory_of_a_set_comes_back_though_the_leader_is_no_member) {
+  std::vector<EngineOptions> world = make_world(3, Wiring::kSharedMemory);
+  const std::shared_ptr<Segment> segment = world[0].segment;
+  const auto blocks = [&segment] {
+    struct stat facts{};
+    EXPECT(fstat(segment->memfd(), &facts) == 0);
+    return facts.st_blocks;
+  };
+  const auto before = blocks();
+  run_world(std::move(world), [&](Engine& engine, int rank) {
+    for (const std::vector<int32_t>& ranks : {std::vector<int32_t>{1, 2}, {0, 1}, {1, 2}}) {
+      const int32_t set = add_set(engine, ranks);
+      if (rank == 0) EXPECT(blocks() > before);
+      EXPECT(remove_set(engine, set).ok());
+      if (rank == 0) EXPECT(blocks() == before);  // by now: nobody adds the next without this rank
+    }
+    EXPECT(Call(HVD_BARRIER, "end").run(engine).ok());
+  });
 }
 
 TEST(a_prepared_request_of_a_removed_set_is_refused) {

@@ -158,6 +158,32 @@ TEST(the_majority_is_the_expected) {
   EXPECT(text.find("ranks 1, 2") != std::string::npos);
 }
 
+// Else a stall report would count from the first step of a training, and a stall limit end it.
+TEST(each_round_of_an_entry_is_waited_for_since_its_own_first_arrival) {
+  Coordinator coordinator({0, 1});
+  Effects effects;
+  const auto request = [&](int rank, int64_t rows, double now) {
+    coordinator.request(rank, 0, "x", descriptor({rows}).encode(), true, now, &effects);
+  };
+  const auto since = [&coordinator] {  // -1 where nobody waits
+    const std::vector<Undecided> open = coordinator.undecided();
+    return open.size() == 1 && open[0].arrived == std::vector<int>{0} ? open[0].since : -1;
+  };
+  request(0, 4, 100);
+  EXPECT(since() == 100);
+  request(1, 4, 101);
+  EXPECT(effects.decisions.size() == 2 && since() == -1);
+  const uint32_t id = effects.decisions[0].id;
+  for (const double start : {200.0, 300.0}) {  // the fast way
+    EXPECT(coordinator.host_ready(0, id, start, &effects));
+    EXPECT(since() == start);
+    EXPECT(coordinator.host_ready(1, id, start + 1, &effects));
+    EXPECT(since() == -1);
+  }
+  request(0, 5, 400);
+  EXPECT(since() == 400);
+}
+
 // A join recalls what nobody waits for; the other host's answer may come when the set is gone, and its number then.
 TEST(an_answer_about_a_name_of_a_removed_set_gives_its_number_back) {
   Coordinator coordinator({0, 1}, {2, 2});

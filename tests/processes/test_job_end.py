@@ -157,6 +157,16 @@ def test_a_signal_to_horovodrun_ends_all_ranks(tmp_path: Path, number: signal.Si
     assert done.stderr == f"horovodrun: {number.name}: ending all ranks\n"
 
 
+def test_under_nohup_a_job_outlives_its_terminal(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1), nohup=True) as job:
+        pids = job.wait_ready(2)
+        os.kill(job.process.pid, signal.SIGHUP)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        done = job.wait()
+    assert (done.code, done.stderr) == (0, "")
+
+
 def test_ctrl_c_at_the_terminal_reaches_horovodrun_alone(tmp_path: Path) -> None:
     code = "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True)); ready(); signal.pause()"
     with Job(tmp_path, "-np", "2", python(code)) as job:

@@ -49,7 +49,12 @@ class Job:
     """One horovodrun. Its output is read as it comes; `__exit__` ends it and looks for what it left."""
 
     def __init__(
-        self, directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None, read: bool = True
+        self,
+        directory: Path,
+        *arguments: str | list[str],
+        env: Mapping[str, str] | None = None,
+        read: bool = True,
+        nohup: bool = False,
     ) -> None:
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self._temporary = directory / "tmp"
@@ -68,7 +73,7 @@ class Job:
             stderr=subprocess.PIPE,
             start_new_session=True,
             # The suite may itself run under nohup, which the launcher would honour.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL),
         )
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._lines: queue.Queue[tuple[str, str]] = queue.Queue()

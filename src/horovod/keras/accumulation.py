@@ -26,11 +26,12 @@ class _Eager:
 
     def __call__(self, gradients: Sequence[Any], apply: Apply) -> Any:
         if self._count == 0:
-            self._sums = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
-        else:
-            for total, gradient in zip(self._sums, gradients, strict=True):
-                if total is not None:
-                    total += gradient
+            self._sums = [None] * len(gradients)
+        for index, gradient in enumerate(gradients):  # a pass may leave a variable out
+            if self._sums[index] is None:
+                self._sums[index] = None if gradient is None else gradient.detach().clone()
+            elif gradient is not None:
+                self._sums[index] += gradient
         self._count = (self._count + 1) % self._passes
         if self._count != 0:
             return None
@@ -58,15 +59,15 @@ class _TensorFlow:
                 "sparse_as_dense=True"
             )
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        if self._count is None:
-            with tf.init_scope():
+        with tf.init_scope():
+            if self._count is None:
                 self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
-                self._sums = [
-                    None if gradient is None else tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
-                    for gradient in dense
-                ]
+                self._sums = [None] * len(dense)
+            for index, gradient in enumerate(dense):  # a pass may leave a variable out
+                if self._sums[index] is None and gradient is not None:
+                    self._sums[index] = tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
         for total, gradient in zip(self._sums, dense, strict=True):
-            if total is not None:
+            if gradient is not None:
                 total.assign_add(gradient)
         self._count.assign_add(1)
 
