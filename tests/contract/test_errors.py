@@ -169,8 +169,8 @@ def test_every_rank_is_told_who_disagrees_about_what(
                 call(framework.hvd, framework)
                 texts.append("no error")
             except framework.hvd.HorovodInternalError as error:
-                assert type(error).__name__ == "MismatchError"
-                texts.append(str(error))
+                assert type(error).__name__ == framework.mismatch
+                texts.append(framework.text(error))
             works_afterwards(framework)
         assert texts[0] == texts[1] or case in ("unnamed", "kind"), texts
         return texts[0]
@@ -230,7 +230,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "splits 2-d": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros((1, 1), np.int32)), name="splits 2-d"),
         ValueError,
-        r"one-dimensional int32 tensor, seen int32 of shape \[1, 1\]",
+        r"one-dimensional.*tensor, seen.* shape \[1, 1\]",
     ),
     "splits dtype": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int64)), name="splits dtype"),
@@ -313,7 +313,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
     def run(framework_name: str) -> str:
         framework = frameworks.load(framework_name)
         hvd = framework.hvd
-        wanted = kind if hvd.rank() == last else hvd.HorovodInternalError
+        wanted = (kind, *framework.wrong_here) if hvd.rank() == last else hvd.HorovodInternalError
         try:
             if hvd.rank() == last:
                 wrong(hvd, framework)
@@ -323,7 +323,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
                 arguments = (0,) if operation == "broadcast" else ()
                 getattr(hvd, operation)([tensor] if "grouped" in operation else tensor, *arguments, name=case)
         except wanted as error:
-            text = str(error)
+            text = framework.text(error)
         else:
             text = "no error"
         works_afterwards(framework)

@@ -4,17 +4,30 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-NAMES = ("core", "torch")
+NAMES = ("core", "torch")  # those that have every form of an operation
+TENSORFLOW = ("tensorflow", "tensorflow_function", "tensorflow_graph")  # eagerly, in tf.function, in a graph of v1
+FORMS = ("sync", "async", "in_place", "async_in_place")
+LAYOUTS = ("dense", "transposed", "strided")
+# Of the ranks that import TensorFlow. All tests give the same, so that they share a world.
+TENSORFLOW_ENV = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "KERAS_BACKEND": "tensorflow",
+    "TF_USE_LEGACY_KERAS": "0",
+}
 
 
 def missing(name: str) -> str | None:
     """Why a framework's part cannot run here; None where it can."""
-    return None if name == "core" or importlib.util.find_spec(name) else f"not run: {name} is not installed"
+    module = name.partition("_")[0]
+    return None if name == "core" or importlib.util.find_spec(module) else f"not run: {module} is not installed"
 
 
 def bfloat16() -> Any:
@@ -29,6 +42,13 @@ def dtype_of(name: str) -> Any:
 
 class Core:
     """NumPy arrays as they are."""
+
+    forms, layouts, mismatch = FORMS, LAYOUTS, "MismatchError"
+    wrong_here: tuple[type[Exception], ...] = ()  # of a call that the engine refuses, beside ValueError
+
+    def text(self, error: BaseException) -> str:
+        """An error's text, as far as it is Horovod's."""
+        return str(error)
 
     def __init__(self) -> None:
         import horovod.core
@@ -53,7 +73,7 @@ class Core:
         return np.zeros(3, np.complex64)
 
 
-class Torch:
+class Torch(Core):
     """PyTorch tensors on the host."""
 
     def __init__(self) -> None:
@@ -88,6 +108,104 @@ class Torch:
 
     def complex(self) -> Any:
         return self._torch.zeros(3, dtype=self._torch.complex64)
+
+
+class TensorFlow(Core):
+    """TensorFlow's tensors. An operation has one form, which is run in one of three modes: eagerly, in a function that
+    is traced for every call and knows no dimension, or in a graph of TensorFlow 1 made for every call."""
+
+    forms, layouts, mismatch = FORMS[:1], LAYOUTS[:1], "FailedPreconditionError"
+
+    def __init__(self, mode: str = "eager") -> None:
+        import tensorflow as tf
+
+        import horovod.tensorflow
+
+        self._tf = tf
+        self.wrong_here = (tf.errors.InvalidArgumentError,)
+        self.hvd: Any = TensorFlowModule(horovod.tensorflow, mode)
+
+    def tensor(self, array: Array, layout: str = "dense") -> Any:
+        assert layout == "dense"
+        return self._tf.constant(array)
+
+    def array(self, tensor: Any) -> Array:
+        assert self._tf.is_tensor(tensor)
+        array: Array = np.asarray(tensor.numpy())
+        return array
+
+    def complex(self) -> Any:
+        return self._tf.zeros(3, self._tf.complex64)
+
+    def text(self, error: BaseException) -> str:
+        """Without the names of nodes before and after it, and the places where they were made."""
+        found = re.search(r"(?:the ranks|rank \d+) .*?(?=\s+\[\[\{\{node|\s+\[Op:|$)", str(error), re.DOTALL)
+        return found[0] if found else str(error)
+
+
+class TensorFlowModule:
+    """horovod.tensorflow, its operations run in a mode."""
+
+    operations = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")
+
+    def __init__(self, hvd: Any, mode: str) -> None:
+        import tensorflow as tf
+
+        import horovod.core.exceptions
+
+        self._hvd = hvd
+        self._tf = tf
+        self._run = {"eager": self._eagerly, "function": self._in_a_function, "graph": self._in_a_graph}[mode]
+        # Sets and objects travel without TensorFlow.
+        self.HorovodInternalError = (tf.errors.FailedPreconditionError, horovod.core.exceptions.HorovodInternalError)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._hvd, name)
+        if name.removeprefix("grouped_") not in self.operations:
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = self._run(value, (arguments, options))
+            return int(result) if name == "join" else result
+
+        return call
+
+    def _eagerly(self, operation: Any, given: Any) -> Any:
+        return operation(*given[0], **given[1])
+
+    def _opened(self, operation: Any, given: Any) -> tuple[list[Any], Any]:
+        """The tensors in `given`, and the operation as a function of them alone."""
+        nest = self._tf.nest
+        flat = nest.flatten(given)
+        places = [index for index, value in enumerate(flat) if self._tf.is_tensor(value)]
+
+        def apply(*tensors: Any) -> Any:
+            values = list(flat)
+            for place, tensor in zip(places, tensors, strict=True):
+                values[place] = tensor
+            arguments, options = nest.pack_sequence_as(given, values)
+            return operation(*arguments, **options)
+
+        return [flat[place] for place in places], apply
+
+    def _in_a_function(self, operation: Any, given: Any) -> Any:
+        tensors, apply = self._opened(operation, given)
+
+        def body(*traced: Any) -> Any:
+            result = apply(*traced)
+            return None if isinstance(result, self._tf.Operation) else result
+
+        signature = [self._tf.TensorSpec([None] * len(tensor.shape), tensor.dtype) for tensor in tensors]
+        return self._tf.function(body, input_signature=signature, autograph=False)(*tensors)
+
+    def _in_a_graph(self, operation: Any, given: Any) -> Any:
+        tf, (tensors, apply) = self._tf, self._opened(operation, given)
+        with tf.Graph().as_default() as graph:
+            fed = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in tensors]
+            results = apply(*fed)
+            with tf.compat.v1.Session(graph=graph) as session:
+                values = session.run(results, {node: t.numpy() for node, t in zip(fed, tensors, strict=True)})
+        return None if values is None else tf.nest.map_structure(tf.constant, values)
 
 
 class InSet:
@@ -125,6 +243,7 @@ class SetModule:
 
 def load(name: str) -> Any:
     """The framework of that name, with Horovod initialized in this rank."""
-    framework = {"core": Core, "torch": Torch}[name]()
+    module, _, mode = name.partition("_")
+    framework: Any = TensorFlow(mode or "eager") if module == "tensorflow" else {"core": Core, "torch": Torch}[name]()
     framework.hvd.init()
     return framework

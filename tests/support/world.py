@@ -81,9 +81,11 @@ class Call:
             ready = wait(list(open_ranks), timeout=max(0.0, self._deadline - time.monotonic()))
             if not ready:
                 late = sorted(open_ranks.values())
+                ended = [(rank, outcome) for rank, outcome in self._outcomes.items() if not outcome.ok]
+                others = "".join(f"--- rank {rank}: {outcome.died or outcome.traceback}" for rank, outcome in ended)
                 stacks = world.stacks()
                 world.end()
-                raise WorldError(f"ranks {late} did not answer in time\n{stacks}")
+                raise WorldError(f"ranks {late} did not answer in time\n{others}{stacks}")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 self._outcomes[open_ranks[connection]] = world.answer(open_ranks[connection])

@@ -130,8 +130,11 @@ void finished(void* user, const hvd_status* outcome);
 void refuse(const Invocation& invocation, const hvd_status& status) {
   const Collective& collective = invocation.kernel->collective();
   if (status.code != HVD_INVALID_ARGUMENT) return;
+  // What the peers are told begins with rank and operation, too.
+  const std::string shown = collective.name.empty() ? ", unnamed request: " : ", `" + collective.name + "`: ";
+  const char* const found = std::strstr(status.text, shown.c_str());
   hvd_refuse(invocation.engine, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,
-             status.text, nullptr);
+             found == nullptr ? status.text : found + shown.size(), nullptr);
 }
 
 bool submit(Invocation* invocation) {
@@ -279,8 +282,18 @@ int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_sta
     inputs.push_back(request->tensors[i].input);
     outputs.push_back(request->tensors[i].output);
   }
-  return hvd_submit_entry_for(generation.context, entry, inputs.data(), outputs.data(), request->flags, user, handle,
-                              status);
+  const int code = hvd_submit_entry_for(generation.context, entry, inputs.data(), outputs.data(), request->flags, user,
+                                        handle, status);
+  if (code != HVD_INVALID_ARGUMENT || collective_.process_set == 0) return code;
+  // The process set has been removed since, and another one may have its number.
+  {
+    const std::lock_guard lock(mutex_);
+    if (entry_ == entry) {
+      entry_ = nullptr;
+      key_.clear();
+    }
+  }
+  return hvd_submit(generation.context, request, handle, status);
 }
 
 void compute_collective(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {

@@ -320,8 +320,8 @@ class Collectives(Generic[T]):
         adapter = self._adapter
         try:
             set_number = number_of(process_set)
-            if root_rank is True or root_rank is False:  # which would count as ranks 1 and 0
-                raise InvalidRequestError(f"root_rank={root_rank!r}: expected the number of a rank")
+            if root_rank is True or root_rank is False:
+                checked_root(context, root_rank, set_number)  # as keys they would count as ranks 1 and 0
             if in_place:
                 adapter.check_in_place(tensor)
             staged, dtype, shape = adapter.stage(tensor)
@@ -411,6 +411,8 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
 
 def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
     """The root as a world rank. Raises ValueError or TypeError."""
+    if isinstance(root_rank, bool):
+        raise InvalidRequestError(f"root_rank={root_rank!r}: expected the number of a rank")
     root = operator.index(root_rank)
     if not 0 <= root < context.size:
         raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")

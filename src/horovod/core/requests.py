@@ -39,6 +39,8 @@ __all__ = [
     "Metas",
     "NotAMemberError",
     "check_adasum_ranks",
+    "check_name",
+    "check_reduction",
     "prepare",
     "refuse",
     "refuse_as",
@@ -75,14 +77,11 @@ def prepare(
     """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time
     on, so that a name which never comes back leaves nothing behind in the native core."""
     kind, name, op, *_, prescale, postscale, set_number = key
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name: expected a str, seen {type(name).__name__}")
-    if name is not None and "\0" in name:
-        raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
+    check_name(name)
     if kind in (ALLREDUCE, REDUCESCATTER):
-        _check_reduction(op, metas)
+        check_reduction(kind, op, [dtype for dtype, _ in metas])
         if op == Adasum:
-            _check_adasum(kind, metas, context.place(set_number)[0])
+            check_adasum_ranks(context.place(set_number)[0])
     for dtype, shape in metas:
         if len(shape) > native.MAX_DIMENSIONS:
             raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
@@ -117,14 +116,27 @@ def wire_name(label: str, name: str | None) -> bytes | None:
     return None if name is None else f"{label}.{name}".encode()
 
 
-def _check_reduction(op: Any, metas: Metas) -> None:
+def check_name(name: Any) -> None:
+    """Raises TypeError or ValueError where `name` is none."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name: expected a str, seen {type(name).__name__}")
+    if name is not None and "\0" in name:
+        raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
+
+
+def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
+    """Raises where tensors have no such reduction."""
     try:
         known = 0 <= operator.index(op) < len(native.OP_NAMES)
     except TypeError:
         known = False
     if not known:
         raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
-    for dtype, _ in metas:
+    if op == Adasum and kind != ALLREDUCE:
+        raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
+    for dtype in dtypes:
+        if op == Adasum and dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
+            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {native.DTYPE_NAMES[dtype]}")
         if dtype == BOOL and op not in (Min, Max):
             raise InvalidRequestError(
                 f"a bool tensor has Min (and) and Max (or), seen op={native.OP_NAMES[op]}\nhint: cast it to an integer"
@@ -137,15 +149,6 @@ def check_adasum_ranks(members: int) -> None:
         raise NotImplementedError(
             f"Adasum needs a power of two ranks, seen {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
         )
-
-
-def _check_adasum(kind: int, metas: Metas, members: int) -> None:
-    if kind != ALLREDUCE:
-        raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
-    for dtype, _ in metas:
-        if dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
-            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {native.DTYPE_NAMES[dtype]}")
-    check_adasum_ranks(members)
 
 
 def request_of(

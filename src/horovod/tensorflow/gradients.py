@@ -18,6 +18,7 @@ import tensorflow as tf
 from horovod.core.collectives import resolved
 from horovod.core.gradient_lists import GradientList
 from horovod.tensorflow import ops, xla
+from horovod.tensorflow.nodes import check_op
 from horovod.tensorflow.shim import operations
 
 __all__ = ["TensorFlowGradients", "plain_variable"]
@@ -75,7 +76,7 @@ class TensorFlowGradients(GradientList):
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
         op, prescale, postscale, set_number = resolved((self.op, None, *self.factors, self.process_set))
-        ops.check_op(op, tensors, self.process_set)
+        check_op(op, tensors, self.process_set)
         received = list(tensors)
         step = f"{name}#{next(_steps)}"
         anchor = ops.rank_op()

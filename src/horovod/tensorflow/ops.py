@@ -3,17 +3,16 @@
 way).
 
 Each is a node that the native kernels run (native/shims/tensorflow). What the operations mean stands in
-core/collectives.py; here arguments are checked while a graph is built, and errors of the ranks' meeting are raised when
-it runs: FailedPreconditionError where the ranks disagree, InvalidArgumentError for what is wrong on this rank,
-UnknownError where a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`; eager
-calls without one are matched by their order.
+core/collectives.py; arguments are checked while a graph is built (nodes.py), and errors of the ranks' meeting are
+raised when it runs: FailedPreconditionError where the ranks disagree, InvalidArgumentError for what is wrong on this
+rank, UnknownError where a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`;
+eager calls without one are matched by their order.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,11 +22,13 @@ from horovod.core.collectives import Reduction, checked_root, resolved
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
-from horovod.core.native import OP_NAMES, Adasum, Average, Max, Min, Product, Sum
+from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, refuse
+from horovod.tensorflow import operation_gradients as operation_gradients  # registers them
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.nodes import check_rows, checked, movable, node_name, reducible, reduction_attributes, wire_name
+from horovod.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
 
 __all__ = [
@@ -54,72 +55,6 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-
-T = TypeVar("T")
-
-
-# Names
-
-
-def _node_name(label: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> str | None:
-    """The name under which the ranks meet, but for the operation in front. None: by order."""
-    if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    if name is None:
-        ends = [tensors[0]] if len(tensors) == 1 else [tensors[0], tensors[-1]] if tensors else []
-        camel = "".join(part.capitalize() for part in label.split("_"))
-        name = "_".join([f"Horovod{camel}", *(re.sub(r"\W", "_", end.name) for end in ends)])
-    unique: str = graph.unique_name(name)
-    return unique.rsplit("/", 1)[-1] if ignore_name_scope else unique
-
-
-def _wire_name(label: str, name: str | None) -> str:
-    return "" if name is None else f"{label}.{name}"
-
-
-def _checked(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:
-    """Runs `build`. What is wrong in an eager call is told to the peers, which wait for it already; what is wrong in a
-    graph, when nobody runs it yet, is an error of this rank alone."""
-    try:
-        if not label.endswith("allreduce") or label.startswith("sparse"):
-            xla.refuse(label)
-        return build()
-    except LOCAL_ERRORS as error:
-        if not tf.executing_eagerly() or not contexts.is_initialized():
-            raise
-        try:
-            number = number_of(process_set)
-        except InvalidRequestError:
-            number = 0
-        refuse(contexts.current(), label, name, error, number)
-
-
-def _tensors(values: Sequence[Any]) -> list[tf.Tensor]:
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(f"a grouped operation takes a list of tensors, seen {type(values).__name__}")
-    return [tf.convert_to_tensor(value) for value in values]
-
-
-def check_op(op: int, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None) -> None:
-    """Raises where tensors have no such reduction."""
-    if op == Adasum:
-        check_adasum_ranks((process_set or global_process_set).size() or 1)
-    for tensor in tensors:
-        if op == Adasum and not tensor.dtype.is_floating:
-            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {tensor.dtype.name}")
-        if tensor.dtype == tf.bool and op not in (Min, Max):
-            raise InvalidRequestError(
-                f"a bool tensor has Min (and) and Max (or), seen op={OP_NAMES[op]}\nhint: cast it to an integer"
-            )
-
-
-def _reduction(how: Reduction, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
-    """The attributes of a reducing node."""
-    op, prescale, postscale, set_number = resolved(how)
-    check_op(op, tensors, how[-1])
-    return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": set_number}
-
 
 # Allreduce
 
@@ -162,6 +97,9 @@ def grouped_allreduce(
     if not tensors:
         return []
     how = (op, average, prescale_factor, postscale_factor, process_set)
+    if not isinstance(tensors, (list, tuple)):
+        # It tells the peers.
+        return _reduced("grouped_allreduce", tensors, name, how, compression, device_dense, ignore_name_scope)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
@@ -185,20 +123,20 @@ def _reduced(
     ignore_name_scope: bool,
 ) -> list[Any]:
     def build() -> list[Any]:
-        tensors = _tensors(values)
+        tensors = reducible(values)
         sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-        node = _node_name(label, name, tensors, ignore_name_scope)
-        attributes = _reduction(how, sent)
+        node = node_name(label, name, tensors, ignore_name_scope)
+        attributes = reduction_attributes(how, sent, ALLREDUCE)
         with tf.device(device or None):
             if xla.is_compiling():
-                reduced = xla.reduced(sent, _wire_name(label, node), attributes)
+                reduced = xla.reduced(sent, wire_name(label, node), attributes)
             else:
                 reduced = operations().horovod_allreduce(
-                    tensors=list(sent), tensor_name=_wire_name(label, node), **attributes
+                    tensors=list(sent), tensor_name=wire_name(label, node), **attributes
                 )
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts_, strict=True)]
 
-    return _checked(label, name, how[-1] or global_process_set, build)
+    return checked(label, name, how[-1] or global_process_set, build)
 
 
 def _sparse_allreduce(
@@ -217,22 +155,6 @@ def _sparse_allreduce(
         if op == Average:
             values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
-
-
-@tf.RegisterGradient("HorovodAllreduce")
-def _allreduce_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
-    """The same allreduce of the gradients."""
-    attributes = {key: node.get_attr(key) for key in ("reduce_op", "process_set")}
-    factors = {key: node.get_attr(key).decode() for key in ("prescale", "postscale")}
-    return list(
-        operations().horovod_allreduce(tensors=list(gradients), tensor_name=_derived(node), **attributes, **factors)
-    )
-
-
-def _derived(node: Any) -> str:
-    """The name of the operation that the gradient of `node` needs."""
-    name = node.get_attr("tensor_name").decode()
-    return f"{name}.backward" if name else ""
 
 
 # Allgather
@@ -262,32 +184,15 @@ def _gathered(
     label: str, values: Sequence[Any], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
 ) -> list[tf.Tensor]:
     def build() -> list[tf.Tensor]:
-        tensors = _tensors(values)
-        _check_rows(label, tensors)
-        node = _node_name(label, name, tensors, ignore_name_scope)
+        tensors = movable(values)
+        check_rows(label, tensors)
+        node = node_name(label, name, tensors, ignore_name_scope)
         gathered, _ = operations().horovod_allgather(
-            tensors=tensors, tensor_name=_wire_name(label, node), process_set=number_of(process_set)
+            tensors=tensors, tensor_name=wire_name(label, node), process_set=number_of(process_set)
         )
         return list(gathered)
 
-    return _checked(label, name, process_set, build)
-
-
-def _check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:
-    if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
-
-
-@tf.RegisterGradient("HorovodAllgather")
-def _allgather_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
-    """The average of the gradients, of which each rank takes its rows."""
-    process_set = node.get_attr("process_set")
-    averaged = operations().horovod_allreduce(
-        tensors=list(gradients[:-1]), tensor_name=_derived(node), process_set=process_set, reduce_op=Average
-    )
-    rows, rank = node.outputs[-1], _place("rank", process_set)
-    first = tf.reduce_sum(rows[:, :rank], axis=1)
-    return [whole[first[index] : first[index] + rows[index, rank]] for index, whole in enumerate(averaged)]
+    return checked(label, name, process_set, build)
 
 
 # Broadcast
@@ -314,19 +219,19 @@ def copies_of(
     """The root's tensors, as one operation."""
 
     def build() -> list[tf.Tensor]:
-        tensors = _tensors(values)
+        tensors = movable(values)
         set_number = number_of(process_set)
-        node = _node_name("broadcast", name, tensors, ignore_name_scope)
+        node = node_name("broadcast", name, tensors, ignore_name_scope)
         return list(
             operations().horovod_broadcast(
                 tensors=tensors,
-                tensor_name=_wire_name("broadcast", node),
+                tensor_name=wire_name("broadcast", node),
                 root_rank=checked_root(contexts.current(), root_rank, set_number),
                 process_set=set_number,
             )
         )
 
-    return _checked("broadcast", name, process_set, build)
+    return checked("broadcast", name, process_set, build)
 
 
 def broadcast_(
@@ -344,19 +249,6 @@ def broadcast_(
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
-@tf.RegisterGradient("HorovodBroadcast")
-def _broadcast_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
-    """The average of the gradients on the root, zeros elsewhere."""
-    averaged = operations().horovod_allreduce(
-        tensors=list(gradients),
-        tensor_name=_derived(node),
-        process_set=node.get_attr("process_set"),
-        reduce_op=Average,
-    )
-    is_root = tf.equal(rank_op(), node.get_attr("root_rank"))
-    return [tf.where(is_root, whole, tf.zeros_like(whole)) for whole in averaged]
-
-
 # Alltoall
 
 
@@ -371,33 +263,21 @@ def alltoall(
     in member order; with `splits`, also how many came from each (int32)."""
 
     def build() -> Any:
-        sent = tf.convert_to_tensor(tensor)
-        _check_rows("alltoall", [sent])
-        rows = tf.zeros([0], tf.int64) if splits is None else tf.cast(tf.convert_to_tensor(splits), tf.int64)
+        (sent,) = movable([tensor])
+        check_rows("alltoall", [sent])
+        rows = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
+        if not rows.dtype.is_integer:
+            raise TypeError(f"splits: expected integers, seen {rows.dtype.name}")
         if rows.shape.rank not in (None, 1):
-            raise InvalidRequestError(f"splits: expected one dimension, seen {rows.shape.rank}")
-        node = _node_name("alltoall", name, [sent], ignore_name_scope)
+            raise InvalidRequestError(f"splits: expected a one-dimensional tensor, seen shape {list(rows.shape)}")
+        rows = tf.cast(rows, tf.int64)
+        node = node_name("alltoall", name, [sent], ignore_name_scope)
         received, received_splits = operations().horovod_alltoall(
-            tensor=sent, splits=rows, tensor_name=_wire_name("alltoall", node), process_set=number_of(process_set)
+            tensor=sent, splits=rows, tensor_name=wire_name("alltoall", node), process_set=number_of(process_set)
         )
         return received if splits is None else (received, received_splits)
 
-    return _checked("alltoall", name, process_set, build)
-
-
-@tf.RegisterGradient("HorovodAlltoall")
-def _alltoall_gradient(node: Any, gradient: tf.Tensor, _: Any) -> list[Any]:
-    """The gradient's rows go back where they came from; zeros for rows that went to nobody."""
-    sent, _ = operations().horovod_alltoall(
-        tensor=gradient,
-        splits=tf.cast(node.outputs[1], tf.int64),
-        tensor_name=_derived(node),
-        process_set=node.get_attr("process_set"),
-    )
-    tensor = node.inputs[0]
-    missing = tf.shape(tensor)[0] - tf.shape(sent)[0]
-    filler = tf.zeros(tf.concat([[missing], tf.shape(tensor)[1:]], 0), tensor.dtype)
-    return [tf.concat([sent, filler], 0), None]
+    return checked("alltoall", name, process_set, build)
 
 
 # Reducescatter
@@ -428,10 +308,11 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors, done or failed as a whole."""
     how = (op, None, prescale_factor, postscale_factor, process_set)
-    return _scattered("grouped_reducescatter", tensors, None, how, compression, device_dense, False) if tensors else []
+    return _scattered("grouped_reducescatter", tensors, name, how, compression, device_dense, False) if tensors else []
 
 
 def _scattered(
@@ -444,38 +325,21 @@ def _scattered(
     ignore_name_scope: bool,
 ) -> list[tf.Tensor]:
     def build() -> list[tf.Tensor]:
-        tensors = _tensors(values)
-        _check_rows(label, tensors)
+        tensors = reducible(values)
+        check_rows(label, tensors)
         sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-        node = _node_name(label, name, tensors, ignore_name_scope)
-        attributes = _reduction(how, sent)
+        node = node_name(label, name, tensors, ignore_name_scope)
+        attributes = reduction_attributes(how, sent, REDUCESCATTER)
         with tf.device(device or None):
             rows = operations().horovod_reducescatter(
-                tensors=list(sent), tensor_name=_wire_name(label, node), **attributes
+                tensors=list(sent), tensor_name=wire_name(label, node), **attributes
             )
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(rows, contexts_, strict=True)]
 
-    return _checked(label, name, how[-1] or global_process_set, build)
+    return checked(label, name, how[-1] or global_process_set, build)
 
 
-@tf.RegisterGradient("HorovodReducescatter")
-def _reducescatter_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
-    """The allgather of the gradients, times the factors; for Sum also times the number of ranks."""
-    op, process_set = node.get_attr("reduce_op"), node.get_attr("process_set")
-    if op not in (Average, Sum):
-        raise NotImplementedError(
-            f"reducescatter with op={OP_NAMES[op]} has no gradient\nhint: call it on tf.stop_gradient(tensor)"
-        )
-    factor = float(node.get_attr("prescale")) * float(node.get_attr("postscale"))
-    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-    if op == Sum:
-        members = size_op(process_set)
-        scaled = [gradient * tf.cast(members, gradient.dtype) for gradient in scaled]
-    gathered, _ = operations().horovod_allgather(tensors=scaled, tensor_name=_derived(node), process_set=process_set)
-    return list(gathered)
-
-
-# Join, barrier and places
+# Join and barrier
 
 
 def join() -> tf.Tensor:
@@ -490,39 +354,5 @@ def join() -> tf.Tensor:
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns (in a graph: is a node that is done) when every rank of the set has called it."""
     xla.refuse("barrier")
-    node = _node_name("barrier", None, [], False)
-    return operations().horovod_barrier(tensor_name=_wire_name("barrier", node), process_set=number_of(process_set))
-
-
-def _place(what: str, process_set: int = 0, name: str | None = None) -> tf.Tensor:
-    xla.refuse(f"{what}_op")
-    return operations().horovod_place(what=what, process_set=process_set, name=name)
-
-
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks of a process set at the time that the node runs (int32)."""
-    return _place("size", process_set_id, name)
-
-
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of ranks on this host at the time that the node runs (int32)."""
-    return _place("local_size", 0, name)
-
-
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """This process' rank at the time that the node runs (int32)."""
-    return _place("rank", 0, name)
-
-
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This process' rank on its host at the time that the node runs (int32)."""
-    return _place("local_rank", 0, name)
-
-
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 where this process is a member of the set at the time that the node runs, else 0 (int32)."""
-    return _place("included", process_set_id, name)
-
-
-tf.no_gradient("HorovodPlace")
-tf.no_gradient("HorovodBarrier")
+    node = node_name("barrier", None, [], False)
+    return operations().horovod_barrier(tensor_name=wire_name("barrier", node), process_set=number_of(process_set))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this process stands, as nodes: so that a graph may be built before the job's size is known."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from horovod.tensorflow import xla
+from horovod.tensorflow.shim import operations
+
+__all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "rank_within", "size_op"]
+
+
+def _place(what: str, process_set: int, name: str | None) -> tf.Tensor:
+    xla.refuse(f"{what}_op")
+    return operations().horovod_place(what=what, process_set=process_set, name=name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks of a process set at the time that the node runs (int32)."""
+    return _place("size", process_set_id, name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The number of ranks on this host at the time that the node runs (int32)."""
+    return _place("local_size", 0, name)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This process' rank at the time that the node runs (int32)."""
+    return _place("rank", 0, name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """This process' rank on its host at the time that the node runs (int32)."""
+    return _place("local_rank", 0, name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 where this process is a member of the set at the time that the node runs, else 0 (int32)."""
+    return _place("included", process_set_id, name)
+
+
+def rank_within(process_set_id: int) -> tf.Tensor:
+    """This process' rank in a process set at the time that the node runs (int32)."""
+    return _place("rank", process_set_id, None)
