@@ -519,6 +519,69 @@ MUTATIONS = (
         "an alltoall in a tf.function keeps the splits of its second call",
         (python("tests/frameworks/test_tensorflow_ops.py", "-k", "changing_splits"),),
     ),
+    # TensorFlow and Keras
+    Mutation(
+        "tensorflow-gradients-in-program-order",
+        "native/shims/tensorflow/ops.cc",
+        "create<HVD_ALLREDUCE, true>, false));",
+        "create<HVD_ALLREDUCE, true>, true));",
+        "gradients are stateful nodes: the one that is written first holds up all others",
+        (
+            python("tests/frameworks/test_tensorflow_traps.py", "-k", "stateful_but_for_gradients"),
+            python("tests/frameworks/test_tensorflow_traps.py", "-k", "while_backward_still_runs"),
+        ),
+    ),
+    Mutation(
+        "tensorflow-direct-calls-pruned",
+        "native/shims/tensorflow/ops.cc",
+        "if (signature.is_stateful) tf.OpDefinitionBuilderSetIsStateful(builder, true);",
+        "",
+        "TensorFlow prunes, merges and folds operations that were called directly",
+        (python("tests/frameworks/test_tensorflow_traps.py", "-k", "neither_pruned_nor_folded"),),
+    ),
+    Mutation(
+        "tensorflow-entry-of-a-removed-set",
+        "native/shims/tensorflow/kernel.cc",
+        "if (code != HVD_INVALID_ARGUMENT || collective_.process_set == 0) return code;",
+        "return code;",
+        "an operation that TensorFlow has cached stays with a process set that was removed",
+        (python("tests/frameworks/test_tensorflow_contract.py", "-k", "what_sets_refuse"),),
+    ),
+    Mutation(
+        "tensorflow-gradients-folded",
+        "src/horovod/tensorflow/gradients.py",
+        "anchor = ops.rank_op()",
+        "anchor = tf.constant(0)",
+        "a gradient that is a constant is reduced once, when the function is made",
+        (python("tests/frameworks/test_tensorflow_traps.py", "-k", "gradient_of_a_constant"),),
+    ),
+    Mutation(
+        "tensorflow-sparse-average-is-a-sum",
+        "src/horovod/tensorflow/ops.py",
+        "if op == Average:\n            values =",
+        "if False:\n            values =",
+        "the average of sparse gradients is not divided",
+        (
+            python("tests/frameworks/test_tensorflow_ops.py", "-k", "sparse_tensors"),
+            python("tests/frameworks/test_keras.py", "-k", "training_with_embeddings and tensorflow-Adagrad"),
+        ),
+    ),
+    Mutation(
+        "keras-starts-apart",
+        "src/horovod/keras/callback_parts.py",
+        "if self.model.built and self.model.weights:\n            self._hvd_broadcast()",
+        "if self.model.built and self.model.weights:\n            self._hvd_done = True",
+        "the ranks start from different weights",
+        (python("tests/frameworks/test_keras.py", "-k", "training_equals_one_process and tensorflow-SGD"),),
+    ),
+    Mutation(
+        "keras-momentum-stays",
+        "src/horovod/keras/callback_parts.py",
+        "velocity.assign(velocity * (after / before))",
+        "velocity.assign(velocity * 1.0)",
+        "momentum_correction does nothing when the learning rate changes",
+        (python("tests/frameworks/test_keras.py", "-k", "momentum_follows and tensorflow-True"),),
+    ),
 )
 
 
