@@ -582,6 +582,30 @@ MUTATIONS = (
         "momentum_correction does nothing when the learning rate changes",
         (python("tests/frameworks/test_keras.py", "-k", "momentum_follows and tensorflow-True"),),
     ),
+    Mutation(
+        "sync-batch-norm-variance-is-a-constant",
+        "src/horovod/tensorflow/sync_batch_norm.py",
+        "return weights * of_mean + 2 * distance * of_variance",
+        "return weights * of_mean",
+        "the input's gradient lacks what comes through the variance",
+        (python("tests/frameworks/test_tensorflow_sync_batch_norm.py", "-k", "one_batch and keras3 and eager"),),
+    ),
+    Mutation(
+        "adasum-start-shares-its-memory",
+        "src/horovod/tensorflow/adasum_optimizer.py",
+        'use_resource=hasattr(variable, "handle")',
+        "use_resource=True",
+        "in a graph of TensorFlow 1 a start moves with its variable, and nobody moves",
+        (python("tests/frameworks/test_tensorflow_adasum.py", "-k", "combine_their_steps and False-1"),),
+    ),
+    Mutation(
+        "data-service-counts-any-worker",
+        "src/horovod/tensorflow/data/registry.py",
+        "first = dispatcher_id * self.workers_per_dispatcher",
+        "first = 0",
+        "a dispatcher is taken for complete when another one's workers are there",
+        (python("tests/frameworks/test_tensorflow_data_service.py", "-k", "who_is_missing"),),
+    ),
 )
 
 

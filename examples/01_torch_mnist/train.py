@@ -115,7 +115,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)  # one CPU thread per rank
 
-    digits = mnist.load(arguments.data_dir, hvd)
+    digits = mnist.load(arguments.data_dir)
     if hvd.rank() == 0:
         print(f"{hvd.size()} ranks, {len(digits.train_images)} training images, {digits.source}", flush=True)
     train_set = dataset(digits.train_images, digits.train_labels)

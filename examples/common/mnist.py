@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import horovod.core as hvd
+
 # MD5 sums of the uncompressed files; mirrors serve the same bytes as .gz.
 FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -52,7 +54,7 @@ class Digits(NamedTuple):
     source: str
 
 
-def load(data_dir: str | None, hvd: Any) -> Digits:
+def load(data_dir: str | None) -> Digits:
     """The digits on every rank. One rank per host fetches them, the others wait; if it fails, all of them say why."""
     found: Path | None = None
     problem = None

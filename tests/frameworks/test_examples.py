@@ -25,20 +25,29 @@ def mnist(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return mnist
 
 
-def horovodrun(*arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "horovod.launcher", *arguments]
+@pytest.fixture
+def data(mnist: ModuleType) -> str:
+    """The folder of the MNIST files."""
+    folder = os.environ.get("HVD_TEST_MNIST") or Path.home() / ".cache" / "hvd" / "mnist"
+    if not mnist._complete(Path(folder)):
+        pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
+    return str(folder)
+
+
+def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
+
+
+def horovodrun(*arguments: str, timeout_s: float = 240, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horovod.launcher", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment(**more))
 
 
 @pytest.mark.timeout(300)
-def test_mnist_trains_and_goes_on_from_its_checkpoint(mnist: ModuleType, tmp_path: Path) -> None:
+def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
-    data = os.environ.get("HVD_TEST_MNIST") or Path.home() / ".cache" / "hvd" / "mnist"
-    if not mnist._complete(Path(data)):
-        pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
-    script = [sys.executable, str(EXAMPLES / "01_torch_mnist" / "train.py"), "--data-dir", str(data)]
+    script = [sys.executable, str(EXAMPLES / "01_torch_mnist" / "train.py"), "--data-dir", data]
     checkpoint = ["--checkpoint", str(tmp_path / "lenet.pt")]
     first = horovodrun("-np", "2", *script, *checkpoint, "--epochs", "1")
     assert first.returncode == 0, first.stderr
@@ -51,6 +60,101 @@ def test_mnist_trains_and_goes_on_from_its_checkpoint(mnist: ModuleType, tmp_pat
     assert "epoch 1:" not in second.stdout and "epoch 2:" in second.stdout
     accuracy = re.search(r"test accuracy (\d\.\d+) \(10000 images\)", second.stdout)
     assert accuracy is not None and float(accuracy[1]) >= 0.98, second.stdout
+
+
+def with_tensorflow(folder: str, checkpoints: Path, *arguments: str) -> str:
+    """What rank 0 prints. The examples of TensorFlow and Keras: short runs, which see that every line works; how well
+    they train is for test_keras.py and test_tensorflow_training.py."""
+    pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+    script = [sys.executable, str(EXAMPLES / folder / "train.py"), "--checkpoint-dir", str(checkpoints)]
+    result = horovodrun("-np", "2", *script, *arguments, TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "[1]<stdout>" not in result.stdout, "one rank talks for all"
+    return result.stdout
+
+
+def number_after(text: str, output: str) -> float:
+    found = re.search(rf"{text} (\d+\.\d+)", output)
+    assert found is not None, output
+    return float(found[1])
+
+
+@pytest.mark.timeout(150)
+def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> None:
+    arguments = ("--data-dir", data, "--batch-size", "32", "--steps")
+    first = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "20")
+    assert "2 ranks, step 10, test accuracy" in first, "the ranks share the steps"
+    assert sorted(path.name for path in tmp_path.glob("model.ckpt-*.index")) == [
+        "model.ckpt-0.index",
+        "model.ckpt-10.index",
+    ]
+    second = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "60")
+    assert "step 30, test accuracy" in second
+    assert (tmp_path / "model.ckpt-30.index").exists() and not (tmp_path / "model.ckpt-20.index").exists()
+    assert number_after("accuracy", second) > number_after("accuracy", first)
+
+
+@pytest.mark.timeout(150)
+def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
+    output = with_tensorflow("03_tensorflow_v1_adagrad", tmp_path, "--data-dir", data, "--steps", "30")
+    assert "2 ranks, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
+    assert (tmp_path / "model.ckpt-30.index").exists()
+
+
+@pytest.mark.timeout(150)
+def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
+    output = with_tensorflow("04_keras_mnist", tmp_path, "--data-dir", data, "--steps", "20", "--epochs", "2")
+    assert "Epoch 2/2" in output and "10/10" in output, "the ranks share the steps"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1.h5", "checkpoint-2.h5"]
+    assert number_after("accuracy", output.splitlines()[-1]) > 0.3
+
+
+@pytest.mark.timeout(150)
+def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
+    arguments = ("--steps", "8", "--epochs", "2", "--count", "64")
+    output = with_tensorflow("05_keras_cats_and_dogs", tmp_path, *arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1.h5", "checkpoint-2.h5"]
+    assert number_after("training accuracy", output) > 0.6
+
+
+@pytest.mark.timeout(150)
+def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
+    arguments = ("--data-dir", data, "--epochs", "1", "--images", "4000")
+    output = with_tensorflow("06_tensorflow_validation", tmp_path, *arguments)
+    assert number_after("epoch 1: validation loss", output) < 2.0 and number_after("accuracy", output) > 0.5
+    assert (tmp_path / "model-1.index").exists()
+
+
+@pytest.mark.timeout(150)
+def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+    pytest.importorskip("ipykernel", reason="not run: ipykernel is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="not run: nbclient is not installed")
+    import nbformat
+
+    cache = tmp_path / "cache"
+    (cache / "hvd").mkdir(parents=True)
+    (cache / "hvd" / "mnist").symlink_to(data)
+    for name, value in environment(
+        XDG_CACHE_HOME=str(cache),
+        IPYTHONDIR=str(tmp_path / "ipython"),
+        JUPYTER_RUNTIME_DIR=str(tmp_path / "runtime"),
+        TMPDIR=str(tmp_path),
+        NOTEBOOK_EPOCHS="1",
+        CUDA_VISIBLE_DEVICES="-1",
+    ).items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(EXAMPLES / "07_notebook" / "mnist.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without what a run has printed"
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLES / "07_notebook")}}
+    )
+    client.execute()
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output
+    )
+    assert '0 {"images": 30000' in printed and '1 {"images": 30000' in printed, printed
+    assert "['checkpoint-1.keras']" in printed and "101770 parameters" in printed, printed
 
 
 def test_files_are_taken_from_the_data_dir_also_when_packed(
@@ -109,16 +213,13 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
 
     record = tmp_path / "record.json"
     command = [sys.executable, "-m", "horovod.bench", "allreduce", "-np", "2", "--sizes", "4,64K", "--rounds", "3"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    environment["HOROVOD_TRANSPORT"] = (
-        "tcp"  # no cache-line hop: a change of it, which is the machine's, writes nothing
-    )
     result = subprocess.run(
         [*command, "--seconds", "0.01", "--json", str(record)],
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment,
+        # No cache-line hop: a change of it, which is the machine's, writes nothing.
+        env=environment(HOROVOD_TRANSPORT="tcp"),
     )
     assert result.returncode == 0, result.stderr
     assert re.search(r"^ +65536 +\d", result.stdout, re.MULTILINE), result.stdout
@@ -138,8 +239,7 @@ def test_a_record_is_refused_where_the_cache_line_hop_changed() -> None:
 
 def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "horovod.bench", "gradients", "--rounds", "1", "--seconds", "0.01"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
     assert result.returncode == 0, result.stderr
     sides = re.findall(r"^ +(\w+) +[\d.]+ +[\d.]+$", result.stdout, re.MULTILINE)
     assert sides == ["hvd", "gloo_each", "gloo_buckets"], result.stdout

@@ -186,11 +186,69 @@ def test_what_cannot_be_wrapped_is_told(world: World) -> None:
         v1 = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer())
         with pytest.raises(ValueError, match="distributed already"):
             hvd.DistributedOptimizer(v1)
-        with pytest.raises(NotImplementedError, match="Adasum"):
-            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
         return True
 
     assert world.run(run) == [True, True]
+
+
+@pytest.mark.parametrize("how", ["eager", "function", "graph"])
+def test_the_helper_that_sums_gradients_of_several_passes(world: World, how: str) -> None:
+    """As a script of its own uses it, around an optimizer that is not wrapped."""
+
+    def run(how: str) -> list[float]:
+        import contextlib
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+
+        def reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
+            assert len(gradients) == len(variables) == 1
+            return [hvd.allreduce(gradient, name="helper", op=hvd.Sum) for gradient in gradients]
+
+        if how == "graph":
+            helper: Any = hvd.LocalGradientAggregationHelper(2, reduced, False, True, hvd.rank(), "legacy")
+        else:
+            helper = LocalGradientAggregationHelperEager(2, reduced, False, True)
+        scope: Any = tf.Graph().as_default() if how == "graph" else contextlib.nullcontext()
+        with scope:
+            shared, own, unused = (
+                tf.compat.v1.get_variable(name, initializer=tf.constant(0.0), use_resource=True)
+                if how == "graph"
+                else tf.Variable(0.0)
+                for name in ("shared", "own", "unused")
+            )
+            helper.register_local_var(own)
+            updates = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+
+            def step(value: Any) -> Any:
+                gradients = helper.compute_gradients([value, value, None], [shared, own, unused])
+                assert gradients[2] is None
+                pairs = list(zip(gradients[:2], [shared, own], strict=True))
+                return helper.apply_gradients(lambda: updates.apply_gradients(pairs), updates)
+
+            values = [1.0 + hvd.rank(), 3.0 + hvd.rank(), 10.0, 20.0]  # by pass
+            if how == "graph":
+                value = tf.compat.v1.placeholder(tf.float32, [])
+                node = step(value)
+                with tf.compat.v1.Session() as session:
+                    session.run(tf.compat.v1.global_variables_initializer())
+                    for index, each in enumerate(values):
+                        session.run(node, {value: each})
+                        if index == 2:
+                            before = session.run([shared, own])
+                    return [float(each) for each in [*before, *session.run([shared, own])]]
+            call = tf.function(step, autograph=False) if how == "function" else step
+            for index, each in enumerate(values):
+                call(tf.constant(each))
+                if index == 2:
+                    before = [shared.numpy(), own.numpy()]
+            return [float(each) for each in [*before, shared.numpy(), own.numpy()]]
+
+    # shared: -(2 + 3), and then -(15 + 15); own: by rank -(2 + rank) / 2, and then -15 / 2.
+    expected = [[-5.0, -(2.0 + rank) / 2, -35.0, -(2.0 + rank) / 2 - 7.5] for rank in range(2)]
+    assert world.run(run, how) == expected
 
 
 def test_old_import_places_hold_the_same_functions() -> None:

@@ -6,7 +6,7 @@ the terminal name the cause; processes, shared memory, temporary files and ports
 never reaches is a failure of the test (the hook says when it is reached), not a pass.
 
 All cases take minutes. By default a third of them runs, chosen by a seed that is printed, and twenty random ones whose
-moment is random as well. HVD_FAULT_SEED repeats a choice, HVD_FAULT_CASES=all runs every case.
+moment is random as well. HVD_FAULT_SEED repeats a choice, THOROUGH=1 runs every case.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.extent import THOROUGH
 from support.jobs import Done, Job
 
 SIZE = 3
@@ -77,7 +78,7 @@ def all_cases() -> list[Case]:
 
 def chosen() -> list[Case]:
     cases = all_cases()
-    if os.environ.get("HVD_FAULT_CASES") == "all":
+    if THOROUGH:
         return cases
     return random.Random(SEED).sample(cases, len(cases) // 3)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.extent import THOROUGH
 from support.world import WorldPool
 
 
@@ -97,7 +98,9 @@ def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:
-    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 1_000_000, 1000, 10, timeout_s=550)
+    """A fifth of it, unless THOROUGH=1."""
+    count = 1_000_000 if THOROUGH else 200_000
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, count, 1000, 10, timeout_s=550)
     for one in seen:
         assert one["growth_kib"] < 4096, seen
-    assert seen[0]["statistics"]["names_evicted"] > 900_000, seen
+    assert seen[0]["statistics"]["names_evicted"] > 0.9 * count, seen

@@ -107,7 +107,7 @@ def test_a_killed_job_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
     arguments = ["-np", "2", "--timeline-filename", str(tmp_path / "t.json"), "--timeline-mark-cycles"]
     with Job(tmp_path, *arguments, [sys.executable, "train.py"]) as job:
         job.wait_for_line("running", count=2)
-        for _ in range(20):  # while it is written
+        for _ in range(5):  # while it is written
             with open(tmp_path / "t.json") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # as the writers do: between two of their writes
                 assert len(json.load(file)) > 2

@@ -38,9 +38,20 @@ def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
 
 
-def shake(client_secret: bytes, server_secret: bytes, purposes: tuple[str, str] = ("p", "p")) -> tuple[Any, Any]:
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        return ours, listening.accept()[0]
+
+
+def shake(
+    client_secret: bytes,
+    server_secret: bytes,
+    purposes: tuple[str, str] = ("p", "p"),
+    pair: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
+) -> tuple[Any, Any]:
     """Both sides' outcome of one handshake: a Channel or the error."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair()
 
     def side(act: Callable[..., Channel], *arguments: Any) -> Any:
         try:
@@ -65,6 +76,12 @@ def test_both_sides_talk_after_the_handshake_and_detach_loses_no_byte() -> None:
         server.receive(soon())
     raw.close()
     client.close()
+
+
+def test_no_message_waits_for_the_acknowledgement_of_the_one_before() -> None:
+    for channel in shake(SECRET, SECRET, pair=tcp_pair):
+        assert channel.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        channel.close()
 
 
 @pytest.mark.parametrize("secrets", [(SECRET, OTHER), (OTHER, SECRET), (b"", SECRET)])

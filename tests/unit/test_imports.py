@@ -19,7 +19,8 @@ ALLOWED = {
     "core": {"horovod"},
     "launcher": {"horovod", "core"},
     "torch": {"horovod", "core"},
-    "tensorflow": {"horovod", "core", "keras"},  # tf.keras is Keras, whose optimizers hvd.DistributedOptimizer takes
+    # tf.keras is Keras, whose optimizers hvd.DistributedOptimizer takes; the data service has a rendezvous of its own.
+    "tensorflow": {"horovod", "core", "keras", "launcher"},
     "keras": {"horovod", "core", "tensorflow", "torch"},  # the package of its backend
     "common": {"core"},
     "runner": {"launcher"},

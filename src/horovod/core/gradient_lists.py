@@ -20,8 +20,9 @@ from typing import Any
 from horovod.core import context as contexts
 from horovod.core.compression import Compressor, NoneCompressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Average
+from horovod.core.native import Adasum, Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.requests import check_adasum_ranks
 
 __all__ = ["GradientList"]
 
@@ -51,6 +52,8 @@ class GradientList(abc.ABC):
             raise InvalidRequestError(
                 f"groups={groups!r}: expected a number of groups, or a list of lists of variables"
             )
+        if self.op == Adasum and contexts.is_initialized():
+            check_adasum_ranks(self.process_set.size() or 1)
 
     # What a framework's package says.
 
@@ -92,10 +95,15 @@ class GradientList(abc.ABC):
         """(prescale, postscale)"""
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
 
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank takes part and has somebody to do it with."""
+        return self.process_set.included() and (contexts.size() > 1 or self.even_alone)
+
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """The reduced gradients, in order; None stays None. `variables`: needed for groups and local ones."""
         results = list(gradients)
-        if not self.process_set.included() or (contexts.size() == 1 and not self.even_alone):
+        if not self.is_active:
             return results
         members = self.process_set.size() or 1
         reduced = []

@@ -126,7 +126,6 @@ class Rendezvous:
                 connection = socket.create_connection(
                     (self.address, self.port), timeout=max(0.01, deadline - time.monotonic())
                 )
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 peer = f"the rendezvous at {self._where()}"
                 return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
             except (AuthenticationError, ProtocolError):

@@ -40,45 +40,24 @@ class _Eager:
 
 
 class _TensorFlow:
-    """In variables of TensorFlow, so that a compiled step may hold it; they are no part of the optimizer that is
-    saved."""
+    """In a compiled step, too."""
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
-        self._passes = passes
-        self._divisor = passes if average else 1
-        self._sparse_as_dense = sparse_as_dense
-        self._count: Any = None
-        self._sums: list[Any] = []
+        from horovod.tensorflow.gradient_aggregation import Sums
+
+        self._sums = Sums(passes, average, sparse_as_dense)
 
     def __call__(self, gradients: Sequence[Any], apply: Apply) -> Any:
         import tensorflow as tf
 
-        if not self._sparse_as_dense and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-            raise InvalidRequestError(
-                "backward_passes_per_step > 1 sums gradients in dense variables: IndexedSlices need "
-                "sparse_as_dense=True"
-            )
-        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        with tf.init_scope():
-            if self._count is None:
-                self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
-                self._sums = [None] * len(dense)
-            for index, gradient in enumerate(dense):  # a pass may leave a variable out
-                if self._sums[index] is None and gradient is not None:
-                    self._sums[index] = tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
-        for total, gradient in zip(self._sums, dense, strict=True):
-            if gradient is not None:
-                total.assign_add(gradient)
-        self._count.assign_add(1)
+        whole = self._sums.add(gradients)
 
         def last() -> Any:
-            apply([None if total is None else total / self._divisor for total in self._sums])
-            for total in self._sums:
-                if total is not None:
-                    total.assign(tf.zeros_like(total))
+            apply(whole)
+            self._sums.clear()
             return tf.constant(True)
 
-        return tf.cond(tf.equal(self._count % self._passes, 0), last, lambda: tf.constant(False))
+        return tf.cond(self._sums.is_last, last, lambda: tf.constant(False))
 
 
 def accumulation(passes: int, average: bool, sparse_as_dense: bool) -> Any:

@@ -109,9 +109,9 @@ class Broadcast:
         self._hvd_done = False
         self._hvd_first_run: _FirstRun | None = None
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """This variable is not broadcast: every rank has its own."""
-        self._hvd_local.add(id(variable))
+        self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts where the model is built; a model without weights yet does so at its first update."""

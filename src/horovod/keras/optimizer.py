@@ -31,13 +31,29 @@ class _Distributed:
     _hvd_accumulation: Any = None
     _hvd_start: Callable[[], None] | None = None
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
-        self._hvd_gradients.register_local(variable)
+        self._hvd_gradients.register_local(var)
 
     def _hvd_begin(self) -> None:
         if self._hvd_start is not None:
             self._hvd_start()
+
+    @property
+    def _hvd_by_moves(self) -> bool:
+        return self._hvd_gradients.op == Adasum
+
+    def _hvd_step(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
+        """Runs `update`. With Adasum: and puts the variables to where Adasum of all ranks' moves makes them go."""
+        if not self._hvd_by_moves or not self._hvd_gradients.is_active:
+            return update()
+        shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
+        starts = [_copy(variable) for variable in shared]
+        result = update()
+        moves = [_copy(variable) - start for variable, start in zip(shared, starts, strict=True)]
+        for variable, start, move in zip(shared, starts, self._hvd_gradients(moves, shared), strict=True):
+            variable.assign(start + move)
+        return result
 
 
 class _Keras3(_Distributed):
@@ -50,19 +66,22 @@ class _Keras3(_Distributed):
             self.built = True
         self._hvd_begin()
         update = super().apply  # type: ignore[misc]
-        if self._hvd_accumulation is None:
-            return update(self._hvd_gradients(grads, variables), trainable_variables)
-        return self._hvd_accumulation(
-            grads, lambda whole: update(self._hvd_gradients(whole, variables), trainable_variables)
-        )
+
+        def step(whole: Sequence[Any]) -> Any:
+            reduced = list(whole) if self._hvd_by_moves else self._hvd_gradients(whole, variables)
+            return self._hvd_step(variables, lambda: update(reduced, trainable_variables))
+
+        return step(grads) if self._hvd_accumulation is None else self._hvd_accumulation(grads, step)
 
 
 class _TfKeras(_Distributed):
     """tf-keras' new optimizers."""
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        """The ranks' averages."""
+        """The ranks' averages; not with Adasum, which combines later."""
         pairs = list(grads_and_vars)
+        if self._hvd_by_moves:
+            return pairs
         reduced = self._hvd_gradients([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
@@ -73,14 +92,12 @@ class _TfKeras(_Distributed):
             self.build([variable for _, variable in pairs])  # type: ignore[attr-defined]
         self._hvd_begin()
         update = super().apply_gradients  # type: ignore[misc]
-        if self._hvd_accumulation is None:
-            return update(pairs, *args, **kwargs)
-        variables = [variable for _, variable in pairs]
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
-        def apply(whole: Sequence[Any]) -> Any:
-            return update(list(zip(whole, variables, strict=True)), *args, **kwargs)
+        def step(whole: Sequence[Any]) -> Any:
+            return self._hvd_step(variables, lambda: update(list(zip(whole, variables, strict=True)), *args, **kwargs))
 
-        return self._hvd_accumulation([gradient for gradient, _ in pairs], apply)
+        return step(gradients) if self._hvd_accumulation is None else self._hvd_accumulation(gradients, step)
 
 
 class _LegacyTfKeras(_TfKeras):
@@ -94,6 +111,13 @@ class _LegacyTfKeras(_TfKeras):
         pairs = list(grads_and_vars)
         self._create_all_weights([variable for _, variable in pairs])  # type: ignore[attr-defined]
         return super().apply_gradients(pairs, *args, **kwargs)
+
+
+def _copy(variable: Any) -> Any:
+    """The variable's value now, whatever becomes of the variable."""
+    if isinstance(variable, keras.Variable):
+        return keras.ops.copy(keras.ops.stop_gradient(variable.value))
+    return variable.read_value()
 
 
 def _mixin_of(optimizer: Any) -> type[_Distributed]:
@@ -129,9 +153,10 @@ def distributed(
         raise InvalidRequestError(f"DistributedOptimizer: this {type(optimizer).__name__} is distributed already")
     if backward_passes_per_step < 1:
         raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
-    if options.get("op") == Adasum:
-        raise NotImplementedError(
-            "DistributedOptimizer with op=Adasum is not supported for Keras yet\nhint: Average is the default"
+    if options.get("op") == Adasum and getattr(optimizer, "use_ema", False):
+        raise InvalidRequestError(
+            "DistributedOptimizer: op=Adasum with use_ema=True: the averages over time would be each rank's own\n"
+            "hint: op=Average goes with it"
         )
     options = {"name": name or "DistributedOptimizer", **options}
     if mixin is _Keras3:

@@ -13,6 +13,7 @@
 and `horovodrun -np 4 python train.py` starts it. With Keras: horovod.tensorflow.keras or horovod.keras.
 """
 
+from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
 from horovod.core.context import (
     ccl_built,
     cross_rank,
@@ -37,8 +38,10 @@ from horovod.core.context import (
     start_timeline,
     stop_timeline,
 )
+from horovod.core.legacy import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.ops import (
     Adasum,
     Average,
@@ -72,6 +75,7 @@ from horovod.tensorflow.state import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
@@ -82,12 +86,14 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "LocalGradientAggregationHelper",
     "Max",
     "Min",
     "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -101,6 +107,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -111,6 +118,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -26,6 +26,7 @@ from horovod.core.context import (
     start_timeline,
     stop_timeline,
 )
+from horovod.core.legacy import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.tensorflow.ops import (
     Adasum,
@@ -68,6 +69,7 @@ __all__ = [
     "broadcast",
     "broadcast_",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""op=Adasum for optimizers of tf.compat.v1.train (step 2 of a gradient's way): each rank takes a step of its own, and
+Adasum combines how far the variables moved. Gradients are never reduced, so clipping and momentum are each rank's own.
+Keras optimizers do the same in horovod.keras.optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.tensorflow.gradients import TensorFlowGradients
+
+__all__ = ["Moves"]
+
+
+class Moves:
+    """From where variables were before a step to where they are after it."""
+
+    def __init__(self, reduction: TensorFlowGradients) -> None:
+        self._reduction = reduction
+        self._starts: dict[Any, Any] = {}
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """In a graph of TensorFlow 1: makes a variable for each start, which no condition may do. What a graph reads of
+        a variable that is no resource shares its memory, and changes with it; only a variable of that kind copies."""
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return
+        for variable in variables:
+            if variable.ref() not in self._starts:
+                unique = tf.compat.v1.get_default_graph().unique_name("horovod_start")
+                self._starts[variable.ref()] = tf.compat.v1.get_variable(
+                    unique,
+                    initializer=tf.zeros(variable.shape, variable.dtype.base_dtype),
+                    trainable=False,
+                    use_resource=hasattr(variable, "handle"),
+                )
+
+    def combined(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
+        """Runs `update`, and then puts the variables to where Adasum makes them go. Local ones stay where `update` put
+        them. In a graph: the node that does."""
+        shared = [variable for variable in variables if not self._reduction.is_local(variable)]
+        if not self._reduction.is_active:
+            return update()
+        starts = [self._start_of(variable) for variable in shared]
+        with tf.control_dependencies(starts):
+            updated = update()
+        with tf.control_dependencies([] if updated is None else [updated]):
+            moves = [variable.read_value() - start for variable, start in zip(shared, starts, strict=True)]
+        combined = self._reduction(moves, shared)
+        return tf.group(
+            *(v.assign(start + move) for v, start, move in zip(shared, starts, combined, strict=True)), tf.no_op()
+        )
+
+    def _start_of(self, variable: Any) -> Any:
+        kept = self._starts.get(variable.ref())
+        return variable.read_value() if kept is None else tf.convert_to_tensor(kept.assign(variable))

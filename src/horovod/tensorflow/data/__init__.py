@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's data service for training ranks: other processes, also of other machines, prepare the batches."""

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training ranks whose data is prepared elsewhere, by TensorFlow's data service. Beside a gradient's way.
+
+    horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker config.json        # the compute job
+
+    config = TfDataServiceConfig.read("config.json", wait_for_file_creation=True)        # in the training job
+    dataset = dataset.map(costly).batch(32).send_to_data_service(config, hvd.rank(), hvd.size())
+    ...
+    if hvd.rank() == 0:
+        config.compute_client().shutdown()                                               # ends the compute job
+
+There is one dispatcher for all training ranks, or one for each; workers are dealt to dispatchers evenly. Dispatchers
+run in the compute job, or in the training ranks (dispatcher_side="training"). See docs/data-service.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.settings import Settings
+from horovod.tensorflow.data.registry import ComputeClient
+
+__all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+
+_SAY_AFTER_S = 2.0
+_LOOK_S = 0.1  # a file on a shared disk tells nobody that it is there
+
+
+@dataclasses.dataclass(frozen=True)
+class TfDataServiceConfig:
+    """What the training job must know of the compute job. `key` proves to either that the other has read this."""
+
+    dispatchers: int
+    workers_per_dispatcher: int
+    dispatcher_side: str  # "compute" or "training"
+    addresses: Mapping[str, Sequence[tuple[str, int]]]
+    key: bytes
+    timeout: int = 60  # seconds that one waits for another's registration
+
+    def __post_init__(self) -> None:
+        if self.dispatcher_side not in ("compute", "training"):
+            raise InvalidRequestError(f"dispatcher_side={self.dispatcher_side!r}: expected compute or training")
+
+    def compute_client(self, verbose: int = 1) -> ComputeClient:
+        """A connection to the compute job. See registry.py."""
+        return ComputeClient(self.addresses, self.key, verbose)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can say it."""
+        return {**dataclasses.asdict(self), "key": base64.b64encode(self.key).decode()}
+
+    @staticmethod
+    def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
+        """The opposite. Raises ValueError where something is missing, wrong or unknown."""
+        try:
+            addresses = {
+                str(nic): [(str(host), int(port)) for host, port in listed]
+                for nic, listed in config["addresses"].items()
+            }
+            key = base64.b64decode(config["key"], validate=True)
+            return TfDataServiceConfig(**{**config, "addresses": addresses, "key": key})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRequestError(f"this is no config of the data service: {error!r}") from error
+
+    def write(self, filename: str) -> None:
+        """Writes a file for this user only, as whoever has read it may use the compute job. It is there as a whole, or
+        not yet."""
+        folder = os.path.dirname(os.path.abspath(filename))
+        descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(filename)}.")
+        with open(descriptor, "w") as file:
+            json.dump(self.to_dict(), file)
+        os.replace(path, filename)
+
+    @staticmethod
+    def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
+        """Reads what `write` has written. Waits until it is there with `wait_for_file_creation`, and says so."""
+        started = time.monotonic()
+        said = False
+        while wait_for_file_creation and not os.path.exists(filename):
+            if not said and time.monotonic() - started > _SAY_AFTER_S:
+                said = True
+                print(f"waiting for the data service's config {filename} ...", file=sys.stderr, flush=True)
+            threading.Event().wait(_LOOK_S)
+        with open(filename) as file:
+            try:
+                content = json.load(file)
+            except ValueError as error:
+                raise InvalidRequestError(f"{filename} is no config of the data service: {error}") from error
+        return TfDataServiceConfig.from_dict(content)
+
+
+@contextlib.contextmanager
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
+    """For a training rank: the address of its dispatcher, grpc://..., for tf.data.experimental.service.distribute. With
+    dispatchers on the training side the dispatcher runs in this process while the context is open. Blocks until the
+    dispatcher and all of its workers are there; raises TimeoutError that says who is missing."""
+    own = rank if compute_config.dispatchers > 1 else 0
+    with compute_config.compute_client() as compute:
+        dispatcher = None
+        if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
+            dispatcher, address = _dispatcher(compute.local_address())
+            compute.register_dispatcher(rank, address)
+        try:
+            address = compute.wait_for_dispatcher_registration(own, compute_config.timeout)
+            compute.wait_for_dispatcher_worker_registration(own, compute_config.timeout)
+            yield f"grpc://{address}"
+        finally:
+            if dispatcher is not None:
+                dispatcher.stop()
+
+
+def send_to_data_service(
+    dataset: Any,
+    compute_config: TfDataServiceConfig,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+) -> Any:
+    """The dataset, prepared by the data service; also a method of tf.data.Dataset. `reuse_dataset`: all ranks of one
+    dispatcher share its elements, each element going to one of them. `round_robin`: in turns, which needs `size` and an
+    endless dataset. Raises RuntimeError for dispatchers on the training side, which live in a context of their own:
+    tf_data_service."""
+    if compute_config.dispatcher_side == "training":
+        raise RuntimeError(
+            "send_to_data_service: the dispatcher of this config runs on the training side\n"
+            "hint: with tf_data_service(config, rank) as address: ..."
+        )
+    if round_robin and size is None:
+        raise InvalidRequestError("send_to_data_service: round_robin=True needs the number of ranks, size=")
+    with tf_data_service(compute_config, rank) as address:
+        return dataset.apply(
+            tf.data.experimental.service.distribute(
+                processing_mode=processing_mode,
+                service=address,
+                job_name="horovod" if reuse_dataset or round_robin else None,
+                consumer_index=rank if round_robin else None,
+                num_consumers=size if round_robin else None,
+            )
+        )
+
+
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
+    """What a rank of the compute job does: it runs a worker, the first one of a dispatcher also that, until somebody
+    calls shutdown(). Raises TimeoutError where its dispatcher does not come."""
+    rank = Settings.from_environment().rank or 0
+    dispatcher_id, place = divmod(rank, compute_config.workers_per_dispatcher)
+    with compute_config.compute_client() as compute:
+        host = compute.local_address()
+        servers = []
+        try:
+            if compute_config.dispatcher_side == "compute" and place == 0:
+                dispatcher, address = _dispatcher(host)
+                servers.append(dispatcher)
+                compute.register_dispatcher(dispatcher_id, address)
+            address = compute.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
+            service = tf.data.experimental.service
+            servers.append(
+                service.WorkerServer(
+                    service.WorkerConfig(dispatcher_address=address, worker_address=f"{_bracketed(host)}:%port%")
+                )
+            )
+            compute.register_worker_for_dispatcher(dispatcher_id, rank)
+            compute.wait_for_shutdown()
+        finally:
+            for server in reversed(servers):
+                server.stop()
+
+
+def _dispatcher(host: str) -> tuple[Any, str]:
+    """A dispatcher that has started, and where it listens."""
+    server = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
+    return server, f"{_bracketed(host)}:{server.target.rsplit(':', 1)[1]}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the parts of TensorFlow's data service find each other: its dispatchers, its workers and the training ranks,
+which may be two jobs. Beside a gradient's way.
+
+A rendezvous (launcher/rendezvous_server.py) with a key of its own, which only the owner of the config file knows. Each
+entry is written once, so a part that registers twice must say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from horovod.core.channel import AuthenticationError, ChannelError, ProtocolError
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.network import interface_address
+from horovod.core.rendezvous import Rendezvous
+from horovod.launcher.rendezvous_server import RendezvousServer
+
+__all__ = ["ComputeClient", "ComputeService"]
+
+_WAIT_S = 600.0  # one request's wait for the end
+
+
+class ComputeService:
+    """Listens from construction to `close`, on 127.0.0.1 or on each of `nics`. Any thread may call."""
+
+    def __init__(
+        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Sequence[str] | None = None
+    ) -> None:
+        hosts = {nic: interface_address(nic) for nic in nics or ()} or {"lo": "127.0.0.1"}
+        if len(hosts) > 1:
+            raise InvalidRequestError(f"nics={list(hosts)}: expected one network interface, which all can reach")
+        ((self._nic, host),) = hosts.items()
+        self._server = RendezvousServer(key, host)
+        self._server.put("sizes", [dispatchers, workers_per_dispatcher])
+
+    def addresses(self) -> dict[str, list[tuple[str, int]]]:
+        """(host, port) by network interface."""
+        return {self._nic: [(self._server.address, self._server.port)]}
+
+    def get_port(self) -> int:
+        """The port."""
+        return self._server.port
+
+    def close(self) -> None:
+        """Hangs up on everybody."""
+        self._server.close()
+
+
+class ComputeClient:
+    """A part's connection to the ComputeService. Methods block for at most their time limit and raise ChannelError (a
+    ConnectionError) where the service cannot be reached or has another key, IndexError for a number that the service
+    has not, TimeoutError for what did not come in time. Use as a context, or close."""
+
+    def __init__(
+        self, compute_addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1
+    ) -> None:
+        """Connects to the first address that answers. `verbose` is accepted."""
+        found = [(host, port) for listed in compute_addresses.values() for host, port in listed]
+        errors = []
+        for host, port in found:
+            self._rendezvous = Rendezvous(host, port, key)
+            try:
+                self.dispatchers, self.workers_per_dispatcher = self._sizes()
+                return
+            except (AuthenticationError, ProtocolError):
+                raise
+            except ChannelError as error:
+                errors.append(str(error))
+        raise ChannelError(f"no compute service at {found}: {'; '.join(errors)}")
+
+    def __enter__(self) -> ComputeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._rendezvous.close()
+
+    def local_address(self) -> str:
+        """This host's address on the way to the service, where others can reach this process' servers."""
+        return self._rendezvous.local_address()
+
+    def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
+        """Says where a dispatcher listens. Raises ValueError where it was said to be elsewhere."""
+        self._check("dispatcher", dispatcher_id, self.dispatchers)
+        known = self._rendezvous.compare_and_set(f"dispatcher/{dispatcher_id}", dispatcher_address)
+        if known != dispatcher_address:
+            raise InvalidRequestError(
+                f"dispatcher {dispatcher_id} is registered at {known} already, seen {dispatcher_address}"
+            )
+
+    def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
+        """The dispatcher's address, waited for `timeout` seconds."""
+        self._check("dispatcher", dispatcher_id, self.dispatchers)
+        address = self._rendezvous.get(f"dispatcher/{dispatcher_id}", timeout)
+        if address is None:
+            raise TimeoutError(
+                f"dispatcher {dispatcher_id} of the data service did not register within {timeout} s\n"
+                "hint: start the job that runs it, or give --timeout"
+            )
+        return str(address)
+
+    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
+        """Says that a worker is connected to its dispatcher. Workers are numbered through all dispatchers."""
+        self._check("dispatcher", dispatcher_id, self.dispatchers)
+        self._check("worker", worker_id, self.dispatchers * self.workers_per_dispatcher)
+        self._rendezvous.compare_and_set(f"worker/{worker_id}", dispatcher_id)
+
+    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
+        """Waits `timeout` seconds for all workers of a dispatcher."""
+        self._check("dispatcher", dispatcher_id, self.dispatchers)
+        first = dispatcher_id * self.workers_per_dispatcher
+        wanted = range(first, first + self.workers_per_dispatcher)
+        there = self._rendezvous.get_many([f"worker/{worker}" for worker in wanted], timeout)
+        missing = [worker for worker in wanted if f"worker/{worker}" not in there]
+        if missing:
+            raise TimeoutError(
+                f"workers {missing} of dispatcher {dispatcher_id} of the data service did not register within "
+                f"{timeout} s"
+            )
+
+    def shutdown(self) -> None:
+        """Ends wait_for_shutdown() everywhere, and so the compute job."""
+        self._rendezvous.put("shutdown", True)
+
+    def wait_for_shutdown(self) -> None:
+        """Blocks until somebody has called shutdown()."""
+        while self._rendezvous.get("shutdown", _WAIT_S) is None:
+            pass
+
+    def _sizes(self) -> tuple[int, int]:
+        match self._rendezvous.get("sizes"):
+            case [int(dispatchers), int(workers)]:
+                return dispatchers, workers
+            case other:
+                raise ProtocolError(f"the peer is no compute service: it knows the sizes {other}")
+
+    def _check(self, what: str, number: Any, count: int) -> None:
+        if not 0 <= number < count:
+            raise IndexError(f"{what} {number}: expected 0 to {count - 1}")

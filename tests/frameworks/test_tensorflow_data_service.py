@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's data service for training ranks: a compute job as a user starts it, beside two training ranks that read
+what its workers prepare; and the registry through which they find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+COMPUTE_WORKER = "horovod.tensorflow.data.compute_worker"
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    world = worlds(2, QUIET)
+
+    def start() -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+
+    world.run(start, timeout_s=110)
+    return world
+
+
+@contextlib.contextmanager
+def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Two workers. To be shut down by a training rank: it is ended here only after a test that failed."""
+    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, "-m", COMPUTE_WORKER]
+    job = subprocess.Popen(
+        [*command, *arguments, str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            job.terminate()
+        job.communicate(timeout=20)
+
+
+@pytest.mark.timeout(200)
+def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) -> None:
+    def run(file: str) -> tuple[list[int], list[int], list[int], int]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+
+        config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
+        mode = os.stat(file).st_mode
+        rank, size = hvd.rank(), hvd.size()
+
+        def squares() -> Any:
+            # Where it runs shows in the process: the workers'.
+            return tf.data.Dataset.range(20).map(lambda x: x * x)
+
+        def seen(dataset: Any) -> list[int]:
+            return [int(value) for value in dataset.as_numpy_iterator()]
+
+        own = seen(squares().send_to_data_service(config, rank, size))
+        shared = seen(squares().send_to_data_service(config, rank, size, reuse_dataset=True))
+        turns = squares().repeat().send_to_data_service(config, rank, size, round_robin=True)
+        in_turns = seen(turns.take(4))
+        hvd.allgather_object(None)
+        if rank == 0:
+            with config.compute_client(verbose=2) as compute:
+                compute.shutdown()
+        return own, shared, in_turns, mode
+
+    file = tmp_path / "config.json"
+    with compute_job(file, "--dispatchers", "1") as job:
+        results = world.run(run, str(file), timeout_s=110)
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode == 0, output
+    everything = [x * x for x in range(20)]
+    for own, _, in_turns, mode in results:
+        assert sorted(own) == everything, "two workers share the elements of a rank"
+        assert len(in_turns) == 4 and set(in_turns) <= set(everything)
+        assert stat.S_IMODE(mode) == 0o600, "it holds a key"
+    assert sorted(results[0][1] + results[1][1]) == everything, "the ranks share the elements"
+    assert not file.exists()
+
+
+@pytest.mark.timeout(200)
+def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path) -> None:
+    def run(file: str) -> list[int]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+
+        config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
+        with pytest.raises(RuntimeError, match="hint: with tf_data_service"):
+            tf.data.Dataset.range(3).send_to_data_service(config, hvd.rank())
+        with tf_data_service(config, hvd.rank()) as address:
+            assert address.startswith("grpc://127.0.0.1:")
+            dataset = tf.data.Dataset.range(10).apply(
+                tf.data.experimental.service.distribute(processing_mode="distributed_epoch", service=address)
+            )
+            seen = [int(value) for value in dataset.as_numpy_iterator()]
+            hvd.allgather_object(None)
+        if hvd.rank() == 0:
+            config.compute_client().shutdown()
+        return sorted(seen)
+
+    file = tmp_path / "config.json"
+    with compute_job(file, "--dispatchers", "2", "--dispatcher-side", "training") as job:
+        assert world.run(run, str(file), timeout_s=110) == [list(range(10))] * 2
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode == 0, output
+
+
+def test_who_is_missing_is_named_and_numbers_are_checked() -> None:
+    from horovod.core.channel import AuthenticationError, ChannelError
+    from horovod.tensorflow.data.registry import ComputeClient, ComputeService
+
+    service = ComputeService(2, 3, b"k" * 32)
+    assert service.addresses() == {"lo": [("127.0.0.1", service.get_port())]}
+    with contextlib.closing(service), ComputeClient(service.addresses(), b"k" * 32) as client:
+        with pytest.raises(TimeoutError, match="dispatcher 1 of the data service did not register within 0.01 s"):
+            client.wait_for_dispatcher_registration(1, 0.01)
+        client.register_dispatcher(1, "here:1")
+        client.register_dispatcher(1, "here:1")
+        with pytest.raises(ValueError, match="dispatcher 1 is registered at here:1 already, seen there:2"):
+            client.register_dispatcher(1, "there:2")
+        assert client.wait_for_dispatcher_registration(1, 0.01) == "here:1"
+        for number in (-1, 2):
+            with pytest.raises(IndexError, match=f"dispatcher {number}: expected 0 to 1"):
+                client.wait_for_dispatcher_registration(number, 0.01)
+        with pytest.raises(IndexError, match="worker 6: expected 0 to 5"):
+            client.register_worker_for_dispatcher(1, 6)
+        for worker in (0, 3, 5):
+            client.register_worker_for_dispatcher(worker // 3, worker)
+        with pytest.raises(TimeoutError, match=r"workers \[4\] of dispatcher 1"):
+            client.wait_for_dispatcher_worker_registration(1, 0.01)
+        client.register_worker_for_dispatcher(1, 4)
+        client.wait_for_dispatcher_worker_registration(1, 0.01)
+        with pytest.raises(AuthenticationError):
+            ComputeClient(service.addresses(), b"x" * 32)
+    with pytest.raises(ChannelError, match="no compute service at"):
+        ComputeClient({"lo": []}, b"k" * 32)
+
+
+def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
+    from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+
+    config = TfDataServiceConfig(1, 2, "compute", {"eth0": [("10.0.0.1", 5)]}, bytes(range(32)), timeout=7)
+    file = tmp_path / "config.json"
+    config.write(str(file))
+    assert TfDataServiceConfig.read(str(file)) == config == TfDataServiceConfig.from_dict(config.to_dict())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    for wrong in ("[]", "{}", "no json", file.read_text().replace('"dispatchers"', '"workers"')):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match="no config of the data service"):
+            TfDataServiceConfig.read(str(file))
+    with pytest.raises(ValueError, match="expected compute or training"):
+        TfDataServiceConfig(1, 2, "both", {}, b"")
+    with pytest.raises(FileNotFoundError):
+        TfDataServiceConfig.read(str(tmp_path / "none"))
+
+
+def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", COMPUTE_WORKER, "--dispatchers", "2", str(tmp_path / "config.json")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert result.returncode == 1 and "1 workers cannot be dealt to 2 dispatchers evenly" in result.stderr
+    assert not list(tmp_path.iterdir())
