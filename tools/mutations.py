@@ -575,6 +575,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_keras.py", "-k", "training_equals_one_process and tensorflow-SGD"),),
     ),
     Mutation(
+        "keras-scaled-loss-alone",
+        "src/horovod/keras/optimizer.py",
+        "reduced = self._hvd_gradients(list(grads), self._trainable_variables)",
+        "reduced = list(grads)",
+        "with JAX and a scaled loss every rank trains alone",
+        (python("tests/frameworks/test_keras.py", "-k", "mixed_precision and jax-mixed_float16"),),
+    ),
+    Mutation(
         "keras-momentum-stays",
         "src/horovod/keras/callback_parts.py",
         "velocity.assign(velocity * (after / before))",
