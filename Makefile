@@ -28,15 +28,23 @@ TF_KERAS := $(PIP) --no-deps tf-keras==2.21.0
 LINT_BIN := .venv-lint/bin
 PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 
-.PHONY: demo data quick test fuzz lint check-all install install-quick native clean
+# The oldest TensorFlow that is served, in an environment of its own.
+OLDEST := .venv-tensorflow-oldest
+OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
+TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
+  test_tensorflow_traps.py test_keras.py)
+
+.PHONY: demo data quick test fuzz lint check-all install install-oldest install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
-test: install native data fuzz
+test: install install-oldest native data fuzz
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
+	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q \
+	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
 
 quick: install-quick native
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
@@ -62,10 +70,18 @@ lint: .venv-lint/created native
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
 	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
 
-# As a user installs it: an isolated build from nothing.
+# As a user installs it: an isolated build from nothing. pip takes no wheel of a version that is there already.
 install: .venv/created
-	@$(STEP) "install horovod" $(PIP) '.[test]'
+	@rm -rf build/dist
+	@$(STEP) "build the wheel" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps -w build/dist .
+	@$(STEP) "install horovod" sh -c \
+	  'wheel=$$(echo build/dist/hvd-*.whl) && $(PIP) "$$wheel[test]" && $(PIP) --force-reinstall --no-deps "$$wheel"'
 	@$(STEP) "install tf-keras" $(TF_KERAS)
+
+# From the same wheel.
+install-oldest: install $(OLDEST)/created
+	@$(STEP) "install beside the oldest TensorFlow" sh -c '$(OLDEST_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
+	@$(STEP) --show "one library for every TensorFlow" tools/same-library .venv $(OLDEST)
 
 # Rebuilds only what changed.
 install-quick: .venv/created
@@ -79,6 +95,11 @@ native: .venv/created
 	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
 	@touch $@
 
+$(OLDEST)/created: pyproject.toml
+	@$(STEP) "create $(OLDEST)" sh -c "$(PYTHON) -m venv --clear $(OLDEST) && \
+	  $(PYTHON) tools/requirements test-tensorflow-oldest | xargs -d '\n' $(OLDEST_PIP)"
+	@touch $@
+
 .venv-lint/created: pyproject.toml
 	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
 	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
@@ -90,4 +111,4 @@ native: .venv/created
 	@touch $@
 
 clean:
-	rm -rf build .venv .venv-lint .venv-fuzz
+	rm -rf build .venv .venv-lint .venv-fuzz $(OLDEST)

@@ -5,21 +5,18 @@ the whole batch, replicas stay equal, callbacks do what they say, models are sav
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.frameworks import TENSORFLOW_ENV
 from support.world import World, WorldPool
 
 pytest.importorskip("keras", reason="not run: keras is not installed")
 
-QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "JAX_PLATFORMS": "cpu",
-}
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BACKENDS = ["tensorflow", "torch", "jax"]
 
 
@@ -28,7 +25,7 @@ def started(worlds: WorldPool, backend: str, legacy: bool = False) -> World:
         pytest.skip(f"not run: {backend} is not installed")
     if legacy and importlib.util.find_spec("tf_keras") is None:
         pytest.skip("not run: tf_keras is not installed")
-    env = {**QUIET, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
+    env = {**TENSORFLOW_ENV, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
     world = worlds(2, env)
 
     def start() -> None:
@@ -60,8 +57,8 @@ def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return inputs, (inputs @ np.arange(6, dtype=np.float32))[:, None]
 
 
-def difference_to_one_process(name: str, legacy: str = "") -> float:
-    """Trains on halves with Horovod and on the whole without; how far the weights are apart."""
+def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -> float:
+    """Trains on halves with Horovod and on the whole without; how far the weights are apart. scale: of the targets."""
     import horovod.keras as hvd
 
     if legacy:
@@ -75,6 +72,7 @@ def difference_to_one_process(name: str, legacy: str = "") -> float:
         optimizers = keras.optimizers
     arguments = {"SGD": {"momentum": 0.9}}.get(name, {})
     inputs, targets = data()
+    targets = targets * np.float32(scale)
     rank = hvd.rank()
 
     def trained(distributed: bool) -> np.ndarray[Any, Any]:
@@ -101,6 +99,7 @@ def difference_to_one_process(name: str, legacy: str = "") -> float:
     return float(np.max(np.abs(trained(True) - trained(False))))
 
 
+@pytest.mark.oldest_tensorflow
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
 def test_training_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
     assert max(world.run(difference_to_one_process, name, timeout_s=110)) < 2e-5
@@ -110,6 +109,132 @@ def test_training_equals_one_process_on_the_whole_batch(world: World, name: str)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
 def test_tf_keras_training_equals_one_process_on_the_whole_batch(legacy: World, name: str, kind: str) -> None:
     assert max(legacy.run(difference_to_one_process, name, kind, timeout_s=110)) < 2e-5
+
+
+def difference_with_embeddings(name: str, legacy: bool) -> tuple[float, bool]:
+    """As difference_to_one_process, with a table of which a batch takes a few rows, some twice; and whether the
+    gradient of the table was sparse."""
+    import horovod.keras as hvd
+
+    if legacy:
+        import tensorflow as tf
+
+        keras: Any = tf.keras
+    else:
+        import keras
+    arguments = {"SGD": {"momentum": 0.9}}.get(name, {})
+    ids = np.random.default_rng(4).integers(0, 12, (32, 3))
+    targets = np.sin(ids.sum(axis=1, keepdims=True)).astype(np.float32)
+    rank, sparse = hvd.rank(), []
+
+    def trained(distributed: bool) -> np.ndarray[Any, Any]:
+        keras.utils.set_random_seed(7)
+        table = keras.layers.Embedding(12, 4)
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        optimizer = getattr(keras.optimizers, name)(0.05, **arguments)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+            reduce = optimizer._hvd_gradients.is_sparse
+            optimizer._hvd_gradients.is_sparse = lambda gradient: sparse.append(reduce(gradient)) or sparse[-1]
+        model.compile(optimizer=optimizer, loss="mse")
+        rows, batch = (slice(rank, None, 2), 4) if distributed else (slice(0, None), 8)
+        model.fit(ids[rows], targets[rows], batch_size=batch, epochs=2, shuffle=False, verbose=0)
+        return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+    return float(np.max(np.abs(trained(True) - trained(False)))), any(sparse)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+def test_training_with_embeddings_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
+    def run(name: str, train: Any) -> list[Any]:
+        import keras
+
+        difference, was_sparse = train(name, False)
+        return [difference, was_sparse == (keras.backend.backend() == "tensorflow")]
+
+    for difference, is_as_expected in world.run(run, name, difference_with_embeddings, timeout_s=110):
+        assert difference < 2e-5 and is_as_expected
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+def test_tf_keras_training_with_embeddings_equals_one_process_on_the_whole_batch(legacy: World, name: str) -> None:
+    for difference, was_sparse in legacy.run(difference_with_embeddings, name, True, timeout_s=110):
+        assert difference < 2e-5 and was_sparse
+
+
+@pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)])
+def test_training_in_mixed_precision_is_near_to_one_process_on_the_whole_batch(
+    world: World, policy: str, tolerance: float
+) -> None:
+    def run(policy: str, train: Any) -> float:
+        import keras
+
+        keras.config.set_dtype_policy(policy)
+        try:
+            return float(train("SGD", scale=0.1))  # no infinities, which make steps of the two be skipped differently
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    assert max(world.run(run, policy, difference_to_one_process, timeout_s=110)) < tolerance
+
+
+def weights_under_a_schedule(momentum_correction: bool, legacy: str = "") -> list[float]:
+    """A weight whose gradient is 1 is trained with momentum while the rate falls to a tenth in every epoch: the weight
+    after every batch."""
+    if legacy:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        keras: Any = tf.keras
+        optimizers: Any = keras.optimizers.legacy if legacy == "legacy" else keras.optimizers
+        mean: Any = tf.reduce_mean
+    else:
+        import keras
+
+        import horovod.keras as hvd
+
+        optimizers, mean = keras.optimizers, keras.ops.mean
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.5))
+    model.compile(optimizer=optimizer, loss=lambda truth, seen: mean(seen) + 0.0 * mean(truth))
+    weights: list[float] = []
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if hasattr(model, "jax_state_sync"):
+                model.jax_state_sync()
+            weights.append(float(model.get_weights()[0][0, 0]))
+
+    ones = np.ones((8, 1), np.float32)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.1, momentum_correction=momentum_correction)
+    model.fit(ones, ones, batch_size=4, epochs=3, verbose=0, callbacks=[schedule, Watch()])
+    return weights
+
+
+def expected_under_a_schedule(momentum_correction: bool) -> list[float]:
+    weight = velocity = 0.0
+    weights = []
+    for epoch in range(3):
+        for batch in range(2):
+            if batch == 0 and epoch > 0 and momentum_correction:
+                velocity *= 0.1
+            velocity = 0.5 * velocity - 0.1 * 0.1**epoch
+            weight += velocity
+            weights.append(weight)
+    return weights
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_momentum_follows_the_learning_rate(world: World, legacy: World, correction: bool) -> None:
+    expected = expected_under_a_schedule(correction)
+    for weights in world.run(weights_under_a_schedule, correction, timeout_s=110):
+        assert np.allclose(weights, expected, rtol=1e-4), weights
+    for kind in ("new", "legacy"):
+        for weights in legacy.run(weights_under_a_schedule, correction, kind, timeout_s=110):
+            assert np.allclose(weights, expected, rtol=1e-4), (kind, weights)
 
 
 def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world: World) -> None:
@@ -139,6 +264,7 @@ def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world:
         assert first == second and first[0] == 4
 
 
+@pytest.mark.oldest_tensorflow
 def test_the_compiled_path_is_taken(tensorflow: World) -> None:
     def run() -> int:
         import keras
@@ -302,7 +428,7 @@ def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
     assert tensorflow.run(run) == [[[0.5], [-1.5]], [[0.0], [-1.5]]]
 
 
-def test_loss_scaling_skips_the_same_steps_on_all_ranks(tensorflow: World) -> None:
+def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
     def run() -> list[Any]:
         import keras
         from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
@@ -325,7 +451,7 @@ def test_loss_scaling_skips_the_same_steps_on_all_ranks(tensorflow: World) -> No
         model.fit(inputs, targets, batch_size=16, shuffle=False, verbose=0)
         return [int(model.optimizer.iterations), model.get_weights()[0].ravel().tolist()]
 
-    first, second = tensorflow.run(run, timeout_s=110)
+    first, second = world.run(run, timeout_s=110)
     assert first == second and np.all(np.isfinite(first[1]))
 
 
@@ -383,6 +509,63 @@ def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
             return str(error)
         return "no error"
 
-    with World(2, {**QUIET, "KERAS_BACKEND": "tensorflow"}) as world:
+    with World(2, TENSORFLOW_ENV) as world:
         outcomes = world.run_each(run, timeout_s=110)
     assert "rank 1" in outcomes[0].value
+
+
+@pytest.mark.timeout(300)
+def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common import mnist
+
+    folder = Path(os.environ.get("HVD_TEST_MNIST") or Path.home() / ".cache" / "hvd" / "mnist")
+    if not mnist._complete(folder):
+        pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
+
+    def run(folder: str, examples: str) -> list[float]:
+        import sys
+        from pathlib import Path
+
+        import keras
+
+        import horovod.keras as hvd
+
+        sys.path.insert(0, examples)
+        from common import mnist
+
+        digits = mnist._read(Path(folder))
+        rank, size = hvd.rank(), hvd.size()
+        images, tests = (part[..., None] / np.float32(255) for part in (digits.train_images, digits.test_images))
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
+                keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * size))
+        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(0.001 * size, warmup_epochs=1),
+        ]
+        model.fit(
+            images[rank::size],
+            digits.train_labels[rank::size],
+            batch_size=64,
+            epochs=3,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        accuracy = model.evaluate(tests, digits.test_labels, batch_size=500, verbose=0)[1]
+        return [float(accuracy), float(np.sum(model.get_weights()[0]))]
+
+    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), timeout_s=280)
+    assert first == second and first[0] >= 0.98, (first, second)

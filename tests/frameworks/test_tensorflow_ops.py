@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.tensorflow's operations: eagerly, in tf.function, in graphs of TensorFlow 1 and in what XLA compiles; their
-gradients and errors; and TensorFlow's ways of breaking collectives (native/shims/tensorflow)."""
+gradients and errors."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = worlds(2, QUIET)
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-
-    world.run(start, timeout_s=110)
-    return world
+    return tensorflow_world(worlds)
 
 
 def modes(function: Any) -> Any:
@@ -64,6 +56,7 @@ def test_reductions_of_every_dtype(world: World, dtype: str) -> None:
     assert world.run(run, dtype) == [[], []]
 
 
+@pytest.mark.oldest_tensorflow
 def test_every_operation_in_every_mode(world: World) -> None:
     def run() -> list[str]:
         import tensorflow as tf
@@ -166,6 +159,7 @@ def test_sparse_tensors_are_gathered(world: World) -> None:
     assert world.run(run) == [[[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [2, 2]]] * 2
 
 
+@pytest.mark.oldest_tensorflow
 def test_gradients_of_every_operation(world: World) -> None:
     def run() -> list[str]:
         import tensorflow as tf
@@ -206,6 +200,7 @@ def test_gradients_of_every_operation(world: World) -> None:
     assert world.run(run) == [[], []]
 
 
+@pytest.mark.oldest_tensorflow
 def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
     def run() -> bool:
         import tensorflow as tf
@@ -232,73 +227,6 @@ def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
     assert world.run(run) == [True, True]
 
 
-def test_direct_calls_are_neither_pruned_nor_folded_nor_merged(world: World) -> None:
-    def run() -> list[int]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.context import statistics
-
-        @tf.function
-        def step() -> Any:
-            hvd.allreduce(tf.ones(3), name="unused")
-            hvd.barrier()
-            same = [hvd.allreduce(tf.ones(3)), hvd.allreduce(tf.ones(3))]
-            return same[0] + same[1]
-
-        step()
-        before = statistics()["tensors"]
-        step()
-        return [statistics()["tensors"] - before]
-
-    assert world.run(run) == [[3], [3]]
-
-
-def test_the_gradient_of_a_constant_is_reduced_in_every_step(world: World) -> None:
-    def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.context import statistics
-
-        weight = tf.Variable([1.0, 2.0])
-
-        @tf.function
-        def step() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(weight) * float(hvd.rank() + 1)
-            return hvd.DistributedGradientTape(tape).gradient(loss, weight)
-
-        step()
-        before = statistics()["tensors"]
-        return [step().numpy().tolist(), step().numpy().tolist(), statistics()["tensors"] - before]
-
-    assert world.run(run) == [[[1.5, 1.5], [1.5, 1.5], 2]] * 2
-
-
-def test_one_thread_is_enough_and_nothing_completes_before_all_is_submitted() -> None:
-    """The ranks submit in opposite orders: a kernel that waited for its peers would wait for ever."""
-
-    def run() -> list[Any]:
-        import tensorflow as tf
-
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-        order = range(40) if hvd.rank() == 0 else range(39, -1, -1)
-        with tf.Graph().as_default() as graph:
-            nodes = {i: hvd.allreduce(tf.fill([1000], float(i)), op=hvd.Sum, name=f"t{i}") for i in order}
-            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-            with tf.compat.v1.Session(graph=graph, config=config) as session:
-                results = [session.run(nodes) for _ in range(3)][-1]
-        return [float(results[i][0]) for i in range(40)]
-
-    with World(2, QUIET) as world:
-        assert world.run(run, timeout_s=110) == [[2.0 * i for i in range(40)]] * 2
-
-
 def test_a_lost_rank_is_named(worlds: WorldPool) -> None:
     def run() -> str:
         import os
@@ -317,12 +245,13 @@ def test_a_lost_rank_is_named(worlds: WorldPool) -> None:
             return str(error)
         return "no error"
 
-    with World(2, QUIET) as world:
+    with World(2, TENSORFLOW_ENV) as world:
         outcomes = world.run_each(run, timeout_s=110)
     assert "rank 1" in outcomes[0].value and "lonely" in outcomes[0].value
     assert outcomes[1].died
 
 
+@pytest.mark.oldest_tensorflow
 def test_steps_that_xla_compiles_reduce(world: World) -> None:
     def run() -> list[Any]:
         import tensorflow as tf

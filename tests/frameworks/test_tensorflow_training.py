@@ -3,28 +3,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
-
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = worlds(2, QUIET)
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-
-    world.run(start, timeout_s=110)
-    return world
+    return tensorflow_world(worlds)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -269,3 +265,18 @@ def test_old_import_places_hold_the_same_functions() -> None:
     assert hash(references) is not None
     again = util.refs_to_vars(references)
     assert again[0] is variables[0] and again[1][0] is variables[1][0]
+
+
+def test_the_benchmark_of_a_step_runs(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "tensorflow_step.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--rounds", "1", "--calls", "1", "--json", str(record)],
+        env={**os.environ, **TENSORFLOW_ENV, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(record.read_text())["rows"]
+    assert row["tensors"] == 160 and set(row["seconds"]) == {"plain", "horovod", "py_function"}

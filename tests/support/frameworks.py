@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from support.world import World, WorldPool
 
 Array = np.ndarray[Any, Any]
 NAMES = ("core", "torch")  # those that have every form of an operation
@@ -19,6 +22,8 @@ TENSORFLOW_ENV = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_NUM_INTEROP_THREADS": "4",
+    "JAX_PLATFORMS": "cpu",
     "KERAS_BACKEND": "tensorflow",
     "TF_USE_LEGACY_KERAS": "0",
 }
@@ -239,6 +244,19 @@ class SetModule:
             return value(*arguments, **options, process_set=self.process_set)
 
         return call
+
+
+def tensorflow_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
+    """A world of the pool whose ranks have imported TensorFlow, which takes long, and called init."""
+    world = worlds(size, {**TENSORFLOW_ENV, **env})
+    world.run(_start_tensorflow, timeout_s=110)
+    return world
+
+
+def _start_tensorflow() -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
 
 
 def load(name: str) -> Any:

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ _WARM_UP_CALLS = 100
 class Session:
     """One run's output, on rank 0: the others print and write nothing. Joins the job."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, program: Sequence[str] = ("python", "-m", "horovod.bench")) -> None:
         hvd.init()
+        self._program = program
         self.rows: list[dict[str, Any]] = []
         self._path = path
         self._before: dict[str, Any] = {}
@@ -64,7 +66,7 @@ class Session:
             print("the cache-line hop changed: no record is written\nhint: run it again", file=sys.stderr, flush=True)
             return 1
         facts = {"ranks": hvd.size(), "before": self._before, "after": after, "gloo": self._why_no_gloo}
-        write_record(self._path, {**facts, "rows": self.rows})
+        write_record(self._path, self._program, {**facts, "rows": self.rows})
         print(f"record written to {self._path}", flush=True)
         return 0
 
@@ -87,11 +89,11 @@ def _hop_text(hop_ns: int | None) -> str:
     return f"{hop_ns} ns" if hop_ns else "not measured (no shared memory, or ranks take turns on a core)"
 
 
-def write_record(path: str, measured: dict[str, Any]) -> None:
-    """Writes one JSON file. Raises OSError where it cannot."""
+def write_record(path: str, program: Sequence[str], measured: dict[str, Any]) -> None:
+    """Writes one JSON file. `program`: the command without its arguments. Raises OSError where it cannot."""
     record = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": ["python", "-m", "horovod.bench", *sys.argv[1:]],
+        "command": [*program, *sys.argv[1:]],
         "version": __version__,
         "commit": _commit(),
         "machine": {

@@ -74,6 +74,22 @@ class _Keras3(_Distributed):
         return step(grads) if self._hvd_accumulation is None else self._hvd_accumulation(grads, step)
 
 
+class _LossScale(_Keras3):
+    """Keras' scaling of the loss, around an optimizer. JAX takes its stateless_apply, which does not go through
+    apply()."""
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
+        """As the optimizer's own, with gradients averaged over the ranks."""
+        if self._hvd_by_moves:
+            raise NotImplementedError(
+                "op=Adasum with scaling of the loss is not supported with Keras' backend JAX\n"
+                "hint: mixed_bfloat16 needs no scaling"
+            )
+        self._hvd_begin()
+        reduced = self._hvd_gradients(list(grads), self._trainable_variables)  # type: ignore[attr-defined]
+        return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+
 class _TfKeras(_Distributed):
     """tf-keras' new optimizers."""
 
@@ -121,6 +137,8 @@ def _copy(variable: Any) -> Any:
 
 
 def _mixin_of(optimizer: Any) -> type[_Distributed]:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return _LossScale
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return _Keras3
     if hasattr(optimizer, "aggregate_gradients") and hasattr(optimizer, "apply_gradients"):
@@ -159,7 +177,7 @@ def distributed(
             "hint: op=Average goes with it"
         )
     options = {"name": name or "DistributedOptimizer", **options}
-    if mixin is _Keras3:
+    if issubclass(mixin, _Keras3):
         gradients = backend_gradients(**options)
     else:
         from horovod.tensorflow.gradients import TensorFlowGradients

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's ways of breaking collectives (native/shims/tensorflow), each as a test that fails when it does: kernels
+that block, a `done` that is called too late or from the wrong place, operations that are pruned, folded, merged, or
+kept in program order where they need not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.frameworks import tensorflow_world
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+pytestmark = pytest.mark.oldest_tensorflow
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    return tensorflow_world(worlds)
+
+
+@pytest.fixture(scope="module")
+def one_thread(worlds: WorldPool) -> World:
+    """TensorFlow has a single thread to run nodes on."""
+    return tensorflow_world(worlds, TF_NUM_INTEROP_THREADS="1", TF_NUM_INTRAOP_THREADS="1")
+
+
+def test_direct_calls_are_neither_pruned_nor_folded_nor_merged(world: World) -> None:
+    def run() -> list[int]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core.context import statistics
+
+        @tf.function
+        def step() -> Any:
+            hvd.allreduce(tf.ones(3), name="unused")
+            hvd.barrier()
+            same = [hvd.allreduce(tf.ones(3)), hvd.allreduce(tf.ones(3))]
+            return same[0] + same[1]
+
+        step()
+        before = statistics()["tensors"]
+        step()
+        return [statistics()["tensors"] - before]
+
+    assert world.run(run) == [[3], [3]]
+
+
+def test_the_gradient_of_a_constant_is_reduced_in_every_step(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core.context import statistics
+
+        weight = tf.Variable([1.0, 2.0])
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight) * float(hvd.rank() + 1)
+            return hvd.DistributedGradientTape(tape).gradient(loss, weight)
+
+        step()
+        before = statistics()["tensors"]
+        return [step().numpy().tolist(), step().numpy().tolist(), statistics()["tensors"] - before]
+
+    assert world.run(run) == [[[1.5, 1.5], [1.5, 1.5], 2]] * 2
+
+
+def test_operations_are_stateful_but_for_gradients(world: World) -> None:
+    """Stateful nodes of a function run one after the other; others may be merged and folded."""
+
+    def run() -> dict[str, bool]:
+        from tensorflow.python.framework import op_def_registry
+
+        from horovod.tensorflow.shim import operations
+
+        operations()
+        names = ["Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Barrier", "ReduceGradient"]
+        return {name: op_def_registry.get(f"Horovod{name}").is_stateful for name in names}
+
+    for seen in world.run(run):
+        assert [name for name, is_stateful in seen.items() if not is_stateful] == ["ReduceGradient"]
+
+
+def test_one_thread_is_enough_and_nothing_completes_before_all_is_submitted(one_thread: World) -> None:
+    """The ranks submit in opposite orders: a kernel that waited for its peers would wait for ever."""
+
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        order = range(40) if hvd.rank() == 0 else range(39, -1, -1)
+        with tf.Graph().as_default() as graph:
+            nodes = {i: hvd.allreduce(tf.fill([1000], float(i)), op=hvd.Sum, name=f"t{i}") for i in order}
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+            with tf.compat.v1.Session(graph=graph, config=config) as session:
+                results = [session.run(nodes) for _ in range(3)][-1]
+        return [float(results[i][0]) for i in range(40)]
+
+    assert one_thread.run(run) == [[2.0 * i for i in range(40)]] * 2
+
+
+def test_gradients_of_a_function_may_be_ready_in_another_order_on_every_rank(one_thread: World) -> None:
+    def run() -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        weights = [tf.Variable(float(i + 1)) for i in range(20)]
+        order = weights if hvd.rank() == 0 else weights[::-1]  # backward reaches the last one first
+
+        @tf.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                for weight in order:
+                    x = tf.tanh(x) * weight / tf.stop_gradient(weight)
+            return hvd.DistributedGradientTape(tape).gradient(x, weights)
+
+        return [float(gradient) for gradient in [step(tf.constant(0.5)) for _ in range(3)][-1]]
+
+    first, second = one_thread.run(run)
+    assert first == second and all(np.isfinite(first)) and len(first) == 20
+
+
+def test_the_only_thread_is_free_while_an_operation_waits(one_thread: World, tmp_path: Path) -> None:
+    """The kernel has returned by then: who calls its `done` is another thread, long after."""
+
+    def run(folder: str) -> float:
+        import threading
+        from pathlib import Path
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        began, is_free = Path(folder) / "began", Path(folder) / "is free"
+
+        def mark(value: Any) -> Any:
+            began.touch()
+            return value
+
+        with tf.Graph().as_default() as graph:
+            waits = hvd.allreduce(tf.numpy_function(mark, [tf.ones(3)], tf.float32), op=hvd.Sum, name="waits")
+            other = tf.random.uniform([4])  # no constant
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+            with tf.compat.v1.Session(graph=graph, config=config) as session:
+                if hvd.rank() == 1:
+                    while not is_free.exists():
+                        pass
+                    return float(session.run(waits)[0])
+                results: list[Any] = []
+                thread = threading.Thread(target=lambda: results.append(session.run(waits)))
+                thread.start()
+                while not began.exists():
+                    pass
+                for _ in range(10):
+                    session.run(other)
+                assert not results
+                is_free.touch()
+                thread.join()
+        return float(results[0][0])
+
+    assert one_thread.run(run, str(tmp_path)) == [2.0, 2.0]
+
+
+def test_gradients_are_reduced_while_backward_still_runs(world: World) -> None:
+    """By timestamps: the backward pass of the first layer waits for the reduction of the last one's gradient."""
+
+    def run() -> list[Any]:
+        import threading
+        import time
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        first, last = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+        was_reduced = threading.Event()
+        times: dict[str, float] = {}
+
+        def stamp(name: str, value: Any) -> Any:
+            times[name] = time.monotonic()
+            return value
+
+        def wait(gradient: Any) -> Any:
+            stamp("backward began", gradient)
+            assert was_reduced.wait(timeout=30), "the reduction waits for the backward pass"
+            return stamp("backward ended", gradient)
+
+        def note(gradient: Any) -> Any:
+            was_reduced.set()
+            return stamp("reduced", gradient)
+
+        def call(function: Any, tensor: Any) -> Any:
+            result = tf.numpy_function(function, [tensor], tf.float32, stateful=False)
+            result.set_shape(tensor.shape)
+            return result
+
+        @tf.custom_gradient
+        def layer(x: Any) -> Any:
+            return tf.identity(x), lambda gradient: call(wait, gradient)
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(first * 2.0) * last * (hvd.rank() + 1.0))
+            gradients = hvd.DistributedGradientTape(tape).gradient(loss, [first, last])
+            return gradients[0], call(note, gradients[1])
+
+        for _ in range(3):  # the first is traced
+            was_reduced.clear()
+            values = [value.numpy().tolist() for value in step()]
+        assert times["reduced"] < times["backward ended"], times
+        return values
+
+    assert world.run(run) == [[[9.0, 12.0], [3.0, 6.0]]] * 2
+
+
+def test_where_xla_cannot_hold_reductions_a_model_is_switched_off_it_with_a_warning(world: World) -> None:
+    def run() -> float:
+        import keras
+        import tensorflow as tf
+
+        import horovod.keras as hvd
+        import horovod.tensorflow
+        from horovod.tensorflow import xla
+
+        found, xla.is_available = xla.is_available, lambda: False
+        try:
+            with pytest.raises(NotImplementedError, match="jit_compile=False"):
+                tf.function(lambda x: horovod.tensorflow.allreduce(x), jit_compile=True, autograph=False)(tf.ones(3))
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            with pytest.warns(UserWarning, match="jit_compile is switched off"):
+                model.compile(optimizer=optimizer, loss="mse", jit_compile=True)
+            assert not model.jit_compile
+            model.fit(np.ones((4, 2)) * hvd.rank(), np.zeros((4, 1)), verbose=0)
+            return float(model.get_weights()[0][0, 0])
+        finally:
+            xla.is_available = found
+
+    first, second = world.run(run)
+    # Of rank 1 alone there is a gradient, 2 * 2 * 1: half of it on both.
+    assert first == second == pytest.approx(1.0 - 0.1 * 2.0)
