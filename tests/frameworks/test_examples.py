@@ -79,7 +79,7 @@ def number_after(text: str, output: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--batch-size", "32", "--steps")
     first = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "20")
@@ -94,14 +94,14 @@ def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> N
     assert number_after("accuracy", second) > number_after("accuracy", first)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("03_tensorflow_v1_adagrad", tmp_path, "--data-dir", data, "--steps", "30")
     assert "2 ranks, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
     assert (tmp_path / "model.ckpt-30.index").exists()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("04_keras_mnist", tmp_path, "--data-dir", data, "--steps", "20", "--epochs", "2")
     assert "Epoch 2/2" in output and "10/10" in output, "the ranks share the steps"
@@ -109,7 +109,7 @@ def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     assert number_after("accuracy", output.splitlines()[-1]) > 0.3
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     arguments = ("--steps", "8", "--epochs", "2", "--count", "64")
     output = with_tensorflow("05_keras_cats_and_dogs", tmp_path, *arguments)
@@ -117,7 +117,7 @@ def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     assert number_after("training accuracy", output) > 0.6
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--epochs", "1", "--images", "4000")
     output = with_tensorflow("06_tensorflow_validation", tmp_path, *arguments)
@@ -125,7 +125,7 @@ def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     assert (tmp_path / "model-1.index").exists()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
     pytest.importorskip("ipykernel", reason="not run: ipykernel is not installed")
@@ -147,7 +147,7 @@ def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.Monkey
     notebook = nbformat.read(EXAMPLES / "07_notebook" / "mnist.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without what a run has printed"
     client = nbclient.NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLES / "07_notebook")}}
+        notebook, timeout=240, resources={"metadata": {"path": str(EXAMPLES / "07_notebook")}}
     )
     client.execute()
     printed = "".join(
