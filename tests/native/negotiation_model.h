@@ -74,7 +74,7 @@ struct Coordinating {
 enum class LaneState : uint8_t { kIdle, kArriving, kWaiting };
 
 constexpr size_t kNames = 2;
-constexpr uint32_t kIds = 2;
+constexpr uint32_t kIds = 4;  // as many as plans of three rounds take where none is given back
 
 struct Known {  // what the log has defined, as far as this rank has read
   uint32_t id = kNoId;
@@ -276,7 +276,7 @@ class Checker {
   }
 
   Tally<PlainWord, Bugs> tally(World* world, int host, uint32_t id) const {
-    return {PlainWord(world->cells[host][id]), members_[host], across_hosts()};
+    return {PlainWord(world->cells[host].at(id)), members_[host], across_hosts()};
   }
 
   static void append(World* world, int host, const Decision& record) {
