@@ -106,6 +106,7 @@ class Broadcast:
     def _hvd_setup(self, root_rank: int, device: str, local_variables: Any) -> None:
         self._hvd_root_rank = root_rank
         self._hvd_local = {id(variable) for variable in local_variables or ()}
+        self._hvd_of: Any = None  # the model that the next two are about
         self._hvd_done = False
         self._hvd_first_run: _FirstRun | None = None
 
@@ -114,7 +115,10 @@ class Broadcast:
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts where the model is built; a model without weights yet does so at its first update."""
+        """Broadcasts where the model is built; a model without weights yet does so at its first update. Once for each
+        model: scripts give one list of callbacks to the models of all folds."""
+        if self._hvd_of is not self.model:
+            self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:
             return
         if self.model.built and self.model.weights:
