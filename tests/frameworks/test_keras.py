@@ -476,3 +476,34 @@ def test_loss_scaling_of_tf_keras_either_way_about(legacy: World, kind: str, ins
 
     # As with Keras 3: the second step is skipped by both.
     assert legacy.run(run, kind, inside, timeout_s=110) == [[4.0, -2.25]] * 2
+
+
+def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: World, legacy: World) -> None:
+    def run() -> list[list[str]]:
+        import warnings
+
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        class OwnStep(tf.keras.Sequential):  # type: ignore[misc]
+            def train_step(self, *arguments: Any, **keywords: Any) -> Any:
+                return super().train_step(*arguments, **keywords)
+
+        def warned_of(kind: Any, optimizer: Any) -> list[str]:
+            model = kind([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+            model.compile(optimizer=optimizer, loss="mse")
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                model.fit(*data(), batch_size=64, verbose=0, callbacks=callbacks)
+            return [str(one.message) for one in seen if "is not distributed" in str(one.message)]
+
+        distributed = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
+        plain = tf.keras.Sequential
+        return [warned_of(plain, "sgd"), warned_of(plain, distributed), warned_of(OwnStep, "sgd")]
+
+    for world in (tensorflow, legacy):
+        for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run, timeout_s=110)):
+            assert len(forgotten) == 1 and forgotten[0].startswith(f"rank {rank}: ") and "(SGD)" in forgotten[0]
+            assert not wrapped and not own_step

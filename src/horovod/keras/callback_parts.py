@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,10 +122,23 @@ class Broadcast:
             self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:
             return
+        self._hvd_warn_of_training_apart()
         if self.model.built and self.model.weights:
             self._hvd_broadcast()
         elif is_distributed(getattr(self.model, "optimizer", None)):
             start_from(self.model.optimizer, self._hvd_broadcast)
+
+    def _hvd_warn_of_training_apart(self) -> None:
+        """A train_step() of the script's own may reduce by itself; Keras' own cannot."""
+        optimizer, step = getattr(self.model, "optimizer", None), getattr(type(self.model), "train_step", None)
+        is_keras_own = getattr(step, "__module__", "").split(".")[0] in ("keras", "tf_keras")
+        if contexts.size() > 1 and optimizer is not None and is_keras_own and not is_distributed(optimizer):
+            warnings.warn(
+                f"rank {contexts.rank()}: the model's optimizer ({type(optimizer).__name__}) is not distributed: each "
+                "rank trains a model of its own\nhint: compile with hvd.DistributedOptimizer(...), load with "
+                "hvd.load_model",
+                stacklevel=2,
+            )
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """The last chance, for an optimizer that is not distributed."""
