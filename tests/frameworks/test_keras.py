@@ -507,3 +507,27 @@ def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: Wor
         for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run, timeout_s=110)):
             assert len(forgotten) == 1 and forgotten[0].startswith(f"rank {rank}: ") and "(SGD)" in forgotten[0]
             assert not wrapped and not own_step
+
+
+def test_a_registered_optimizer_of_ones_own_is_saved_by_its_name(
+    tensorflow: World, legacy: World, tmp_path: Path
+) -> None:
+    def run(path: str) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        @tf.keras.utils.register_keras_serializable(package="Ours")  # type: ignore[untyped-decorator]
+        class Slow(tf.keras.optimizers.SGD):  # type: ignore[misc]
+            pass
+
+        model = tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(Slow(0.01)), loss="mse")
+        model.fit(*data(), batch_size=32, verbose=0)
+        file = f"{path}-{hvd.rank()}.keras"
+        model.save(file)
+        assert type(tf.keras.models.load_model(file).optimizer) is Slow
+        return type(hvd.load_model(file).optimizer).__name__
+
+    for kind, world in (("new", tensorflow), ("tf-keras", legacy)):
+        assert world.run(run, str(tmp_path / kind), timeout_s=110) == ["Slow", "Slow"]

@@ -9,6 +9,7 @@ _aggregate_gradients (legacy ones) are where gradients of several devices would 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -207,7 +208,18 @@ def distributed_by(optimizer: Any, parts: dict[str, Any]) -> Any:
     # Not by setattr: Keras would track them as parts of the optimizer, and save them.
     optimizer.__dict__.update((name, part) for name, part in parts.items() if name != "_hvd_options")
     optimizer.__class__ = type(own.__name__, (_mixin_of(optimizer), own), names)
+    _save_as(own, optimizer.__class__)
     return optimizer
+
+
+def _save_as(own: type, made: type) -> None:
+    """Has files name the class that was registered for saving, so that they load wherever `own` is known."""
+    tables = [("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")]
+    tables += [("tf_keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES")]
+    for module, name in tables:
+        names = getattr(sys.modules.get(module), name, {})
+        if own in names:
+            names[made] = names[own]
 
 
 def undistributed(optimizer: Any) -> dict[str, Any]:
