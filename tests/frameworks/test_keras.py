@@ -569,3 +569,148 @@ def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.M
 
     first, second = tensorflow.run(run, str(folder), str(EXAMPLES), timeout_s=280)
     assert first == second and first[0] >= 0.98, (first, second)
+
+
+def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: World) -> None:
+    def run() -> list[list[float]]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        trained = []
+        for fold in range(2):
+            tf.keras.utils.set_random_seed(10 * fold + hvd.rank())
+            model = tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+            model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), loss="mse")
+            model.fit(*data(), batch_size=32, verbose=0, callbacks=callbacks, shuffle=False)
+            trained.append(model.get_weights()[0].ravel().tolist())
+        return trained
+
+    for world in (tensorflow, legacy):
+        first, second = world.run(run, timeout_s=110)
+        assert first == second and first[0] != first[1]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_optimizer_made_from_the_config_of_a_distributed_one_is_distributed(
+    tensorflow: World, legacy: World, passes: int
+) -> None:
+    def run(passes: int) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+        from horovod.keras.optimizer import is_distributed
+
+        given = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), backward_passes_per_step=passes, op=hvd.Sum)
+        made = type(given).from_config(given.get_config())
+        assert is_distributed(made) and type(given).from_config(made.get_config()).learning_rate == 0.5
+        variable = tf.Variable([0.0])
+        for _ in range(2):
+            made.apply_gradients([(tf.constant([1.0 + hvd.rank()]), variable)])
+        plain = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(made))
+        assert type(plain) is tf.keras.optimizers.SGD
+        return list(variable.numpy())
+
+    for world in (tensorflow, legacy):
+        assert world.run(run, passes, timeout_s=110) == [[-3.0], [-3.0]]
+
+
+def test_a_loss_scaled_optimizer_of_a_loop_skips_the_same_steps_on_all_ranks(tensorflow: World) -> None:
+    def run() -> list[Any]:
+        import keras
+        import tensorflow as tf
+
+        import horovod.keras as hvd
+
+        inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        scaled = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0)
+        variable = keras.Variable([0.0])
+        for step in range(3):
+            gradient = float("inf") if (hvd.rank(), step) == (1, 1) else 8.0 * (1 + hvd.rank())
+            scaled.apply([tf.constant([gradient])], [variable])
+        return [int(scaled.iterations), float(scaled.dynamic_scale), variable.numpy().tolist()]
+
+    # Steps of 0.5 * 1.5, and of twice that after the scale is halved; the step between is skipped by both.
+    assert tensorflow.run(run) == [[2, 4.0, [-2.25]]] * 2
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_loss_scaling_of_tf_keras_either_way_about(legacy: World, kind: str, inside: bool) -> None:
+    def run(kind: str, inside: bool) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        optimizers: Any = tf.keras.optimizers.legacy if kind == "legacy" else tf.keras.optimizers
+        scaling = tf.keras.mixed_precision.LossScaleOptimizer
+        if inside:
+            optimizer = hvd.DistributedOptimizer(scaling(optimizers.SGD(0.5), initial_scale=8.0))
+        else:
+            optimizer = scaling(hvd.DistributedOptimizer(optimizers.SGD(0.5)), initial_scale=8.0)
+        variable = tf.Variable([0.0])
+        for step in range(3):
+            gradient = float("inf") if (hvd.rank(), step) == (1, 1) else 8.0 * (1 + hvd.rank())
+            optimizer.get_scaled_loss(tf.constant(1.0))
+            unscaled = optimizer.get_unscaled_gradients([tf.constant([gradient])])
+            optimizer.apply_gradients(zip(unscaled, [variable], strict=True))
+        return [float(optimizer.loss_scale), float(variable.numpy()[0])]
+
+    # As with Keras 3: the second step is skipped by both.
+    assert legacy.run(run, kind, inside, timeout_s=110) == [[4.0, -2.25]] * 2
+
+
+def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: World, legacy: World) -> None:
+    def run() -> list[list[str]]:
+        import warnings
+
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        class OwnStep(tf.keras.Sequential):  # type: ignore[misc]
+            def train_step(self, *arguments: Any, **keywords: Any) -> Any:
+                return super().train_step(*arguments, **keywords)
+
+        def warned_of(kind: Any, optimizer: Any) -> list[str]:
+            model = kind([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+            model.compile(optimizer=optimizer, loss="mse")
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                model.fit(*data(), batch_size=64, verbose=0, callbacks=callbacks)
+            return [str(one.message) for one in seen if "is not distributed" in str(one.message)]
+
+        distributed = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
+        plain = tf.keras.Sequential
+        return [warned_of(plain, "sgd"), warned_of(plain, distributed), warned_of(OwnStep, "sgd")]
+
+    for world in (tensorflow, legacy):
+        for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run, timeout_s=110)):
+            assert len(forgotten) == 1 and forgotten[0].startswith(f"rank {rank}: ") and "(SGD)" in forgotten[0]
+            assert not wrapped and not own_step
+
+
+def test_a_registered_optimizer_of_ones_own_is_saved_by_its_name(
+    tensorflow: World, legacy: World, tmp_path: Path
+) -> None:
+    def run(path: str) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        @tf.keras.utils.register_keras_serializable(package="Ours")  # type: ignore[untyped-decorator]
+        class Slow(tf.keras.optimizers.SGD):  # type: ignore[misc]
+            pass
+
+        model = tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(Slow(0.01)), loss="mse")
+        model.fit(*data(), batch_size=32, verbose=0)
+        file = f"{path}-{hvd.rank()}.keras"
+        model.save(file)
+        assert type(tf.keras.models.load_model(file).optimizer) is Slow
+        return type(hvd.load_model(file).optimizer).__name__
+
+    for kind, world in (("new", tensorflow), ("tf-keras", legacy)):
+        assert world.run(run, str(tmp_path / kind), timeout_s=110) == ["Slow", "Slow"]

@@ -18,8 +18,8 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
     """`own`: the module `callbacks` of Keras 3 or tf-keras."""
 
     class BroadcastGlobalVariablesCallback(parts.Broadcast, own.Callback):
-        """All ranks start as the root does: weights, slots, iterations. Nothing is broadcast again when fit() is
-        called again."""
+        """All ranks start as the root does: weights, slots, iterations. Nothing is broadcast again when fit()
+        of the same model is called again."""
 
         def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
             super().__init__()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,6 +107,7 @@ class Broadcast:
     def _hvd_setup(self, root_rank: int, device: str, local_variables: Any) -> None:
         self._hvd_root_rank = root_rank
         self._hvd_local = {id(variable) for variable in local_variables or ()}
+        self._hvd_of: Any = None  # the model that the next two are about
         self._hvd_done = False
         self._hvd_first_run: _FirstRun | None = None
 
@@ -114,13 +116,29 @@ class Broadcast:
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts where the model is built; a model without weights yet does so at its first update."""
+        """Broadcasts where the model is built; a model without weights yet does so at its first update. Once for each
+        model: scripts give one list of callbacks to the models of all folds."""
+        if self._hvd_of is not self.model:
+            self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:
             return
+        self._hvd_warn_of_training_apart()
         if self.model.built and self.model.weights:
             self._hvd_broadcast()
         elif is_distributed(getattr(self.model, "optimizer", None)):
             start_from(self.model.optimizer, self._hvd_broadcast)
+
+    def _hvd_warn_of_training_apart(self) -> None:
+        """A train_step() of the script's own may reduce by itself; Keras' own cannot."""
+        optimizer, step = getattr(self.model, "optimizer", None), getattr(type(self.model), "train_step", None)
+        is_keras_own = getattr(step, "__module__", "").split(".")[0] in ("keras", "tf_keras")
+        if contexts.size() > 1 and optimizer is not None and is_keras_own and not is_distributed(optimizer):
+            warnings.warn(
+                f"rank {contexts.rank()}: the model's optimizer ({type(optimizer).__name__}) is not distributed: each "
+                "rank trains a model of its own\nhint: compile with hvd.DistributedOptimizer(...), load with "
+                "hvd.load_model",
+                stacklevel=2,
+            )
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """The last chance, for an optimizer that is not distributed."""

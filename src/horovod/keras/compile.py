@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What model.compile() must do for distributed training, and what old scripts give it: keras.Model.compile accepts
-`experimental_run_tf_function`, which Keras 3 has no more, and a loss-scaled optimizer is distributed outside of the
-scaling, so that all ranks skip the same steps; jit_compile is switched off where XLA cannot hold the reductions."""
+"""What Keras 3 itself must do for distributed training, and what old scripts give it: a loss-scaled optimizer is
+distributed outside of the scaling, so that all ranks skip the same steps, whether model.compile() scales or the script
+does; keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has no more; jit_compile is switched off
+where XLA cannot hold the reductions."""
 
 from __future__ import annotations
 
@@ -26,21 +27,31 @@ def _can_be_compiled() -> bool:
     return bool(xla.is_available())
 
 
+def _scale_inside(optimizer: Any) -> None:
+    """Outside of what is distributed, each rank would look at its own gradients for infinities, and who skips leaves
+    the others waiting."""
+    if isinstance(optimizer, LossScaleOptimizer) and is_distributed(optimizer.inner_optimizer):
+        distributed_by(optimizer, undistributed(optimizer.inner_optimizer))
+
+
 def accept_old_arguments() -> None:
-    """Patches the class that every Keras 3 model gets compile() from. Models' own compile() calls it in turn, so saving
-    and loading are not touched."""
+    """Patches the class that every Keras 3 model gets compile() from, and the one that scales losses. Models' own
+    compile() calls it in turn, so saving and loading are not touched."""
     if getattr(Trainer.compile, "_hvd_patched", False):
         return
     original = Trainer.compile
+    original_init = LossScaleOptimizer.__init__
+
+    @functools.wraps(original_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        _scale_inside(self)
 
     @functools.wraps(original)
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("experimental_run_tf_function", None)
         result = original(self, *args, **kwargs)
-        scaled = self.optimizer
-        # Inside, each rank would look at its own gradients for infinities, and who skips leaves the others waiting.
-        if isinstance(scaled, LossScaleOptimizer) and is_distributed(scaled.inner_optimizer):
-            distributed_by(scaled, undistributed(scaled.inner_optimizer))
+        _scale_inside(self.optimizer)
         if self.jit_compile and is_distributed(self.optimizer) and not _can_be_compiled():
             warnings.warn(
                 "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles "
@@ -52,3 +63,4 @@ def accept_old_arguments() -> None:
 
     compile._hvd_patched = True  # type: ignore[attr-defined]
     Trainer.compile = compile
+    LossScaleOptimizer.__init__ = init

@@ -9,6 +9,7 @@ _aggregate_gradients (legacy ones) are where gradients of several devices would 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,12 @@ class _Distributed:
     _hvd_gradients: GradientList
     _hvd_accumulation: Any = None
     _hvd_start: Callable[[], None] | None = None
+    _hvd_options: dict[str, Any]  # of the class, which is each optimizer's own
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new optimizer, as the optimizer's own class makes it, distributed in the same way."""
+        return distributed(_own_class(cls).from_config(*args, **kwargs), **cls._hvd_options)
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
@@ -136,6 +143,11 @@ def _copy(variable: Any) -> Any:
     return variable.read_value()
 
 
+def _own_class(made: type) -> Any:
+    """The class that an optimizer had before it became distributed."""
+    return made.__bases__[1]
+
+
 def _mixin_of(optimizer: Any) -> type[_Distributed]:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _LossScale
@@ -152,9 +164,16 @@ def _mixin_of(optimizer: Any) -> type[_Distributed]:
     )
 
 
+def _reducing(optimizer: Any) -> Any:
+    """The optimizer that reduces, or is to reduce. tf-keras' LossScaleOptimizer asks the one inside of it to put the
+    gradients together, before it looks for infinities."""
+    is_scaling = not isinstance(optimizer, keras.optimizers.Optimizer) and hasattr(optimizer, "get_scaled_loss")
+    return optimizer.inner_optimizer if is_scaling else optimizer
+
+
 def is_distributed(optimizer: Any) -> bool:
     """Whether DistributedOptimizer has made it so."""
-    return isinstance(optimizer, _Distributed)
+    return isinstance(_reducing(optimizer), _Distributed)
 
 
 def distributed(
@@ -166,7 +185,7 @@ def distributed(
     **options: Any,
 ) -> Any:
     """Makes `optimizer` distributed, in place, and returns it. Options: the fields of GradientList."""
-    mixin = _mixin_of(optimizer)
+    mixin = _mixin_of(_reducing(optimizer))
     if is_distributed(optimizer):
         raise InvalidRequestError(f"DistributedOptimizer: this {type(optimizer).__name__} is distributed already")
     if backward_passes_per_step < 1:
@@ -176,6 +195,12 @@ def distributed(
             "DistributedOptimizer: op=Adasum with use_ema=True: the averages over time would be each rank's own\n"
             "hint: op=Average goes with it"
         )
+    again = {
+        "name": name,
+        "backward_passes_per_step": backward_passes_per_step,
+        "average_aggregated_gradients": average_aggregated_gradients,
+        **options,
+    }
     options = {"name": name or "DistributedOptimizer", **options}
     if issubclass(mixin, _Keras3):
         gradients = backend_gradients(**options)
@@ -188,27 +213,42 @@ def distributed(
         passes = accumulation(
             backward_passes_per_step, average_aggregated_gradients, options.get("sparse_as_dense", False)
         )
-    return distributed_by(optimizer, {"_hvd_gradients": gradients, "_hvd_accumulation": passes})
+    parts = {"_hvd_gradients": gradients, "_hvd_accumulation": passes, "_hvd_options": again}
+    distributed_by(_reducing(optimizer), parts)
+    return optimizer
 
 
 def distributed_by(optimizer: Any, parts: dict[str, Any]) -> Any:
     """Makes `optimizer` distributed, in place, with what reduces its gradients."""
     own = type(optimizer)
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+    options = parts["_hvd_options"]
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "_hvd_options": options}
     # Not by setattr: Keras would track them as parts of the optimizer, and save them.
-    optimizer.__dict__.update(parts)
+    optimizer.__dict__.update((name, part) for name, part in parts.items() if name != "_hvd_options")
     optimizer.__class__ = type(own.__name__, (_mixin_of(optimizer), own), names)
+    _save_as(own, optimizer.__class__)
     return optimizer
+
+
+def _save_as(own: type, made: type) -> None:
+    """Has files name the class that was registered for saving, so that they load wherever `own` is known."""
+    tables = [("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")]
+    tables += [("tf_keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES")]
+    for module, name in tables:
+        names = getattr(sys.modules.get(module), name, {})
+        if own in names:
+            names[made] = names[own]
 
 
 def undistributed(optimizer: Any) -> dict[str, Any]:
     """Takes it back: the optimizer is its own class again. Returns what reduced its gradients, for distributed_by."""
     parts = {name: optimizer.__dict__.pop(name, None) for name in ("_hvd_gradients", "_hvd_accumulation", "_hvd_start")}
-    optimizer.__class__ = type(optimizer).__bases__[1]
+    parts["_hvd_options"] = type(optimizer)._hvd_options
+    optimizer.__class__ = _own_class(type(optimizer))
     return parts
 
 
 def start_from(optimizer: Any, broadcast: Callable[[], None] | None) -> None:
     """Has `broadcast` run when the optimizer is about to make an update (its variables exist then), until this is
     called with None."""
-    optimizer.__dict__["_hvd_start"] = broadcast
+    _reducing(optimizer).__dict__["_hvd_start"] = broadcast
