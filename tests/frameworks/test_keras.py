@@ -714,3 +714,31 @@ def test_a_registered_optimizer_of_ones_own_is_saved_by_its_name(
 
     for kind, world in (("new", tensorflow), ("tf-keras", legacy)):
         assert world.run(run, str(tmp_path / kind), timeout_s=110) == ["Slow", "Slow"]
+
+
+def test_a_scaled_model_of_tf_keras_that_is_built_by_its_first_batch(legacy: World) -> None:
+    def run() -> float:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        inputs, targets = data()
+        inputs[0] = np.inf  # the first step is skipped
+
+        def trained(distributed: bool) -> np.ndarray[Any, Any]:
+            tf.keras.utils.set_random_seed(hvd.rank() if distributed else 0)
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.01), initial_scale=8.0)
+            if distributed:
+                optimizer = hvd.DistributedOptimizer(optimizer)
+            model.compile(optimizer=optimizer, loss="mse")
+            rows, batch = (slice(hvd.rank(), None, 2), 4) if distributed else (slice(None), 8)
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if distributed else []
+            model.fit(
+                inputs[rows], targets[rows], batch_size=batch, epochs=1, shuffle=False, verbose=0, callbacks=callbacks
+            )
+            return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+        return float(np.max(np.abs(trained(True) - trained(False))))
+
+    assert max(legacy.run(run, timeout_s=110)) < 2e-5

@@ -250,5 +250,6 @@ def undistributed(optimizer: Any) -> dict[str, Any]:
 
 def start_from(optimizer: Any, broadcast: Callable[[], None] | None) -> None:
     """Has `broadcast` run when the optimizer is about to make an update (its variables exist then), until this is
-    called with None."""
-    _reducing(optimizer).__dict__["_hvd_start"] = broadcast
+    called with None. Not for tf-keras' LossScaleOptimizer, whose first updates are those that it does not skip."""
+    if isinstance(optimizer, _Distributed):
+        optimizer.__dict__["_hvd_start"] = broadcast
