@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.keras beside plain training: what optimizers are wrapped in, made from and saved as, accumulation, local
+layers, callbacks for several models, and what scripts forget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.keras_worlds import data, started
+from support.world import World, WorldPool
+
+pytest.importorskip("keras", reason="not run: keras is not installed")
+
+
+def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
+    def run() -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        variable = keras.Variable([0.0, 0.0])
+        values = []
+        for step in range(4):
+            optimizer.apply([keras.ops.convert_to_tensor([1.0 + step, float(hvd.rank())])], [variable])
+            values.append(keras.ops.convert_to_numpy(variable).tolist())
+        return [values, int(optimizer.iterations)]
+
+    expected = [[[0.0, 0.0], [-1.5, -0.5], [-1.5, -0.5], [-5.0, -1.0]], 2]
+    for backend in ("tensorflow", "torch"):
+        assert started(worlds, backend).run(run, timeout_s=110) == [expected] * 2
+
+    def refused() -> str:
+        import keras
+
+        import horovod.keras as hvd
+
+        with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        return "told"
+
+    assert started(worlds, "jax").run(refused) == ["told"] * 2
+
+
+def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool) -> None:
+    def run() -> list[Any]:
+        import keras
+
+        import horovod.keras as hvd
+
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        variables = [keras.Variable([0.0]) for _ in range(3)]
+        one = keras.ops.convert_to_tensor([1.0 + hvd.rank()])
+        for gradients in ([one, None, one], [one, one, None], [None, one, one], [one, one, one]):
+            optimizer.apply(gradients, variables)
+        return [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
+
+    for backend in ("tensorflow", "torch"):
+        assert started(worlds, backend).run(run, timeout_s=110) == [[[-4.5], [-4.5], [-4.5]]] * 2
+
+
+def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
+    def run() -> list[list[float]]:
+        import keras
+
+        import horovod.keras as hvd
+
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=model.layers[-1])
+        other = keras.Variable([0.0])
+        gradient = keras.ops.convert_to_tensor
+        optimizer.apply(
+            [gradient([[hvd.rank() + 1.0]]), gradient([hvd.rank() + 1.0])], [*model.trainable_variables, other]
+        )
+        with pytest.raises(ValueError, match="Keras layers"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=3)
+        with pytest.raises(ValueError, match="build the model"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=keras.layers.Dense(1))
+        return [model.get_weights()[0].ravel().tolist(), keras.ops.convert_to_numpy(other).tolist()]
+
+    # Divided by the size, not averaged over the ranks.
+    assert tensorflow.run(run) == [[[0.5], [-1.5]], [[0.0], [-1.5]]]
+
+
+def test_rank_0_alone_keeps_the_best_model(tensorflow: World, tmp_path: Path) -> None:
+    def run(folder: str) -> None:
+        import keras
+
+        import horovod.keras as hvd
+
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"{folder}/best-{hvd.rank()}.keras")
+        model.fit(*data(), batch_size=16, verbose=0, callbacks=[best])
+
+    tensorflow.run(run, str(tmp_path), timeout_s=110)
+    assert [path.name for path in tmp_path.iterdir()] == ["best-0.keras"]
+
+
+def test_host_values(tensorflow: World) -> None:
+    def run() -> list[Any]:
+        import horovod.keras as hvd
+
+        rank = hvd.rank()
+        return [
+            float(hvd.allreduce(rank + 1.0)),
+            hvd.allreduce([rank, 2.0], op=hvd.Sum).tolist(),
+            hvd.allgather([rank]).tolist(),
+            hvd.broadcast(np.arange(2) * rank, 1).tolist(),
+            hvd.reducescatter(np.arange(2.0), op=hvd.Sum).tolist(),
+        ]
+
+    assert tensorflow.run(run) == [[1.5, [1.0, 4.0], [0, 1], [0, 1], [2.0 * rank]] for rank in range(2)]
+
+
+def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: World) -> None:
+    def run() -> list[list[float]]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        trained = []
+        for fold in range(2):
+            tf.keras.utils.set_random_seed(10 * fold + hvd.rank())
+            model = tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+            model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), loss="mse")
+            model.fit(*data(), batch_size=32, verbose=0, callbacks=callbacks, shuffle=False)
+            trained.append(model.get_weights()[0].ravel().tolist())
+        return trained
+
+    for world in (tensorflow, legacy):
+        first, second = world.run(run, timeout_s=110)
+        assert first == second and first[0] != first[1]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_optimizer_made_from_the_config_of_a_distributed_one_is_distributed(
+    tensorflow: World, legacy: World, passes: int
+) -> None:
+    def run(passes: int) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+        from horovod.keras.optimizer import is_distributed
+
+        given = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), backward_passes_per_step=passes, op=hvd.Sum)
+        made = type(given).from_config(given.get_config())
+        assert is_distributed(made) and type(given).from_config(made.get_config()).learning_rate == 0.5
+        variable = tf.Variable([0.0])
+        for _ in range(2):
+            made.apply_gradients([(tf.constant([1.0 + hvd.rank()]), variable)])
+        plain = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(made))
+        assert type(plain) is tf.keras.optimizers.SGD
+        return list(variable.numpy())
+
+    for world in (tensorflow, legacy):
+        assert world.run(run, passes, timeout_s=110) == [[-3.0], [-3.0]]
+
+
+def test_a_loss_scaled_optimizer_of_a_loop_skips_the_same_steps_on_all_ranks(tensorflow: World) -> None:
+    def run() -> list[Any]:
+        import keras
+        import tensorflow as tf
+
+        import horovod.keras as hvd
+
+        inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        scaled = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0)
+        variable = keras.Variable([0.0])
+        for step in range(3):
+            gradient = float("inf") if (hvd.rank(), step) == (1, 1) else 8.0 * (1 + hvd.rank())
+            scaled.apply([tf.constant([gradient])], [variable])
+        return [int(scaled.iterations), float(scaled.dynamic_scale), variable.numpy().tolist()]
+
+    # Steps of 0.5 * 1.5, and of twice that after the scale is halved; the step between is skipped by both.
+    assert tensorflow.run(run) == [[2, 4.0, [-2.25]]] * 2
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_loss_scaling_of_tf_keras_either_way_about(legacy: World, kind: str, inside: bool) -> None:
+    def run(kind: str, inside: bool) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        optimizers: Any = tf.keras.optimizers.legacy if kind == "legacy" else tf.keras.optimizers
+        scaling = tf.keras.mixed_precision.LossScaleOptimizer
+        if inside:
+            optimizer = hvd.DistributedOptimizer(scaling(optimizers.SGD(0.5), initial_scale=8.0))
+        else:
+            optimizer = scaling(hvd.DistributedOptimizer(optimizers.SGD(0.5)), initial_scale=8.0)
+        variable = tf.Variable([0.0])
+        for step in range(3):
+            gradient = float("inf") if (hvd.rank(), step) == (1, 1) else 8.0 * (1 + hvd.rank())
+            optimizer.get_scaled_loss(tf.constant(1.0))
+            unscaled = optimizer.get_unscaled_gradients([tf.constant([gradient])])
+            optimizer.apply_gradients(zip(unscaled, [variable], strict=True))
+        return [float(optimizer.loss_scale), float(variable.numpy()[0])]
+
+    # As with Keras 3: the second step is skipped by both.
+    assert legacy.run(run, kind, inside, timeout_s=110) == [[4.0, -2.25]] * 2
+
+
+def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: World, legacy: World) -> None:
+    def run() -> list[list[str]]:
+        import warnings
+
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        class OwnStep(tf.keras.Sequential):  # type: ignore[misc]
+            def train_step(self, *arguments: Any, **keywords: Any) -> Any:
+                return super().train_step(*arguments, **keywords)
+
+        def warned_of(kind: Any, optimizer: Any) -> list[str]:
+            model = kind([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+            model.compile(optimizer=optimizer, loss="mse")
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                model.fit(*data(), batch_size=64, verbose=0, callbacks=callbacks)
+            return [str(one.message) for one in seen if "is not distributed" in str(one.message)]
+
+        distributed = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
+        plain = tf.keras.Sequential
+        return [warned_of(plain, "sgd"), warned_of(plain, distributed), warned_of(OwnStep, "sgd")]
+
+    for world in (tensorflow, legacy):
+        for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run, timeout_s=110)):
+            assert len(forgotten) == 1 and forgotten[0].startswith(f"rank {rank}: ") and "(SGD)" in forgotten[0]
+            assert not wrapped and not own_step
+
+
+def test_a_registered_optimizer_of_ones_own_is_saved_by_its_name(
+    tensorflow: World, legacy: World, tmp_path: Path
+) -> None:
+    def run(path: str) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        @tf.keras.utils.register_keras_serializable(package="Ours")  # type: ignore[untyped-decorator]
+        class Slow(tf.keras.optimizers.SGD):  # type: ignore[misc]
+            pass
+
+        model = tf.keras.Sequential([tf.keras.Input((6,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(Slow(0.01)), loss="mse")
+        model.fit(*data(), batch_size=32, verbose=0)
+        file = f"{path}-{hvd.rank()}.keras"
+        model.save(file)
+        assert type(tf.keras.models.load_model(file).optimizer) is Slow
+        return type(hvd.load_model(file).optimizer).__name__
+
+    for kind, world in (("new", tensorflow), ("tf-keras", legacy)):
+        assert world.run(run, str(tmp_path / kind), timeout_s=110) == ["Slow", "Slow"]
+
+
+def test_a_scaled_model_of_tf_keras_that_is_built_by_its_first_batch(legacy: World) -> None:
+    def run() -> float:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        inputs, targets = data()
+        inputs[0] = np.inf  # the first step is skipped
+
+        def trained(distributed: bool) -> np.ndarray[Any, Any]:
+            tf.keras.utils.set_random_seed(hvd.rank() if distributed else 0)
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.01), initial_scale=8.0)
+            if distributed:
+                optimizer = hvd.DistributedOptimizer(optimizer)
+            model.compile(optimizer=optimizer, loss="mse")
+            rows, batch = (slice(hvd.rank(), None, 2), 4) if distributed else (slice(None), 8)
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if distributed else []
+            model.fit(
+                inputs[rows], targets[rows], batch_size=batch, epochs=1, shuffle=False, verbose=0, callbacks=callbacks
+            )
+            return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+        return float(np.max(np.abs(trained(True) - trained(False))))
+
+    assert max(legacy.run(run, timeout_s=110)) < 2e-5

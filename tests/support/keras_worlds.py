@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks with Keras on one of its backends, and what they train on."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.frameworks import TENSORFLOW_ENV
+from support.world import World, WorldPool
+
+BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+def started(worlds: WorldPool, backend: str, legacy: bool = False) -> World:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"not run: {backend} is not installed")
+    if legacy and importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("not run: tf_keras is not installed")
+    env = {**TENSORFLOW_ENV, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
+    world = worlds(2, env)
+
+    def start() -> None:
+        import horovod.keras as hvd
+
+        hvd.init()
+
+    world.run(start, timeout_s=110)
+    return world
+
+
+def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    inputs = np.random.default_rng(3).standard_normal((64, 6)).astype(np.float32)
+    return inputs, (inputs @ np.arange(6, dtype=np.float32))[:, None]
