@@ -11,6 +11,12 @@
 #include <string>
 #include <vector>
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;  // everything takes many times as long
+#else
+constexpr bool kSanitized = false;
+#endif
+
 namespace check {
 
 struct Case {

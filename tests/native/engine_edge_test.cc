@@ -16,12 +16,6 @@ using namespace hvd;
 
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
 
 Status sum(Engine& engine, const std::string& name, std::vector<float>& values, uint32_t flags = HVD_SYNC) {
