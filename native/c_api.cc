@@ -123,6 +123,10 @@ int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] { return context->engine->stop(timeout_ms); });
 }
 
+int hvd_end_seen(hvd_context* context, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->end_seen(); });
+}
+
 void hvd_free(hvd_context* context) {
   // A forked child must not join threads that it does not have: the memory is given up.
   if (!hvd::in_forked_child()) delete context;

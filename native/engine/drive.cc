@@ -270,6 +270,16 @@ Status Engine::end_of_job() const {
           "rank " + std::to_string(left) + " has left the job (it shut down or exited) while others wait for it", left};
 }
 
+void Engine::remember_end(const Status& status) {
+  const int code = status.code();
+  if (end_seen_.ok() && (code == HVD_RANK_LOST || code == HVD_RANK_LEFT || code == HVD_ABORTED)) end_seen_ = status;
+}
+
+Status Engine::end_seen() {
+  const std::lock_guard lock(mutex_);
+  return end_seen_;
+}
+
 void Engine::fail_all(const Status& cause) {
   std::vector<SubmissionPtr> failed;
   {
@@ -304,6 +314,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   const std::shared_ptr<Entry>& entry = submission->entry;
   {
     const std::lock_guard lock(mutex_);
+    remember_end(status);
     if (entry->in_flight == submission) {
       entry->in_flight = nullptr;
       entry->counted_in.reset();

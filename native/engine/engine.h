@@ -66,6 +66,7 @@ class Engine {
   // Blocks for about timeout_ms at most: what is still under way then is ended on all ranks.
   Status stop(uint32_t timeout_ms);
   void abort(int failed_rank, const std::string& text);
+  Status end_seen();
 
   // Checks a request and fixes all but its tensor pointers.
   Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
@@ -156,7 +157,8 @@ class Engine {
   void close_batch();
   bool may_close(bool somebody_waits) const;
   void fail_all(const Status& cause);
-  Status end_of_job() const;  // why nothing can be submitted any more
+  Status end_of_job() const;                // why nothing can be submitted any more
+  void remember_end(const Status& status);  // needs mutex_
   void complete(const SubmissionPtr& submission, Status status);
   void engine_thread();
 
@@ -256,6 +258,7 @@ class Engine {
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
   size_t deferred_ = 0;                                  // submissions that wait for their entry's earlier one
   const std::shared_ptr<Entry> join_ = std::make_shared<Entry>();  // in flight: this rank has joined, not all have
+  Status end_seen_;                                                // that an operation ended with because the job did
   RingSender to_leader_;
   std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
   std::atomic<uint64_t> ready_here_bytes_{0};

@@ -92,7 +92,7 @@ void Engine::report_stalls() {
     group.waited_s = std::max(group.waited_s, waited_s);
   }
   std::string report;
-  std::vector<int> all_missing;
+  std::vector<int> all_missing, all_arrived;
   size_t names_left = kShownNames;
   for (const auto& [ranks, group] : stalled) {
     const auto& [arrived, missing] = ranks;
@@ -102,12 +102,15 @@ void Engine::report_stalls() {
       return;
     }
     all_missing.insert(all_missing.end(), missing.begin(), missing.end());
+    all_arrived.insert(all_arrived.end(), arrived.begin(), arrived.end());
     names_left -= std::min(names_left, group.names.size());
     report += (report.empty() ? "" : ";\n  ") + text;
   }
   if (report.empty()) stacks_asked_ns_ = 0;
   if (report.empty() || !settings.warnings) return;
   if (stall_reported_ns_ != 0 && now_ns() - stall_reported_ns_ < settings.stall_warning_ms * 1000000) return;
+  const bool crossed = std::ranges::all_of(
+      all_missing, [&](int rank) { return std::ranges::find(all_arrived, rank) != all_arrived.end(); });
   std::sort(all_missing.begin(), all_missing.end());
   all_missing.erase(std::unique(all_missing.begin(), all_missing.end()), all_missing.end());
   if (all_missing.size() > kShownStacks) all_missing.resize(kShownStacks);
@@ -120,11 +123,10 @@ void Engine::report_stalls() {
   if (!answered && now_ns() - stacks_asked_ns_ < kStackPatienceNs) return;
   stacks_asked_ns_ = 0;
   stall_reported_ns_ = now_ns();
-  std::fprintf(
-      stderr,
-      "horovod: warning: stall: %s%s\nhint: every rank must call the same collectives; look for a branch on the "
-      "rank, uneven data, or a rank that is slow\n",
-      report.c_str(), stacks_in_words(all_missing).c_str());
+  std::fprintf(stderr, "horovod: warning: stall: %s%s\nhint: every rank must call the same collectives; look for %s\n",
+               report.c_str(), stacks_in_words(all_missing).c_str(),
+               crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
+                       : "a branch on the rank, uneven data, or a rank that is slow");
 }
 
 }  // namespace hvd

@@ -249,7 +249,11 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
 Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement) {
   const std::lock_guard lock(mutex_);
   // Under the lock: after that, fail_all() finds the submission.
-  HVD_RETURN_IF_ERROR(refuse_if_over().while_doing(describe(rank_, submission->prepared->name)));
+  if (Status over = refuse_if_over(); !over.ok()) {
+    over = std::move(over).while_doing(describe(rank_, submission->prepared->name));
+    remember_end(over);
+    return over;
+  }
   ProcessSet* const set = submission->prepared->set.get();
   if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
   std::shared_ptr<Entry>& known = submission->prepared->entry;

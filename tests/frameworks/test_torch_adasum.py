@@ -137,3 +137,32 @@ def test_sets_and_sizes_and_ranks_without_data(worlds: WorldPool, transport: str
     env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     seen = worlds(3, env).run(run)
     assert seen == [[-1.0, -1.0, 0.0, 0.0], [-1.0, -2.0, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0]]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(worlds: WorldPool, fused: bool, unscaled: bool) -> None:
+    """The ranks' gradients lie in one direction, of which Adasum makes the average."""
+
+    def run(fused: bool, unscaled: bool) -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0, fused=fused), op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        seen = []
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 1 and hvd.rank() == 1 else float(hvd.rank() + 1)
+            scaler.scale((parameter * factor).sum()).backward()
+            if unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(parameter.tolist()[0])
+        return seen
+
+    assert worlds(2, SHM).run(run, fused, unscaled) == [[-0.5, -0.5, -2.0, -3.5]] * 2
+    # Alone, nobody but step() unscales either.
+    assert worlds(1, {}).run(run, fused, unscaled) == [[0.0, -1.0, -2.0, -3.0]]

@@ -70,6 +70,21 @@ def test_an_unnamed_operation_is_shown_by_what_it_does(tmp_path: Path) -> None:
         assert job.wait().code == 0
 
 
+def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+        "hvd.allreduce(np.ones(3), name=f'model_{hvd.rank()}')\n"
+    )
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+        job.wait_for_line("models that differ: ranks wait for each other in different calls", "stderr")
+        done = job.wait()
+    assert done.code != 0
+    assert re.search(r"rank 0 waited \d+\.\d s for `allreduce.model_0`: missing rank 1, which did not", done.stderr)
+    assert re.search(r"rank 1 waited \d+\.\d s for `allreduce.model_1`: missing rank 0, which did not", done.stderr)
+    assert "uneven data" not in done.stderr
+
+
 TRAIN = """
 import numpy as np
 import horovod.core as hvd

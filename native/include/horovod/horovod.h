@@ -171,6 +171,9 @@ HVD_EXPORT int hvd_start(const hvd_options* options, hvd_context** context, hvd_
 /* Leaves the job in order and frees nothing that a handle needs; bounded by timeout_ms even where peers are dead.
    Operations in flight end with HVD_NOT_RUNNING here and with HVD_RANK_LEFT on the ranks that wait for this one. */
 HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status);
+/* What the first operation that failed because the job ended was told here, also where only a callback has heard it;
+   HVD_OK where none has. Before hvd_stop. */
+HVD_EXPORT int hvd_end_seen(hvd_context* context, hvd_status* status);
 /* Frees a stopped context. No other call may be running or follow. */
 HVD_EXPORT void hvd_free(hvd_context* context);
 /* Ends the generation on every rank with this cause. Never blocks; async-signal-unsafe. */

@@ -158,6 +158,9 @@ class Context:
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
         status = native.Status()
+        code = self.library.hvd_end_seen(self.pointer, ctypes.addressof(status))
+        if code != native.OK:
+            self.failure_of(code, status)  # the job learns it also where a native shim alone was told
         code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
         self.world.close()
         if code != native.OK:

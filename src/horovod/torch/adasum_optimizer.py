@@ -2,7 +2,8 @@
 """DistributedOptimizer(op=Adasum): each rank takes a step of its own, and Adasum combines how far the parameters moved.
 
 Gradients are never reduced, so clipping and momentum are each rank's own, and backward_passes_per_step says nothing
-that step() does not: it uses what has been accumulated. Every rank calls step() equally often.
+that step() does not: it uses what has been accumulated. Every rank calls step() equally often, also under a GradScaler,
+which would leave out the step of a rank with an overflow alone: unscaling and leaving out are done here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from horovod.core.compression import Compressor
 from horovod.core.gradient_reducer import Waitable
-from horovod.core.native import Adasum
+from horovod.core.native import Adasum, Max
 from horovod.core.process_sets import ProcessSet
 from horovod.core.requests import check_adasum_ranks
 from horovod.torch.tensors import collectives
@@ -29,14 +30,22 @@ class AdasumOptimizer:
     """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
 
     param_groups: list[dict[str, Any]]
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
     _hvd_names: dict[Tensor, str]
     _hvd_compression: type[Compressor]
     _hvd_process_set: ProcessSet
     _hvd_active: bool
+    # torch.amp.GradScaler calls step() in any case then, with the attributes grad_scale (None where the gradients are
+    # unscaled already) and found_inf.
+    _step_supports_amp_scaling = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step, and then from where the parameters were, what Adasum makes of all ranks' steps.
-        Where that fails they are back where they were, and the error is raised."""
+        Where that fails they are back where they were, and the error is raised. Under a GradScaler: no step on any
+        rank where one has an overflow."""
+        if self._hvd_overflows():
+            return None
         if not self._hvd_active:
             return super().step(closure)  # type: ignore[misc]
         trained = list(self._hvd_trained())
@@ -45,6 +54,21 @@ class AdasumOptimizer:
         with torch.no_grad():
             self._hvd_combine(trained, starts)
         return result
+
+    @torch.no_grad()
+    def _hvd_overflows(self) -> bool:
+        """Unscales, where a GradScaler left that to step(), and says whether the gradients of any rank overflow."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        if self.grad_scale is not None:
+            for gradient in [parameter.grad for _, parameter in self._hvd_trained() if parameter.grad is not None]:
+                gradient.div_(self.grad_scale)
+        self.grad_scale = self.found_inf = None  # that is done
+        if self._hvd_active:
+            how = (Max, None, 1.0, 1.0, self._hvd_process_set)
+            found.copy_(collectives.allreduce(found.clone(), "overflow", how, True).wait())
+        return bool(found)
 
     def _hvd_trained(self) -> Iterator[tuple[str, Tensor]]:
         for group_index, group in enumerate(self.param_groups):
