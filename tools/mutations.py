@@ -226,6 +226,14 @@ MUTATIONS = (
         (native("adasum_test", "neither_fusion"), python("tests/contract/test_adasum.py", "-k", "core-2-shm-float32")),
     ),
     Mutation(
+        "adasum-leaves-the-loss-scaled",
+        "src/horovod/torch/adasum_optimizer.py",
+        "gradient.div_(self.grad_scale)",
+        "pass",
+        "under a GradScaler each rank's step is taken with gradients that are too large",
+        (python("tests/frameworks/test_torch_adasum.py", "-k", "overflow"),),
+    ),
+    Mutation(
         "adasum-steps-twice",
         "src/horovod/torch/adasum_optimizer.py",
         "start if first_error is not None else start + deltas[index]",
@@ -530,6 +538,14 @@ MUTATIONS = (
             python("tests/frameworks/test_tensorflow_traps.py", "-k", "stateful_but_for_gradients"),
             python("tests/frameworks/test_tensorflow_traps.py", "-k", "while_backward_still_runs"),
         ),
+    ),
+    Mutation(
+        "end-heard-by-kernels-alone",
+        "src/horovod/core/context.py",
+        "code = self.library.hvd_end_seen(self.pointer, ctypes.addressof(status))",
+        "code = native.OK",
+        "the launcher does not learn which rank left the others waiting in TensorFlow's kernels",
+        (python("tests/frameworks/test_tensorflow_failures.py", "-k", "graph"),),
     ),
     Mutation(
         "tensorflow-direct-calls-pruned",
