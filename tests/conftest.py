@@ -7,6 +7,7 @@ installation can mend.
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 hypothesis.settings.register_profile("horovod", max_examples=300 if THOROUGH else 40, print_blob=True)
 hypothesis.settings.load_profile("horovod")
 not_run: list[tuple[str, str]] = []  # (test, reason)
+
+
+def pytest_configure() -> None:
+    # A shell has what it starts in the background ignore these, which jobs would inherit, and honour.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

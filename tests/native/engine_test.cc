@@ -94,9 +94,10 @@ TEST(reducescatter_gives_each_rank_its_rows_with_the_bits_of_allreduce) {
                      .tensor(whole, HVD_FLOAT32, {rows, 3})
                      .run(engine)
                      .ok());
-          int64_t first = 0;
-          for (int r = 0; r < rank; ++r) first += rows_of_member(rows, size, r);
-          std::vector<float> part(static_cast<size_t>(rows_of_member(rows, size, rank) * 3));
+          // The first ranks have one row more where they cannot be dealt evenly.
+          const int64_t first = rank * (rows / size) + std::min<int64_t>(rank, rows % size);
+          const int64_t end = (rank + 1) * (rows / size) + std::min<int64_t>(rank + 1, rows % size);
+          std::vector<float> part(static_cast<size_t>((end - first) * 3));
           EXPECT(Call(HVD_REDUCESCATTER, "part")
                      .op(HVD_AVERAGE)
                      .scale(0.3, 1.7)
