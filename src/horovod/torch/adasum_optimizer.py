@@ -67,7 +67,7 @@ class AdasumOptimizer:
         self.grad_scale = self.found_inf = None  # that is done
         if self._hvd_active:
             how = (Max, None, 1.0, 1.0, self._hvd_process_set)
-            found.copy_(collectives.allreduce(found.clone(), "overflow", how, True).wait())
+            found = collectives.allreduce(found, "overflow", how, True).wait()
         return bool(found)
 
     def _hvd_trained(self) -> Iterator[tuple[str, Tensor]]:
