@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.hostile import Strangers, record
 from support.jobs import Job, python
+from support.memory import held_kib
 from support.world import World
 
 from horovod.core.channel import ChannelError
@@ -57,10 +57,6 @@ def dial_unix(name: str) -> Callable[[], socket.socket]:
     return dial
 
 
-def memory_kib() -> int:
-    return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -76,7 +72,7 @@ def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(tra
         channel.receive(time.monotonic() + 10)
         channel.close()
         world.rendezvous.put("contested", "new")
-        before = threading.active_count(), descriptors(), memory_kib()
+        before = threading.active_count(), descriptors(), held_kib()
         with Strangers(dial, PATIENCE_S, also=(tape, tape[:36], tape[:68], tape[36:], tape[68:], tape * 2)):
             client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
             began = time.monotonic()
@@ -94,13 +90,13 @@ def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(tra
         while (threading.active_count() > before[0] or descriptors() > before[1]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert threading.active_count() <= before[0] and descriptors() <= before[1]
-        assert memory_kib() - before[2] < 64 * 1024
+        assert held_kib() - before[2] < 64 * 1024
 
 
 def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
     with World(2) as world:
         assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
-        before = memory_kib()
+        before = held_kib()
         most_threads = 0
         crowd = []
         try:
@@ -108,7 +104,7 @@ def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
                 crowd.append(dial_tcp(world.rendezvous.port)())
                 most_threads = max(most_threads, threading.active_count())
             assert most_threads < 600, "as many threads as connections"
-            assert memory_kib() - before < 128 * 1024
+            assert held_kib() - before < 128 * 1024
             client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
             began = time.monotonic()
             client.put("served", 1)

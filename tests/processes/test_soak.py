@@ -24,6 +24,7 @@ def soak(seconds: float, seed: int) -> dict[str, Any]:
     from pathlib import Path
 
     import numpy as np
+    from support.memory import held_kib
 
     import horovod.core as hvd
     from horovod.core import requests
@@ -37,9 +38,8 @@ def soak(seconds: float, seed: int) -> dict[str, Any]:
     in_flight: set[Any] = set()
 
     def held() -> tuple[float, int, int, int]:
-        status = Path("/proc/self/status").read_text()
-        rss, threads = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in ("VmRSS", "Threads"))  # type: ignore[index]
-        return time.monotonic(), rss, threads, len(os.listdir("/proc/self/fd"))
+        threads = re.search(r"Threads:\s+(\d+)", Path("/proc/self/status").read_text())
+        return time.monotonic(), held_kib(), int(threads[1]), len(os.listdir("/proc/self/fd"))  # type: ignore[index]
 
     def operation() -> tuple[bool, Any]:
         """(whether it has a name, start), with `start` None on a rank that is no member; start() returns (handle,

@@ -58,8 +58,9 @@ class Operation:
             raise
         try:
             if code != native.OK:
-                error = context.failure_of(code, status)
-                raise error  # here, in one short line: every rank prints the way to it
+                # Here, in one line: every rank prints the way to it. Not from a local name: the traceback would hold
+                # this frame, and this frame the error and so the generation, until the next garbage collection.
+                raise context.failure_of(code, status)
             return self.value if self.collect is None else self.collect(self)
         finally:
             context.library.hvd_release(context.pointer, self.handle)
