@@ -153,6 +153,82 @@ def test_the_gradient_over_a_set_of(worlds: WorldPool, transport: str, case: Cal
     assert worlds(3, env).run(run, case) == [True] * 3
 
 
+@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (3, "shm"), (3, "tcp")])
+def test_a_penalty_on_gradients_is_differentiated_through_the_operations(
+    worlds: WorldPool, size: int, transport: str
+) -> None:
+    """Of y = T(x) and the loss sum(y^3): g = T'(3 y^2), and the gradient of sum(g^2) is T'(6 y T''(2 g)), where T' is
+    the gradient of T, and T'' that of T'."""
+
+    def run() -> bool:
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        rows = [2 + r for r in range(size)]
+        total, first = sum(rows), sum(rows[:rank])
+        places = torch.tensor_split(torch.arange(total), size)[rank]
+
+        def padded(part: Any) -> Any:
+            whole = torch.zeros(total, dtype=torch.float64)
+            whole[first : first + rows[rank]] = part
+            return whole
+
+        def summed(t: Any) -> Any:
+            return hvd.allreduce(t, op=hvd.Sum)
+
+        def on_root(t: Any) -> Any:
+            return hvd.allreduce(t) * (rank == 0)
+
+        def own(t: Any) -> Any:
+            return hvd.allreduce(t)[first : first + rows[rank]]
+
+        def dealt(t: Any) -> Any:
+            return hvd.alltoall(t, [1] * size)[0]
+
+        def back(t: Any) -> Any:
+            return torch.cat([hvd.alltoall(t, [1] * size)[0], torch.zeros(1, dtype=torch.float64)])
+
+        # rows of x, T, T', T''
+        table: dict[str, tuple[int, Any, Any, Any]] = {
+            "allreduce": (4, summed, summed, summed),
+            "grouped_allreduce": (4, lambda t: hvd.grouped_allreduce([t], op=hvd.Sum)[0], summed, summed),
+            "allgather": (rows[rank], hvd.allgather, own, lambda t: hvd.allreduce(padded(t))),
+            "grouped_allgather": (
+                rows[rank],
+                lambda t: hvd.grouped_allgather([t])[0],
+                own,
+                lambda t: hvd.allreduce(padded(t)),
+            ),
+            "broadcast": (4, lambda t: hvd.broadcast(t, 0), on_root, lambda t: hvd.allreduce(t * (rank == 0))),
+            "alltoall": (size + 1, dealt, back, dealt),
+            "reducescatter": (
+                total,
+                lambda t: hvd.reducescatter(t, op=hvd.Sum),
+                lambda t: hvd.allgather(t) * size,
+                lambda t: hvd.allreduce(t)[places] * size,
+            ),
+            "grouped_reducescatter": (
+                total,
+                lambda t: hvd.grouped_reducescatter([t])[0],
+                hvd.allgather,
+                lambda t: hvd.allreduce(t)[places],
+            ),
+        }
+        for label, (length, forward, gradient_of, gradient_of_gradient) in table.items():
+            x = data(rank, length).requires_grad_()
+            y = forward(x)
+            g = torch.autograd.grad((y**3).sum(), x, create_graph=True)[0]
+            seen = torch.autograd.grad((g**2).sum(), x)[0]
+            y, g = y.detach(), g.detach()
+            torch.testing.assert_close(g, gradient_of(3 * y**2), rtol=1e-12, atol=1e-12, msg=label)
+            expected = gradient_of(6 * y * gradient_of_gradient(2 * g))
+            torch.testing.assert_close(seen, expected, rtol=1e-12, atol=1e-12, msg=label)
+        return True
+
+    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run) == [True] * size
+
+
 def test_what_has_no_gradient_says_so(worlds: WorldPool) -> None:
     def run() -> bool:
         import horovod.torch as hvd

@@ -48,7 +48,8 @@ def _operator(
     has_effect: bool = True,
 ) -> Any:
     """Defines torch.ops.horovod.<name>."""
-    definition = torch.library.custom_op(f"horovod::{name}", run, mutates_args=(), schema=schema)
+    # An operator is one step for autograd, which is not to look into it.
+    definition = torch.library.custom_op(f"horovod::{name}", torch.no_grad()(run), mutates_args=(), schema=schema)
     definition.register_fake(fake)
     if backward is not None:
         definition.register_autograd(backward, setup_context=_keep if has_effect else _keep_ticket)

@@ -8,7 +8,8 @@ under the name of the forward with `.backward` behind it.
     alltoall        the gradient's rows go back where they came from; zeros for rows that went to nobody
     reducescatter   the allgather of the gradients, times the factors; for Sum also times the number of ranks
 
-The functions gradient_of_... are that, for eager execution here and for torch/compiled.py alike.
+The functions gradient_of_... are that, for eager execution here and for torch/compiled.py alike. They can be
+differentiated themselves (backward with create_graph=True, as a penalty on gradients needs it): by the same rules.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ __all__ = [
     "Reducescatter",
     "derived",
     "gradient_of_allgather",
+    "gradient_of_allreduce",
     "gradient_of_alltoall",
     "gradient_of_broadcast",
     "gradient_of_grouped_allgather",
+    "gradient_of_grouped_allreduce",
     "gradient_of_grouped_reducescatter",
     "gradient_of_reducescatter",
 ]
@@ -53,21 +56,47 @@ def _averaged(process_set: ProcessSet | None) -> Reduction:
     return (Average, None, 1.0, 1.0, process_set)
 
 
+# The operations as a gradient uses them. Where it shall be differentiated as well, they are those below.
+
+
+def _kept(*gradients: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)
+
+
+def _allreduced(gradient: Tensor, name: str | None, how: Reduction) -> Tensor:
+    if _kept(gradient):
+        return Allreduce.apply(gradient, name, how)
+    return collectives.allreduce(gradient, name, how, False, SYNC).wait()
+
+
+def _grouped_allreduced(gradients: Sequence[Tensor], name: str | None, how: Reduction) -> Sequence[Tensor]:
+    if _kept(*gradients):
+        return GroupedAllreduce.apply(name, how, *gradients)  # type: ignore[no-any-return]
+    return collectives.grouped_allreduce(gradients, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
+
+
+def gradient_of_allreduce(gradient: Tensor, name: str | None, how: Reduction) -> Tensor:
+    """`name` and `how` of the forward."""
+    return _allreduced(gradient, derived(name), how)
+
+
+def gradient_of_grouped_allreduce(gradients: Sequence[Tensor], name: str | None, how: Reduction) -> Sequence[Tensor]:
+    """As gradient_of_allreduce, of several tensors."""
+    return _grouped_allreduced(gradients, derived(name), how)
+
+
 def gradient_of_allgather(
     gradient: Tensor, rows: Sequence[int], name: str | None, process_set: ProcessSet | None
 ) -> Tensor:
     """`rows`: how many each rank gave."""
-    how = _averaged(process_set)
-    averaged = collectives.allreduce(gradient, derived(name), how, False, SYNC).wait()
-    return _own_rows(averaged, rows, process_set)
+    return _own_rows(_allreduced(gradient, derived(name), _averaged(process_set)), rows, process_set)
 
 
 def gradient_of_grouped_allgather(
     gradients: Sequence[Tensor], rows: Sequence[Sequence[int]], name: str | None, process_set: ProcessSet | None
 ) -> list[Tensor]:
     """As gradient_of_allgather, of several tensors."""
-    how = _averaged(process_set)
-    averaged = collectives.grouped_allreduce(gradients, derived(name), how, False, SYNC).wait()
+    averaged = _grouped_allreduced(gradients, derived(name), _averaged(process_set))
     return [_own_rows(whole, part, process_set) for whole, part in zip(averaged, rows, strict=True)]
 
 
@@ -78,15 +107,19 @@ def _own_rows(whole: Tensor, rows: Sequence[int], process_set: ProcessSet | None
 
 def gradient_of_broadcast(gradient: Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Tensor:
     """`root_rank` of the forward."""
-    averaged = collectives.allreduce(gradient, derived(name), _averaged(process_set), False, SYNC).wait()
-    return averaged if context.rank() == root_rank else torch.zeros_like(averaged)
+    averaged = _allreduced(gradient, derived(name), _averaged(process_set))
+    # Masked, not made anew: where it is differentiated, that is an operation of all ranks as well.
+    return averaged if context.rank() == root_rank else averaged.masked_fill(averaged.new_ones((), dtype=torch.bool), 0)
 
 
 def gradient_of_alltoall(
     gradient: Tensor, received: Sequence[int], rows: int, name: str | None, process_set: ProcessSet | None
 ) -> Tensor:
     """`received`: the rows that came from each rank; `rows`: of the forward's input."""
-    sent = collectives.alltoall(gradient, received, derived(name), process_set, SYNC, with_splits=False).wait()
+    if _kept(gradient):
+        sent, _ = Alltoall.apply(gradient, received, derived(name), process_set)
+    else:
+        sent = collectives.alltoall(gradient, received, derived(name), process_set, SYNC, with_splits=False).wait()
     if sent.shape[0] < rows:
         sent = torch.cat([sent, sent.new_zeros(rows - sent.shape[0], *sent.shape[1:])])
     return sent
@@ -94,7 +127,10 @@ def gradient_of_alltoall(
 
 def gradient_of_reducescatter(gradient: Tensor, name: str | None, how: Reduction) -> Tensor:
     """`gradient` of the result; `name` and `how` of the forward."""
-    return collectives.allgather(gradient * _factor(how), derived(name), how[4], SYNC).wait()
+    scaled = gradient * _factor(how)
+    if _kept(scaled):
+        return Allgather.apply(scaled, derived(name), how[4])
+    return collectives.allgather(scaled, derived(name), how[4], SYNC).wait()
 
 
 def gradient_of_grouped_reducescatter(
@@ -103,8 +139,9 @@ def gradient_of_grouped_reducescatter(
     """As gradient_of_reducescatter, of several tensors."""
     factor = _factor(how)
     scaled = [gradient * factor for gradient in gradients]
-    results: tuple[Tensor, ...] = collectives.grouped_allgather(scaled, derived(name), how[4], SYNC).wait()
-    return results
+    if _kept(*scaled):
+        return GroupedAllgather.apply(derived(name), how[4], *scaled)  # type: ignore[no-any-return]
+    return collectives.grouped_allgather(scaled, derived(name), how[4], SYNC).wait()  # type: ignore[no-any-return]
 
 
 def _factor(how: Reduction) -> float:
@@ -125,8 +162,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        result = collectives.allreduce(gradient, derived(ctx.name), ctx.how, False, SYNC).wait()
-        return result, None, None
+        return gradient_of_allreduce(gradient, ctx.name, ctx.how), None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -137,8 +173,7 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        results = collectives.grouped_allreduce(gradients, derived(ctx.name), ctx.how, False, SYNC).wait()
-        return None, None, *results
+        return None, None, *gradient_of_grouped_allreduce(gradients, ctx.name, ctx.how)
 
 
 class Allgather(torch.autograd.Function):
