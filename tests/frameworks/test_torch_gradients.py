@@ -247,6 +247,34 @@ def test_what_has_no_gradient_says_so(worlds: WorldPool) -> None:
     assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [True] * 2
 
 
+def test_the_functions_of_autograd_can_be_applied_by_their_old_names(worlds: WorldPool) -> None:
+    def run() -> bool:
+        import horovod.torch as hvd
+        from horovod.torch import mpi_ops as old
+
+        hvd.init()
+        everyone, x = hvd.global_process_set, torch.full((2,), 3.0, requires_grad=True)
+        how = (0.5, 4.0, everyone)
+        results = [
+            old.HorovodAllreduce.apply(x, None, "a", hvd.Sum, *how),
+            *old.HorovodGroupedAllreduce.apply(True, "g", None, *how, x, x),
+            old.HorovodAllgather.apply(x, None, everyone),
+            *old.HorovodGroupedAllgather.apply("gg", everyone, x),
+            old.HorovodBroadcast.apply(x, 1, "b", everyone),
+            old.HorovodAlltoall.apply(x, [1, 1], "t", everyone)[0],
+            old.HorovodReducescatter.apply(x, "r", hvd.Sum, everyone, 0.5, 4.0),
+            *old.HorovodGroupedReducescatter.apply("gr", hvd.Average, everyone, 0.5, 4.0, x),
+        ]
+        assert [result.tolist() for result in results[:3]] == [[12.0] * 2, [6.0] * 2, [6.0] * 2]
+        assert [len(result) for result in results[3:]] == [4, 4, 2, 2, 1, 1] and results[7].tolist() == [12.0]
+        torch.cat(results).sum().backward()
+        root = 1.0 if hvd.rank() == 1 else 0.0
+        assert x.grad.tolist() == [4.0 + 2 + 2 + 1 + 1 + root + 1 + 4 + 2] * 2, x.grad
+        return True
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [True] * 2
+
+
 def test_compressed_forms_are_differentiable(worlds: WorldPool) -> None:
     def run() -> bool:
         import horovod.torch as hvd

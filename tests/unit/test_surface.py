@@ -8,6 +8,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,20 +22,7 @@ SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_n
 # Names that are to come. One that has come is to be taken out of here; then every module must have it.
 PENDING = {"elastic"}
 # Names of Horovod's that will not come, and why.
-LEFT_OUT = {
-    "MPI": "takes mpi4py.MPI's place where that is not installed",
-    **dict.fromkeys(
-        [f"Horovod{kind}" for kind in ("Allgather", "Allreduce", "Alltoall", "Broadcast", "Reducescatter")],
-        "the autograd.Function behind an operation",
-    ),
-    **dict.fromkeys(
-        [f"HorovodGrouped{kind}" for kind in ("Allgather", "Allreduce", "Reducescatter")],
-        "the autograd.Function behind an operation",
-    ),
-    "env": "sets environment variables for a while, as unittest.mock.patch.dict(os.environ, ...) does",
-    "find_duplicates": "how DistributedOptimizer checks names",
-    "MPI_LIB": "the compiled extension, which there is none of",
-}
+LEFT_OUT = {"MPI_LIB": "the compiled extension, which there is none of"}
 # Parameters that differ on purpose (docs/differences.md).
 DIFFERENT = {"horovod.keras": ["horovod.keras.allreduce: average=None, expected True"]}
 OLD_PLACES = [
@@ -123,6 +111,12 @@ def of_torch() -> Any:
     return _DistributedOptimizer
 
 
+def of_torch_with_adasum() -> Any:
+    from horovod.torch.adasum_optimizer import AdasumOptimizer
+
+    return type("DistributedAdasum", (AdasumOptimizer, importlib.import_module("torch").optim.SGD), {})
+
+
 def of_tensorflow_1() -> Any:
     from horovod.tensorflow.optimizer import _DistributedV1Optimizer
 
@@ -149,6 +143,7 @@ def of_keras() -> Any:
     ("module", "function", "made", "without"),
     [
         ("horovod.torch", "DistributedOptimizer", of_torch, ()),
+        ("horovod.torch", "DistributedOptimizer", of_torch_with_adasum, ()),
         ("horovod.tensorflow", "DistributedOptimizer", of_tensorflow_1, ()),
         ("horovod.tensorflow", "DistributedGradientTape", a_tape, ()),
         ("horovod.tensorflow", "PartialDistributedGradientTape", a_tape, ()),
@@ -240,6 +235,11 @@ def test_the_old_helpers_do_what_their_names_say() -> None:
     assert not util.is_version_greater_equal_than("2.9", "2.13")
     with pytest.raises(ValueError, match="'next'"):
         util.is_version_greater_equal_than("next", "1")
+    before = dict(os.environ)
+    with pytest.raises(KeyError, match="seen"), util.env(PATH=None, HOROVOD_OF_A_TEST="1"):
+        assert os.environ["HOROVOD_OF_A_TEST"] == "1" and "PATH" not in os.environ
+        raise KeyError("seen")
+    assert dict(os.environ) == before
     assert not util.extension_available("caffe2") and not util.gpu_available("torch")
     with pytest.raises(ImportError, match=r"horovod\.caffe2 does not exist"):
         util.check_extension("horovod.caffe2", "HOROVOD_WITH_CAFFE2", __file__)

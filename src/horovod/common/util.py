@@ -20,6 +20,7 @@ from horovod.core.legacy import (
     num_rank_is_power_2,
     split_list,
 )
+from horovod.core.settings import changed_environment as env
 
 __all__ = [
     "EXTENSIONS",
@@ -27,6 +28,7 @@ __all__ = [
     "check_extension",
     "check_installed_version",
     "ddl_built",
+    "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",

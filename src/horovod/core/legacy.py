@@ -22,6 +22,7 @@ from horovod.core.exceptions import HorovodVersionMismatchError
 
 __all__ = [
     "EXTENSIONS",
+    "MPI",
     "HorovodBasics",
     "ccl_built",
     "check_extension",
@@ -43,6 +44,13 @@ __all__ = [
 ]
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+
+class MPI:
+    """What Horovod had where mpi4py.MPI is not to be had: nothing is one of its communicators."""
+
+    class Comm:
+        """See MPI."""
 
 
 class HorovodBasics:

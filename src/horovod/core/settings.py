@@ -2,24 +2,26 @@
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row. Imports nothing of
 ours.
 
-This is the only file that reads the process' environment, and nothing in this project writes it. The native core gets
-its part as strings (`native_settings`) and reads no environment itself. A row is here only if something reads it today,
-or to say that it has no effect.
+This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
+for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
+here only if something reads it today, or to say that it has no effect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = [
     "Row",
     "SettingError",
     "Settings",
+    "changed_environment",
     "current_environment",
     "environment_of",
     "parse_flag",
@@ -430,6 +432,25 @@ def job_directory() -> str:
 def current_environment() -> dict[str, str]:
     """A copy of this process' environment, for the processes that a launcher starts."""
     return dict(os.environ)
+
+
+@contextlib.contextmanager
+def changed_environment(**kwargs: str | None) -> Iterator[None]:
+    """A block in which these environment variables are set, or not set where None is given: horovod.common.util.env."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    try:
+        _change_environment(kwargs)
+        yield
+    finally:
+        _change_environment(before)
+
+
+def _change_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def parse_flag(row: Row, text: str) -> Any:

@@ -21,7 +21,7 @@ from horovod.core.native import Adasum, Max
 from horovod.core.process_sets import ProcessSet
 from horovod.core.requests import check_adasum_ranks
 from horovod.torch.tensors import collectives
-from horovod.torch.wrapping import is_trainable, wrapped_as
+from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["AdasumOptimizer", "adasum_optimizer"]
 
@@ -36,6 +36,7 @@ class AdasumOptimizer:
     _hvd_compression: type[Compressor]
     _hvd_process_set: ProcessSet
     _hvd_active: bool
+    find_duplicates = staticmethod(find_duplicates)
     # torch.amp.GradScaler calls step() in any case then, with the attributes grad_scale (None where the gradients are
     # unscaled already) and found_inf.
     _step_supports_amp_scaling = True

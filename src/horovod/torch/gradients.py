@@ -10,6 +10,7 @@ under the name of the forward with `.backward` behind it.
 
 The functions gradient_of_... are that, for eager execution here and for torch/compiled.py alike. They can be
 differentiated themselves (backward with create_graph=True, as a penalty on gradients needs it): by the same rules.
+The parameters of the functions are those that horovod.torch.mpi_ops has them with.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ def _kept(*gradients: Tensor) -> bool:
 
 def _allreduced(gradient: Tensor, name: str | None, how: Reduction) -> Tensor:
     if _kept(gradient):
-        return Allreduce.apply(gradient, name, how)
+        op, average, *rest = how
+        return Allreduce.apply(gradient, average, name, op, *rest)
     return collectives.allreduce(gradient, name, how, False, SYNC).wait()
 
 
 def _grouped_allreduced(gradients: Sequence[Tensor], name: str | None, how: Reduction) -> Sequence[Tensor]:
     if _kept(*gradients):
-        return GroupedAllreduce.apply(name, how, *gradients)  # type: ignore[no-any-return]
+        op, average, *rest = how
+        return GroupedAllreduce.apply(average, name, op, *rest, *gradients)  # type: ignore[no-any-return]
     return collectives.grouped_allreduce(gradients, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
 
 
@@ -156,24 +159,42 @@ def _factor(how: Reduction) -> float:
 
 class Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
-        ctx.name, ctx.how = name, how
-        return collectives.allreduce(tensor, name, how, False, SYNC).wait()
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> Tensor:
+        ctx.name, ctx.how = name, (op, average, prescale_factor, postscale_factor, process_set)
+        return collectives.allreduce(tensor, name, ctx.how, False, SYNC).wait()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient_of_allreduce(gradient, ctx.name, ctx.how), None, None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return gradient_of_allreduce(grad_output, ctx.name, ctx.how), *[None] * 6
 
 
 class GroupedAllreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: Tensor) -> Any:
-        ctx.name, ctx.how = name, how
-        return tuple(collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait())
+    def forward(
+        ctx: Any,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        *tensors: Tensor,
+    ) -> Any:
+        ctx.name, ctx.how = name, (op, average, prescale_factor, postscale_factor, process_set)
+        return tuple(collectives.grouped_allreduce(tensors, name, ctx.how, False, SYNC).wait())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *gradient_of_grouped_allreduce(gradients, ctx.name, ctx.how)
+    def backward(ctx: Any, *grad_output: Tensor) -> Any:
+        return *[None] * 6, *gradient_of_grouped_allreduce(grad_output, ctx.name, ctx.how)
 
 
 class Allgather(torch.autograd.Function):
@@ -184,8 +205,8 @@ class Allgather(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient_of_allgather(gradient, ctx.rows, ctx.name, ctx.process_set), None, None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return gradient_of_allgather(grad_output, ctx.rows, ctx.name, ctx.process_set), None, None
 
 
 class Broadcast(torch.autograd.Function):
@@ -195,8 +216,8 @@ class Broadcast(torch.autograd.Function):
         return collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient_of_broadcast(gradient, ctx.root_rank, ctx.name, ctx.process_set), None, None, None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return gradient_of_broadcast(grad_output, ctx.root_rank, ctx.name, ctx.process_set), None, None, None
 
 
 class GroupedAllgather(torch.autograd.Function):
@@ -207,8 +228,8 @@ class GroupedAllgather(torch.autograd.Function):
         return tuple(result for result, _ in results)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *gradient_of_grouped_allgather(gradients, ctx.rows, ctx.name, ctx.process_set)
+    def backward(ctx: Any, *grad_output: Tensor) -> Any:
+        return None, None, *gradient_of_grouped_allgather(grad_output, ctx.rows, ctx.name, ctx.process_set)
 
 
 class Alltoall(torch.autograd.Function):
@@ -221,28 +242,44 @@ class Alltoall(torch.autograd.Function):
         return result, received
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        sent = gradient_of_alltoall(gradient, ctx.received, ctx.rows, ctx.name, ctx.process_set)
+    def backward(ctx: Any, grad_output: Tensor, *_: Any) -> Any:
+        sent = gradient_of_alltoall(grad_output, ctx.received, ctx.rows, ctx.name, ctx.process_set)
         return sent, None, None, None
 
 
 class Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
-        ctx.name, ctx.how = name, how
-        return collectives.reducescatter(tensor, name, how, SYNC).wait()
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+    ) -> Tensor:
+        ctx.name, ctx.how = name, (op, None, prescale_factor, postscale_factor, process_set)
+        return collectives.reducescatter(tensor, name, ctx.how, SYNC).wait()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient_of_reducescatter(gradient, ctx.name, ctx.how), None, None
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return gradient_of_reducescatter(grad_output, ctx.name, ctx.how), *[None] * 5
 
 
 class GroupedReducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: Tensor) -> Any:
-        ctx.name, ctx.how = name, how
-        return tuple(collectives.grouped_reducescatter(tensors, name, how, SYNC).wait())
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+        *tensors: Tensor,
+    ) -> Any:
+        ctx.name, ctx.how = name, (op, None, prescale_factor, postscale_factor, process_set)
+        return tuple(collectives.grouped_reducescatter(tensors, name, ctx.how, SYNC).wait())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *gradient_of_grouped_reducescatter(gradients, ctx.name, ctx.how)
+    def backward(ctx: Any, *grad_output: Tensor) -> Any:
+        return *[None] * 5, *gradient_of_grouped_reducescatter(grad_output, ctx.name, ctx.how)

@@ -30,6 +30,14 @@ from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch.compression import Compression
+from horovod.torch.gradients import Allgather as HorovodAllgather
+from horovod.torch.gradients import Allreduce as HorovodAllreduce
+from horovod.torch.gradients import Alltoall as HorovodAlltoall
+from horovod.torch.gradients import Broadcast as HorovodBroadcast
+from horovod.torch.gradients import GroupedAllgather as HorovodGroupedAllgather
+from horovod.torch.gradients import GroupedAllreduce as HorovodGroupedAllreduce
+from horovod.torch.gradients import GroupedReducescatter as HorovodGroupedReducescatter
+from horovod.torch.gradients import Reducescatter as HorovodReducescatter
 from horovod.torch.ops import (
     Adasum,
     Average,
@@ -69,7 +77,15 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "HorovodAllgather",
+    "HorovodAllreduce",
+    "HorovodAlltoall",
+    "HorovodBroadcast",
+    "HorovodGroupedAllgather",
+    "HorovodGroupedAllreduce",
+    "HorovodGroupedReducescatter",
     "HorovodInternalError",
+    "HorovodReducescatter",
     "Max",
     "Min",
     "ProcessSet",

@@ -111,7 +111,8 @@ def allreduce(
     if is_compiling():
         return compression.decompress(compiled.allreduce([sent], False, name, how)[0], ctx)
     if _differentiated(sent):
-        return compression.decompress(Allreduce.apply(sent, name, how), ctx)
+        result = Allreduce.apply(sent, average, name, op, prescale_factor, postscale_factor, process_set)
+        return compression.decompress(result, ctx)
     return compression.decompress(collectives.allreduce(sent, name, how, False, SYNC).wait(), ctx)
 
 
@@ -182,7 +183,7 @@ def grouped_allreduce(
     if is_compiling():
         results = compiled.allreduce(sent, True, name, how)
     elif _differentiated(*sent):
-        results = GroupedAllreduce.apply(name, how, *sent)
+        results = GroupedAllreduce.apply(average, name, op, prescale_factor, postscale_factor, process_set, *sent)
     else:
         results = collectives.grouped_allreduce(sent, name, how, False, SYNC).wait()
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]
@@ -314,7 +315,8 @@ def reducescatter(
     if is_compiling():
         return compression.decompress(compiled.reducescatter([sent], False, name, how)[0], ctx)
     if _differentiated(sent):
-        return compression.decompress(Reducescatter.apply(sent, name, how), ctx)
+        result = Reducescatter.apply(sent, name, op, process_set, prescale_factor, postscale_factor)
+        return compression.decompress(result, ctx)
     return compression.decompress(collectives.reducescatter(sent, name, how, SYNC).wait(), ctx)
 
 
@@ -349,7 +351,7 @@ def grouped_reducescatter(
     if is_compiling():
         results = compiled.reducescatter(sent, True, name, how)
     elif _differentiated(*sent):
-        results = GroupedReducescatter.apply(name, how, *sent)
+        results = GroupedReducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *sent)
     else:
         results = collectives.grouped_reducescatter(sent, name, how, SYNC).wait()
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]

@@ -29,7 +29,7 @@ from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
-from horovod.torch.wrapping import is_trainable, wrapped_as
+from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
 
@@ -119,6 +119,7 @@ class _DistributedOptimizer:
     _hvd_taken: dict[str, Tensor]
     _hvd_process_set: ProcessSet
     _hvd_active: bool
+    find_duplicates = staticmethod(find_duplicates)
     _hvd_backward: Callable[[], _EndOfBackward | None]
 
     def _hvd_register(self) -> None:
@@ -358,8 +359,7 @@ def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tens
             "named_parameters: expected a sequence of tuples (name, parameter)\n"
             "hint: model.named_parameters() gives one"
         )
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(find_duplicates(name for name, _ in pairs))
     if twice:
         raise InvalidRequestError(f"named_parameters: names must be unique, seen twice: {', '.join(twice)}")
     found = {parameter: name for name, parameter in pairs}

@@ -4,12 +4,14 @@ parameter groups and state, so that isinstance, schedulers and checkpoints keep 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["is_trainable", "wrapped_as"]
+__all__ = ["find_duplicates", "is_trainable", "wrapped_as"]
 
 
 def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
@@ -19,6 +21,11 @@ def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     return wrapped
+
+
+def find_duplicates(lst: Iterable[Any]) -> set[Any]:
+    """What stands in `lst` more than once."""
+    return {item for item, times in Counter(lst).items() if times > 1}
 
 
 def is_trainable(parameter: Tensor) -> bool:
