@@ -140,8 +140,8 @@ MUTATIONS = (
     Mutation(
         "dtype-unchecked",
         "native/negotiation/wire.cc",
-        "if (dtype && a.dtype != b.dtype)",
-        "if (false && a.dtype != b.dtype)",
+        "if (a != nullptr && a->dtype != b->dtype)",
+        "if (false && a->dtype != b->dtype)",
         "ranks that disagree on the dtype are not told so",
         (
             native("negotiation_test", "dtype_is_named"),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "negotiation/wire.h"
 
+#include <algorithm>
+
 namespace hvd {
 
 int64_t TensorSpec::count() const {
@@ -96,18 +98,11 @@ std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& ten
   return text;
 }
 
-std::string tensor_difference(const Descriptor& expected, const Descriptor& seen, bool dtype) {
-  for (size_t i = 0; i < expected.tensors.size(); ++i) {
-    const TensorSpec& a = expected.tensors[i];
-    const TensorSpec& b = seen.tensors[i];
-    const std::string which =
-        expected.tensors.size() > 1 ? " of tensor " + std::to_string(i + 1) + " of the group" : "";
-    if (dtype && a.dtype != b.dtype) return differ("dtype" + which, name_of(a.dtype), name_of(b.dtype));
-    if (!dtype && a.shape != b.shape) {
-      return differ("shape" + which, shape_for_people(expected, a), shape_for_people(seen, b));
-    }
-  }
-  return "";
+// The first tensor of a group that differs is reported, whatever differs in those behind it. Both have the same number.
+size_t first_difference(const Descriptor& expected, const Descriptor& seen) {
+  const auto same = [](const TensorSpec& a, const TensorSpec& b) { return a.dtype == b.dtype && a.shape == b.shape; };
+  const auto [first, _] = std::mismatch(expected.tensors.begin(), expected.tensors.end(), seen.tensors.begin(), same);
+  return static_cast<size_t>(first - expected.tensors.begin());
 }
 
 std::string scale_text(double value) {
@@ -120,14 +115,19 @@ std::string scale_text(double value) {
 
 std::string difference(const Descriptor& expected, const Descriptor& seen) {
   const bool same_count = expected.tensors.size() == seen.tensors.size();
-  if (same_count) {
-    if (std::string text = tensor_difference(expected, seen, true); !text.empty()) return text;
-  }
+  const size_t index = same_count ? first_difference(expected, seen) : 0;
+  const TensorSpec* a = same_count && index < expected.tensors.size() ? &expected.tensors[index] : nullptr;
+  const TensorSpec* b = a != nullptr ? &seen.tensors[index] : nullptr;
+  const std::string which =
+      expected.tensors.size() > 1 ? " of tensor " + std::to_string(index + 1) + " of the group" : "";
+  if (a != nullptr && a->dtype != b->dtype) return differ("dtype" + which, name_of(a->dtype), name_of(b->dtype));
   if (expected.kind != seen.kind) return differ("operation", name_of(expected.kind), name_of(seen.kind));
   if (!same_count) {
     return differ("number of tensors", std::to_string(expected.tensors.size()), std::to_string(seen.tensors.size()));
   }
-  if (std::string text = tensor_difference(expected, seen, false); !text.empty()) return text;
+  if (a != nullptr) {
+    return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b));
+  }
   if (expected.prescale != seen.prescale) {
     return differ("prescale factor", scale_text(expected.prescale), scale_text(seen.prescale));
   }

@@ -114,6 +114,11 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3), ones(f, 3)], name="two members"),
         ["shape of tensor 2", "[5]", "[3]"],  # the first of them
     ),
+    "two reasons": (
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 5), ones(f, 3, dtype=np.int32)], name="two reasons"),
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="two reasons"),
+        ["shape of tensor 1", "[5]", "[3]"],
+    ),
     "postscale": (
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale", postscale_factor=0.5),
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale"),
