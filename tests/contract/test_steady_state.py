@@ -138,3 +138,72 @@ def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, tra
         assert wrong == []
         if transport == "shm":
             assert sent == 0, f"{sent} messages after it was steady again"
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
+def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: int, transport: str) -> None:
+    """A tensor missing, one new, one reshaped, another order on every rank, a rank that is late with one, and a rank
+    that joins before the others are done: each in every one of 200 steps."""
+
+    def run() -> tuple[list[str], int]:
+        import horovod.core as hvd
+
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        wrong: list[str] = []
+
+        def check(step: int, name: str, result: Any, shape: tuple[int, ...], ranks: list[int]) -> None:
+            expected = sum(member + step for member in ranks)
+            if result.shape != shape or not np.all(result == expected):
+                wrong.append(f"step {step}, {name}: expected {expected} in {shape}, seen {result}")
+
+        def one_step(step: int) -> None:
+            names = [f"deviating {number}" for number in range(12)]
+            shapes = dict.fromkeys(names, (3,)) | {names[(step + 3) % 12]: (2, 2), f"new in {step}": (3,)}
+            late = names[(step + 5) % 12]
+            missing = names.pop(step % 12)
+            names.append(f"new in {step}")
+            np.random.default_rng((step, rank)).shuffle(names)
+            is_late, joins = rank == step % size, (step + 1) % size
+            handles = {
+                name: hvd.allreduce_async(np.full(shapes[name], float(rank + step)), name=name, op=hvd.Sum)
+                for name in names
+                if not (is_late and name == late)
+            }
+            results = {name: hvd.synchronize(handle) for name, handle in handles.items() if name != late}
+            if is_late:
+                results[late] = hvd.allreduce(np.full(shapes[late], float(rank + step)), name=late, op=hvd.Sum)
+            else:
+                results[late] = hvd.synchronize(handles[late])
+            for name, result in results.items():
+                check(step, name, result, shapes[name], list(range(size)))
+            if rank != joins:
+                left = [member for member in range(size) if member != joins]
+                for name in (missing, f"alone in {step}", None):
+                    check(
+                        step,
+                        str(name),
+                        hvd.allreduce(np.full(3, float(rank + step)), name=name, op=hvd.Sum),
+                        (3,),
+                        left,
+                    )
+            hvd.join()
+
+        def steady_step() -> None:
+            handles = [hvd.allreduce_async(np.ones(3), name=f"deviating {number}") for number in range(12)]
+            for handle in handles:
+                hvd.synchronize(handle)
+
+        for step in range(200):
+            one_step(step)
+        for _ in range(3):
+            steady_step()
+        before = messages(hvd)
+        for _ in range(20):
+            steady_step()
+        return wrong, messages(hvd) - before
+
+    for wrong, sent in worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run):
+        assert wrong == []
+        if transport == "shm":
+            assert sent == 0, f"{sent} messages after it was steady again"
