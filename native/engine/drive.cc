@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -15,6 +14,7 @@
 #include "negotiation/names.h"
 #include "platform/clock.h"
 #include "platform/futex.h"
+#include "platform/warning.h"
 
 namespace hvd {
 
@@ -374,8 +374,9 @@ static void pin_thread(const EngineSettings& settings) {
   CPU_ZERO(&cpus);
   if (settings.engine_cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(settings.engine_cpu), &cpus);
   if (sched_setaffinity(0, sizeof cpus, &cpus) != 0 && settings.warnings) {
-    std::fprintf(stderr, "horovod: warning: the engine's thread cannot run on core %d (HOROVOD_THREAD_AFFINITY): %s\n",
-                 settings.engine_cpu, std::strerror(errno));
+    warn("the engine's thread cannot run on core " + std::to_string(settings.engine_cpu) +
+             " (HOROVOD_THREAD_AFFINITY): " + std::strerror(errno),
+         settings.log_time);
   }
 }
 

@@ -85,7 +85,7 @@ class Engine {
   void release(hvd_handle handle) { handles_.release(handle); }
 
   Status start_timeline(const std::string& path, const std::string& session, bool mark_cycles) {
-    return timeline_.start(path, session, rank_, mark_cycles);
+    return timeline_.start(path, session, rank_, mark_cycles, options_.settings.log_time);
   }
   void stop_timeline() { timeline_.stop(); }
 

@@ -5,13 +5,13 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
+#include "platform/warning.h"
 
 namespace hvd {
 
@@ -220,12 +220,14 @@ void Engine::warn_of_eviction() {
   statistics_.names_evicted.store(coordinator_->evicted(), std::memory_order_relaxed);
   if (eviction_warned_ || coordinator_->evicted() == 0) return;
   eviction_warned_ = true;
-  if (!options_.settings.warnings) return;
-  std::fprintf(stderr,
-               "horovod: warning: more than %u different tensor names are in use: those not used for longest are "
-               "forgotten, and cost a detour when they come back\nhint: give a tensor the same name in every step, or "
-               "none; HOROVOD_CACHE_CAPACITY sets the number (at most %u)\n",
-               options_.settings.cached_names, kMaxCachedNames);
+  const EngineSettings& settings = options_.settings;
+  if (!settings.warnings) return;
+  warn("more than " + std::to_string(settings.cached_names) +
+           " different tensor names are in use: those not used for longest are forgotten, and cost a detour when they "
+           "come back\nhint: give a tensor the same name in every step, or none; HOROVOD_CACHE_CAPACITY sets the "
+           "number (at most " +
+           std::to_string(kMaxCachedNames) + ")",
+       settings.log_time);
 }
 
 // Rank 0: carries out what the coordinator wants, on all hosts.

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -19,6 +18,7 @@
 #include "platform/descriptor_passing.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
+#include "platform/warning.h"
 #include "transport/factories.h"
 
 namespace hvd {
@@ -234,9 +234,8 @@ Status Engine::start_monitor() {
       poison_unreadable(peer, "a sign of life", payload.size());
     }
   };
-  const bool warns = options_.settings.warnings;
-  events.on_debugger = [warns](const std::string& text) {
-    if (warns) std::fprintf(stderr, "horovod: warning: %s\n", text.c_str());
+  events.on_debugger = [this](const std::string& text) {
+    if (options_.settings.warnings) warn(text, options_.settings.log_time);
   };
   events.on_tick = on_tick;
   events.on_pause = [this] { resumed_ns_.store(now_ns()); };

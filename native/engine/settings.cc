@@ -49,7 +49,7 @@ bool parse_log_level(const std::string& text, bool* warnings) {
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
   using Parser = std::function<bool(const std::string&)>;
-  uint64_t groups_apart = 0, engine_cpu = UINT64_MAX;
+  uint64_t groups_apart = 0, log_time = 0, engine_cpu = UINT64_MAX;
   const std::map<std::string, Parser> parsers = {
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
@@ -65,6 +65,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
       {"log_level", [&](auto& text) { return parse_log_level(text, &out->warnings); }},
+      {"log_time", [&](auto& text) { return parse_integer(text, &log_time); }},
   };
   for (uint32_t i = 0; i < count; ++i) {
     const std::string name = settings[i].name == nullptr ? "" : settings[i].name;
@@ -76,6 +77,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
     }
   }
   out->groups_apart = groups_apart != 0;
+  out->log_time = log_time != 0;
   out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};
 }

@@ -25,7 +25,8 @@ struct EngineSettings {
   uint64_t frozen_timeout_ms = 3000;  // silence of a process of this host that is a loss; 0: never
   uint64_t lost_timeout_ms = 5000;    // ... of another host; 0: never
   InstructionSet instruction_set = InstructionSet::kBest;
-  bool warnings = true;  // stall warnings on stderr
+  bool warnings = true;   // on stderr
+  bool log_time = false;  // ... with the time in front
 };
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out);

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
+#include "platform/warning.h"
 
 namespace hvd {
 namespace {
@@ -123,10 +124,11 @@ void Engine::report_stalls() {
   if (!answered && now_ns() - stacks_asked_ns_ < kStackPatienceNs) return;
   stacks_asked_ns_ = 0;
   stall_reported_ns_ = now_ns();
-  std::fprintf(stderr, "horovod: warning: stall: %s%s\nhint: every rank must call the same collectives; look for %s\n",
-               report.c_str(), stacks_in_words(all_missing).c_str(),
-               crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
-                       : "a branch on the rank, uneven data, or a rank that is slow");
+  warn("stall: " + report + stacks_in_words(all_missing) +
+           "\nhint: every rank must call the same collectives; look for " +
+           (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
+                    : "a branch on the rank, uneven data, or a rank that is slow"),
+       settings.log_time);
 }
 
 }  // namespace hvd

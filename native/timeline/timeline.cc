@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "platform/clock.h"
+#include "platform/warning.h"
 
 namespace hvd {
 namespace {
@@ -109,7 +110,7 @@ bool is_of_session(int fd, const std::string& session) {
 
 Timeline::~Timeline() { stop(); }
 
-Status Timeline::start(const std::string& path, const std::string& session, int rank, bool mark_cycles) {
+Status Timeline::start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time) {
   stop();
   const std::lock_guard lock(mutex_);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -123,6 +124,7 @@ Status Timeline::start(const std::string& path, const std::string& session, int 
   }
   fd_ = fd;
   rank_ = rank;
+  log_time_ = log_time;
   rows_.clear();
   // Kept from then on, and never begun anew: a thread may be recording for the last file still.
   if (events_ == nullptr) {
@@ -183,8 +185,7 @@ void Timeline::write_events() {
     drain(&lines);
     if (works && !lines.empty() && !put(lines)) {
       works = false;  // a full disk, say: the job is worth more than its picture
-      std::fprintf(stderr, "horovod: warning: rank %d can write no more of the timeline: %s\n", rank_,
-                   std::strerror(errno));
+      warn("rank " + std::to_string(rank_) + " can write no more of the timeline: " + std::strerror(errno), log_time_);
     }
     if (!last) sleep_ms(kPauseMs);
   }

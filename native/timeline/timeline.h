@@ -33,7 +33,8 @@ class Timeline {
 
   // Until the file is open; a timeline that was on goes on in the new file. `session` tells the ranks of one job, and
   // its starts, from what the file held before, which is overwritten. Fails where the file cannot be written.
-  Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles);
+  // `log_time`: of warnings.
+  Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time);
   void stop();  // what has been recorded by now is in the file then
 
   bool is_on() const { return on_.load(std::memory_order_relaxed); }
@@ -72,6 +73,7 @@ class Timeline {
   std::mutex mutex_;  // start and stop
   std::thread thread_;
   std::atomic<bool> ending_{false};
+  bool log_time_ = false;
   // The thread's, while there is one.
   int fd_ = -1;
   int rank_ = 0;

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
@@ -84,6 +85,10 @@ def test_each_local_rank_has_its_core_or_a_warning(capsys: pytest.CaptureFixture
     short = Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "3,1", "HOROVOD_LOCAL_RANK": "2"})
     assert "engine_cpu" not in dict(short.native_settings())
     assert "has no core for local rank 2" in capsys.readouterr().err
+    dataclasses.replace(short, log_hide_time=False).native_settings()
+    assert re.match(r"\[\d{4}-.*\.\d{6}\] horovod: warning: .* local rank 2", capsys.readouterr().err)
+    dataclasses.replace(short, log_level="error").native_settings()
+    assert capsys.readouterr().err == ""
     with pytest.raises(SettingError, match="HOROVOD_THREAD_AFFINITY='1,-2': expected core numbers"):
         Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "1,-2"})
 
@@ -103,9 +108,12 @@ def test_the_native_core_gets_strings() -> None:
         ("fault_point", ""),
         ("instruction_set", "best"),
         ("log_level", "warning"),
+        ("log_time", "0"),
     ]
     off = dict(Settings(stall_check_disable=True, stall_shutdown_s=5).native_settings())
     assert (off["stall_warning_ms"], off["stall_shutdown_ms"]) == ("0", "0")
+    for shown in ({"log_hide_time": False}, {"log_timestamp": True}):
+        assert dict(Settings(**shown).native_settings())["log_time"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import math
 import os
 import sys
@@ -268,11 +269,12 @@ class Settings:
         "HOROVOD_LOG_HIDE_TIME",
         _switch(),
         True,
-        "No effect: messages carry no time; they are few, and the launcher's output shows their order.",
+        "Warnings of a rank carry no time; 0: local time stands in front of them.",
+        flag="--log-hide-timestamp",
         yaml="logging.hide_timestamp",
     )
     log_timestamp: bool = _setting(
-        "HOROVOD_LOG_TIMESTAMP", _switch(), False, "No effect, for the reason HOROVOD_LOG_HIDE_TIME gives."
+        "HOROVOD_LOG_TIMESTAMP", _switch(), False, "Another word for HOROVOD_LOG_HIDE_TIME=0."
     )
     timeline: str = _setting(
         "HOROVOD_TIMELINE",
@@ -364,16 +366,25 @@ class Settings:
             ("fault_point", self.fault_point),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
+            ("log_time", _spelled(self.log_time)),
         ]
+
+    def _log_start(self) -> str:
+        return f"{datetime.datetime.now():[%Y-%m-%d %H:%M:%S.%f] }" if self.log_time else ""
+
+    @property
+    def log_time(self) -> bool:
+        """Whether warnings carry the time."""
+        return self.log_timestamp or not self.log_hide_time
 
     def _core(self) -> int | None:
         local_rank = self.local_rank or 0
         if local_rank < len(self.thread_affinity):
             return self.thread_affinity[local_rank]
-        if self.thread_affinity:
+        if self.thread_affinity and self.log_level not in ("error", "fatal"):
             print(
-                f"horovod: warning: HOROVOD_THREAD_AFFINITY={_spelled(self.thread_affinity)} has no core for local "
-                f"rank {local_rank}, whose engine's thread may run anywhere",
+                f"{self._log_start()}horovod: warning: HOROVOD_THREAD_AFFINITY={_spelled(self.thread_affinity)} has no "
+                f"core for local rank {local_rank}, whose engine's thread may run anywhere",
                 file=sys.stderr,
             )
         return None

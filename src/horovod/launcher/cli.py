@@ -152,8 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
     add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
-    for flag in ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"):
-        add(flag, action="store_true", dest="log_time", help=argparse.SUPPRESS)  # no effect, as HOROVOD_LOG_HIDE_TIME
+    for flag, hides in (("--log-with-timestamp", False), ("--log-without-timestamp", True)):
+        add(flag, action="store_const", const=hides, dest="log_hide_time", help=argparse.SUPPRESS)
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:
