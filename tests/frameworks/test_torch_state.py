@@ -195,6 +195,35 @@ def test_keys_that_differ_between_ranks_are_named_at_once(worlds: WorldPool) -> 
         assert after == 2.0
 
 
+def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        wrong = hvd.rank() == 1
+        weights = [torch.nn.Parameter(torch.ones(2))]
+        optimizer = (torch.optim.LBFGS if wrong else torch.optim.SGD)(weights, lr=1.0)
+        calls: list[tuple[bool, Any]] = [
+            (True, lambda: hvd.broadcast_parameters({"a": "text" if wrong else torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_parameters(3 if wrong else {"a": torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_parameters({3 if wrong else "a": torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_optimizer_state(optimizer, 0)),
+            (False, lambda: hvd.broadcast_parameters({"a": 1 if wrong else torch.ones(2), "b": 1}, 0)),
+        ]
+        texts = []
+        for here, call in calls:
+            with pytest.raises(ValueError if here and wrong else hvd.HorovodInternalError) as caught:
+                call()
+            texts.append(str(caught.value))
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
+        return texts
+
+    expected = ["`a` is a str", "seen int", "keys are names", "LBFGS", "`a (no tensor)`"]
+    for texts in worlds(3, SHM).run(run):
+        for text, part in zip(texts, expected, strict=True):
+            assert part in text and "rank 1" in text, text
+
+
 def test_a_truth_value_is_no_reduction(worlds: WorldPool) -> None:
     def run() -> bool:
         import horovod.torch as hvd

@@ -19,6 +19,9 @@ from horovod.torch.tensors import collectives
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 _OBJECTS = (bool, int, float, type(None))
+# Under which the ranks tell each other what they have.
+_KEYS = "broadcast_parameters.keys"
+_GROUPS = "optimizer_state.groups"
 
 
 def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
@@ -29,15 +32,13 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
     ValueError for anything else, naming its key; HorovodInternalError where the ranks' keys, or their tensors' shapes
     or dtypes, differ.
     """
-    pairs = _named(params)
+    try:
+        pairs = _named(params)
+    except InvalidRequestError as error:
+        collectives.refuse("allgather", f"{_KEYS}.t", error, process_set)  # what the others wait in
     tensors = [(name, value) for name, value in pairs if isinstance(value, Tensor)]
     objects = {name: value for name, value in pairs if not isinstance(value, Tensor)}
-    for name, value in objects.items():
-        if not isinstance(value, _OBJECTS):
-            raise InvalidRequestError(
-                f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
-            )
-    _check_keys([name for name, _ in pairs], process_set)
+    _check_keys([name if isinstance(value, Tensor) else f"{name} (no tensor)" for name, value in pairs], process_set)
     _broadcast_all(tensors, root_rank, process_set)
     if objects:
         received = broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
@@ -56,9 +57,10 @@ def broadcast_optimizer_state(
     the root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no
     fixed set of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidRequestError(
+        error = InvalidRequestError(
             "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
         )
+        collectives.refuse("allgather", f"{_GROUPS}.t", error, process_set)  # what the others wait in
     groups = optimizer.param_groups
     _check_groups([len(group["params"]) for group in groups], process_set)
     structure = broadcast_object(_structure(optimizer), root_rank, "optimizer_state.structure", process_set)
@@ -86,7 +88,15 @@ def broadcast_optimizer_state(
 
 def _named(params: Any) -> list[tuple[str, Any]]:
     if isinstance(params, Mapping):
-        return sorted(params.items())
+        if not all(isinstance(name, str) for name in params):
+            raise InvalidRequestError("broadcast_parameters: expected a dict whose keys are names")
+        pairs = sorted(params.items())
+        for name, value in pairs:
+            if not isinstance(value, (Tensor, *_OBJECTS)):
+                raise InvalidRequestError(
+                    f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
+                )
+        return pairs
     if not isinstance(params, Iterable) or isinstance(params, (str, Tensor)):
         raise InvalidRequestError(
             f"broadcast_parameters: expected a dict or a list of pairs, seen {type(params).__name__}"
@@ -119,7 +129,7 @@ def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_se
 
 def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
     """Keys that one rank lacks would leave the others waiting for its broadcasts."""
-    by_rank = allgather_object(mine, "broadcast_parameters.keys", process_set=process_set)
+    by_rank = allgather_object(mine, _KEYS, process_set=process_set)
     ranks = process_set.ranks or []
     for rank, theirs in zip(ranks, by_rank, strict=True):
         differing = sorted(set(theirs) ^ set(by_rank[0]))
@@ -132,7 +142,7 @@ def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
 
 
 def _check_groups(mine: list[int], process_set: ProcessSet) -> None:
-    by_rank = allgather_object(mine, "optimizer_state.groups", process_set=process_set)
+    by_rank = allgather_object(mine, _GROUPS, process_set=process_set)
     ranks = process_set.ranks or []
     for rank, theirs in zip(ranks, by_rank, strict=True):
         if theirs != by_rank[0]:

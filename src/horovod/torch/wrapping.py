@@ -20,6 +20,9 @@ def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     wrapped: Any = object.__new__(type(kind.__name__, (mixin, kind), {"__module__": kind.__module__}))
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    if "step" in vars(optimizer):
+        # ... and looks there whether steps are taken, which are those of the wrapped one from now on.
+        optimizer._opt_called = True
     return wrapped
 
 
