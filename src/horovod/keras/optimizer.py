@@ -205,8 +205,10 @@ def distributed(
     if issubclass(mixin, _Keras3):
         gradients = backend_gradients(**options)
     else:
+        from horovod.keras.compile import watch_compile_of_tf_keras
         from horovod.tensorflow.gradients import TensorFlowGradients
 
+        watch_compile_of_tf_keras()
         gradients = TensorFlowGradients(**options)
     passes = None
     if backward_passes_per_step > 1:
