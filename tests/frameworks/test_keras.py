@@ -142,9 +142,9 @@ def test_training_in_mixed_precision_is_near_to_one_process_on_the_whole_batch(
     assert max(world.run(run, policy, difference_to_one_process, timeout_s=110)) < tolerance
 
 
-def weights_under_a_schedule(momentum_correction: bool, legacy: str = "") -> list[float]:
+def weights_under_a_schedule(momentum_correction: bool, name: str, legacy: str = "") -> list[float]:
     """A weight whose gradient is 1 is trained with momentum while the rate falls to a tenth in every epoch: the weight
-    after every batch."""
+    after every batch. RMSprop without memory divides the gradient by its own size: it steps as SGD does."""
     if legacy:
         import tensorflow as tf
 
@@ -160,7 +160,11 @@ def weights_under_a_schedule(momentum_correction: bool, legacy: str = "") -> lis
 
         optimizers, mean = keras.optimizers, keras.ops.mean
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.5))
+    memory = {"rho": 0.0, "epsilon": 1e-12} if name == "RMSprop" else {}
+    plain = getattr(optimizers, name.removeprefix("scaled "))(0.1, momentum=0.5, **memory)
+    if name.startswith("scaled"):
+        plain = optimizers.LossScaleOptimizer(plain, initial_scale=2.0)
+    optimizer = hvd.DistributedOptimizer(plain)
     model.compile(optimizer=optimizer, loss=lambda truth, seen: mean(seen) + 0.0 * mean(truth))
     weights: list[float] = []
 
@@ -192,11 +196,57 @@ def expected_under_a_schedule(momentum_correction: bool) -> list[float]:
 @pytest.mark.parametrize("correction", [True, False])
 def test_momentum_follows_the_learning_rate(world: World, legacy: World, correction: bool) -> None:
     expected = expected_under_a_schedule(correction)
-    for weights in world.run(weights_under_a_schedule, correction, timeout_s=110):
-        assert np.allclose(weights, expected, rtol=1e-4), weights
+    for name in ("SGD", "RMSprop", "scaled SGD"):
+        for weights in world.run(weights_under_a_schedule, correction, name, timeout_s=110):
+            assert np.allclose(weights, expected, rtol=1e-4), (name, weights)
     for kind in ("new", "legacy"):
-        for weights in legacy.run(weights_under_a_schedule, correction, kind, timeout_s=110):
-            assert np.allclose(weights, expected, rtol=1e-4), (kind, weights)
+        for name in ("SGD", "RMSprop"):
+            for weights in legacy.run(weights_under_a_schedule, correction, name, kind, timeout_s=110):
+                assert np.allclose(weights, expected, rtol=1e-4), (kind, name, weights)
+
+
+def test_tf_keras_in_a_graph_of_tensorflow_1(legacy: World) -> None:
+    """Whose variables have values in a session only: the callbacks' too."""
+
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        keras: Any = tf.keras
+        seen: list[Any] = []
+        with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+            tf.compat.v1.keras.backend.set_session(session)
+            layer = keras.layers.Dense(1, use_bias=False, input_shape=(1,))
+            model = keras.Sequential([layer])
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1, momentum=0.5))
+            model.compile(optimizer=optimizer, loss=lambda truth, output: tf.reduce_mean(output) + 0.0 * truth)
+            model.set_weights([np.full((1, 1), 5.0 + hvd.rank())])
+
+            class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+                def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                    seen.append(float(model.get_weights()[0][0, 0]) - 5.0)
+
+            inputs = np.full((8, 1), 2.0 * hvd.rank(), np.float32)  # the gradients' average is 1
+            callbacks = [
+                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                hvd.callbacks.LearningRateScheduleCallback(0.1, 0.1),
+                hvd.callbacks.MetricAverageCallback(),
+                Watch(),
+            ]
+            history = model.fit(inputs, inputs, batch_size=4, epochs=3, verbose=0, callbacks=callbacks).history
+            for options in ({"backward_passes_per_step": 2}, {"op": 2}):
+                refused = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1), **options)
+                model.compile(optimizer=refused, loss="mse")
+                with pytest.raises(NotImplementedError, match=r"tf\.compat\.v1\.train"):
+                    model.fit(inputs, inputs, verbose=0)
+        keras.backend.clear_session()
+        return [seen, history["lr"], history["loss"]]
+
+    first, second = legacy.run(run, timeout_s=110)
+    assert first == second
+    assert np.allclose(first[0], expected_under_a_schedule(True), rtol=1e-3)
+    assert np.allclose(first[1], [0.1, 0.01, 0.001])
 
 
 def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world: World) -> None:

@@ -4,6 +4,7 @@ layers, callbacks for several models, and what scripts forget."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,43 @@ def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: 
     for world in (tensorflow, legacy):
         first, second = world.run(run, timeout_s=110)
         assert first == second and first[0] != first[1]
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_tf_keras_is_switched_off_jit_where_xla_cannot_hold_reductions(legacy: World, kind: str) -> None:
+    def run(kind: str) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+        from horovod.tensorflow import xla
+
+        keras: Any = tf.keras
+        optimizers = keras.optimizers if kind == "new" else keras.optimizers.legacy
+        weights = []
+        for is_available in (True, False):
+            found = xla.is_available
+            assert found()
+            xla.is_available = found if is_available else lambda: False
+            try:
+                model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones", input_shape=(2,))])
+                optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1))
+                with warnings.catch_warnings(record=True) as warned:
+                    warnings.simplefilter("always")
+                    model.compile(optimizer=optimizer, loss="mse", jit_compile=True)
+                texts = [str(each.message) for each in warned]
+                assert any("jit_compile is switched off" in text for text in texts) == (not is_available), texts
+                assert model.jit_compile == is_available
+                before = xla.calls()
+                model.fit(np.ones((4, 2)) * hvd.rank(), np.zeros((4, 1)), verbose=0)
+                assert (xla.calls() > before) == is_available
+                weights.append(float(model.get_weights()[0][0, 0]))
+            finally:
+                xla.is_available = found
+        return weights
+
+    first, second = legacy.run(run, kind, timeout_s=110)
+    # Of rank 1 alone there is a gradient, 2 * 2 * 1: half of it on both.
+    assert first == second == pytest.approx([1.0 - 0.1 * 2.0] * 2)
 
 
 @pytest.mark.parametrize("passes", [1, 2])

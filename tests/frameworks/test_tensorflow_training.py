@@ -67,6 +67,30 @@ def test_a_tape_gives_the_ranks_average(world: World, options: dict[str, Any], c
     assert world.run(run, options, compiled) == [expected] * 2
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_tape_gives_can_be_differentiated(world: World, compiled: bool) -> None:
+    def run(compiled: bool) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x, y = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+
+        def penalty() -> Any:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as tape:
+                    loss = (tf.reduce_sum(x**3) + y[0] ** 2) * (hvd.rank() + 1.0)
+                gradients = hvd.DistributedGradientTape(tape, groups=[[x, y]]).gradient(loss, [x, y])
+                total = tf.reduce_sum(gradients[0]) + tf.reduce_sum(gradients[1]) * (hvd.rank() + 1.0)
+            return outer.gradient(total, [x, y])
+
+        step = tf.function(penalty) if compiled else penalty
+        return [float(value) for gradient in step() for value in gradient]
+
+    # On rank r of (r + 1) * 6x and (r + 1) * 2, times the average of what each rank makes of the averages.
+    assert world.run(run, compiled) == [[6.0 * s, 12.0 * s, 2.0 * s * 1.5] for s in (1.0, 2.0)]
+
+
 def test_a_tapes_other_arguments(world: World) -> None:
     def run() -> bool:
         import tensorflow as tf
@@ -94,6 +118,19 @@ def test_a_tapes_other_arguments(world: World) -> None:
             hvd.DistributedGradientTape(3)
         with pytest.raises(ValueError, match="predivide"):
             hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
+        with pytest.raises(ValueError, match="gradient_predivide_factor=0: expected a number above 0"):
+            hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=0)
+        for groups, text in (
+            (-1, "a list of lists of variables"),
+            ([x, own], "a list of lists of variables"),
+            ([["x"]], "seen a str"),
+            ([[x], [own, x]], "more than one group"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                hvd.DistributedGradientTape(tf.GradientTape(), groups=groups)
+        for layers, text in ((3, "seen int"), (tf.keras.layers.Dense(1), "build the model first")):
+            with pytest.raises(ValueError, match=text):
+                hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layers)
         return True
 
     assert world.run(run) == [True, True]

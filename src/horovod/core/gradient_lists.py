@@ -47,11 +47,11 @@ class GradientList(abc.ABC):
         self._local: set[Any] = set()
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise InvalidRequestError("gradient_predivide_factor goes with op=Average only")
-        groups = self.groups
-        if not (groups is None or isinstance(groups, list) or (isinstance(groups, int) and groups >= 0)):
+        if not self.gradient_predivide_factor > 0:
             raise InvalidRequestError(
-                f"groups={groups!r}: expected a number of groups, or a list of lists of variables"
+                f"gradient_predivide_factor={self.gradient_predivide_factor}: expected a number above 0"
             )
+        self._check_groups()
         if self.op == Adasum and contexts.is_initialized():
             check_adasum_ranks(self.process_set.size() or 1)
 
@@ -82,6 +82,21 @@ class GradientList(abc.ABC):
         return name
 
     # What all have in common.
+
+    def _check_groups(self) -> None:
+        groups = self.groups
+        if groups is None or (isinstance(groups, int) and groups >= 0):
+            return
+        if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
+            raise InvalidRequestError(
+                f"groups={groups!r}: expected a number of groups, or a list of lists of variables"
+            )
+        members = list(itertools.chain.from_iterable(groups))
+        for member in members:
+            if not hasattr(member, "assign"):
+                raise InvalidRequestError(f"groups: expected lists of variables, seen a {type(member).__name__}")
+        if len({self.key_of(member) for member in members}) < len(members):
+            raise InvalidRequestError("groups: a variable is in more than one group, or twice in one")
 
     def register_local(self, variable: Any) -> None:
         """The gradient of `variable` is not reduced: every rank trains its own."""

@@ -55,6 +55,16 @@ def _is_traced() -> bool:
     return not tf.executing_eagerly()
 
 
+def _graph_backend() -> Any:
+    """tf-keras' backend where it trains in a graph of TensorFlow 1, whose variables have values in its session only;
+    None elsewhere."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.compat.v1.keras.backend
+
+
 def _is_compiled() -> bool:
     """Whether XLA will compile the step of TensorFlow that is being traced."""
     if not _is_traced():
@@ -62,6 +72,12 @@ def _is_compiled() -> bool:
     from horovod.tensorflow import xla
 
     return xla.is_compiling()
+
+
+def _run_broadcast(backend: Any, variables: Sequence[Any], root_rank: int) -> None:
+    from horovod.tensorflow.state import broadcast_variables
+
+    backend.get_session().run(broadcast_variables(variables, root_rank))
 
 
 class _FirstRun:
@@ -161,7 +177,11 @@ class Broadcast:
         wanted = [variable for variable in variables if id(variable) not in self._hvd_local]
         if _is_compiled():
             return  # it cannot be part of the step: on_batch_end does it
-        if _is_traced():
+        backend = _graph_backend()
+        if backend is not None:
+            self._hvd_done = True
+            _run_broadcast(backend, wanted, self._hvd_root_rank)
+        elif _is_traced():
             self._hvd_first_run = self._hvd_first_run or _FirstRun()
             self._hvd_first_run.broadcast(wanted, self._hvd_root_rank)
         elif not self._hvd_done:
@@ -266,8 +286,12 @@ class LearningRateSchedule:
         if self.momentum_correction and before > 0 and after != before:
             # Momentum scaled for one batch, and then restored: the same, once and for all, done to the velocities. A
             # compiled step has the momentum as a constant, but reads these.
+            backend = _graph_backend()
             for velocity in _velocities(self.model.optimizer):
-                velocity.assign(velocity * (after / before))
+                if backend is None:
+                    velocity.assign(velocity * (after / before))
+                else:
+                    backend.set_value(velocity, backend.get_value(velocity) * (after / before))
 
 
 def _as_plain(rate: Any) -> Any:
@@ -276,18 +300,22 @@ def _as_plain(rate: Any) -> Any:
             "the optimizer's learning rate is a schedule of its own: expected a number\n"
             "hint: use either the schedule or Horovod's callback"
         )
+    backend = _graph_backend()
+    if backend is not None:
+        return backend.get_value(rate)
     return rate if isinstance(rate, (float, int)) or not hasattr(rate, "numpy") else rate.numpy()
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    if not getattr(optimizer, "momentum", 0) and "momentum" not in getattr(optimizer, "_hyper", {}):
-        return []
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
     if hasattr(optimizer, "get_slot") and hasattr(optimizer, "_weights"):
-        names = optimizer.get_slot_names()
-        if "momentum" not in names:
+        if "momentum" not in optimizer.get_slot_names():
             return []
         return [variable for variable in optimizer.weights if "/momentum" in variable.name]
-    return [velocity for velocity in getattr(optimizer, "momentums", []) if velocity is not None]
+    if not getattr(optimizer, "momentum", 0):
+        return []
+    kept = getattr(optimizer, "momentums", getattr(optimizer, "_momentums", []))  # SGD's, RMSprop's
+    return [velocity for velocity in kept if velocity is not None]
 
 
 class LearningRateWarmup(LearningRateSchedule):

@@ -7,6 +7,7 @@ where XLA cannot hold the reductions."""
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -16,15 +17,24 @@ from keras.src.trainers.trainer import Trainer
 
 from horovod.keras.optimizer import distributed_by, is_distributed, undistributed
 
-__all__ = ["accept_old_arguments"]
+__all__ = ["accept_old_arguments", "watch_compile_of_tf_keras"]
 
 
-def _can_be_compiled() -> bool:
-    if keras.backend.backend() != "tensorflow":
-        return bool(keras.backend.backend() == "jax")
+def _can_be_compiled(backend: str) -> bool:
+    if backend != "tensorflow":
+        return backend == "jax"
     from horovod.tensorflow import xla
 
     return bool(xla.is_available())
+
+
+def _switch_off_jit(model: Any, backend: str) -> None:
+    if model.jit_compile and is_distributed(model.optimizer) and not _can_be_compiled(backend):
+        warnings.warn(
+            "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles here",
+            stacklevel=4,
+        )
+        model.jit_compile = False
 
 
 def _scale_inside(optimizer: Any) -> None:
@@ -52,15 +62,26 @@ def accept_old_arguments() -> None:
         kwargs.pop("experimental_run_tf_function", None)
         result = original(self, *args, **kwargs)
         _scale_inside(self.optimizer)
-        if self.jit_compile and is_distributed(self.optimizer) and not _can_be_compiled():
-            warnings.warn(
-                "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles "
-                "here",
-                stacklevel=3,
-            )
-            self.jit_compile = False
+        _switch_off_jit(self, keras.backend.backend())
         return result
 
     compile._hvd_patched = True  # type: ignore[attr-defined]
     Trainer.compile = compile
     LossScaleOptimizer.__init__ = init
+
+
+def watch_compile_of_tf_keras() -> None:
+    """The same for jit_compile of tf-keras' models; with its first optimizer that becomes distributed."""
+    tf_keras: Any = sys.modules.get("tf_keras")  # which an optimizer of it has imported
+    if tf_keras is None or getattr(tf_keras.Model.compile, "_hvd_patched", False):
+        return
+    original = tf_keras.Model.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _switch_off_jit(self, "tensorflow")
+        return result
+
+    compile._hvd_patched = True  # type: ignore[attr-defined]
+    tf_keras.Model.compile = compile

@@ -108,8 +108,19 @@ class _TfKeras(_Distributed):
         reduced = self._hvd_gradients([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
+    def _hvd_check_mode(self) -> None:
+        import tensorflow as tf
+
+        several = self._hvd_by_moves or self._hvd_accumulation is not None
+        if several and not tf.compat.v1.executing_eagerly_outside_functions():
+            raise NotImplementedError(
+                "op=Adasum and backward_passes_per_step > 1 with a Keras optimizer are not supported in a graph of "
+                "TensorFlow 1\nhint: an optimizer of tf.compat.v1.train does both"
+            )
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer's own, with gradients averaged over the ranks."""
+        self._hvd_check_mode()
         pairs = list(grads_and_vars)
         if not getattr(self, "_built", True):
             self.build([variable for _, variable in pairs])  # type: ignore[attr-defined]
@@ -205,8 +216,10 @@ def distributed(
     if issubclass(mixin, _Keras3):
         gradients = backend_gradients(**options)
     else:
+        from horovod.keras.compile import watch_compile_of_tf_keras
         from horovod.tensorflow.gradients import TensorFlowGradients
 
+        watch_compile_of_tf_keras()
         gradients = TensorFlowGradients(**options)
     passes = None
     if backward_passes_per_step > 1:

@@ -29,6 +29,12 @@ def _allreduce_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
     )
 
 
+@tf.RegisterGradient("HorovodReduceGradient")
+def _reduced_gradient_gradient(node: Any, *gradients: tf.Tensor) -> list[Any]:
+    """As of an allreduce: for second derivatives through a distributed tape. None for the anchor."""
+    return [None, *_allreduce_gradient(node, *gradients)]
+
+
 @tf.RegisterGradient("HorovodAllgather")
 def _allgather_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
     """The average of the gradients, of which each rank takes its rows."""

@@ -125,9 +125,14 @@ def PartialDistributedGradientTape(  # noqa: N802
 
 
 def local_variables(local_layers: Any) -> list[Any]:
-    """The trainable variables of a layer or a list of layers. Raises ValueError for anything else."""
+    """The trainable variables of a layer or a list of layers. Raises ValueError for anything else, and for a layer
+    that is not built."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
             raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
+        if not getattr(layer, "built", True):
+            raise InvalidRequestError(
+                f"local_layers: layer `{layer.name}` has no variables yet\nhint: build the model first"
+            )
     return [variable for layer in layers for variable in layer.trainable_weights]
