@@ -113,7 +113,10 @@ def test_a_killed_job_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
                 assert len(json.load(file)) > 2
         job.process.send_signal(signal.SIGKILL)
         job.assert_gone()
-    events = json.loads((tmp_path / "t.json").read_text())
+    # As viewers do: the kernel may end a writer between two pages, in the middle of a line.
+    text = (tmp_path / "t.json").read_text()
+    whole = text if text.endswith("\n]\n") else text[: text.rindex(",\n")] + "\n]"
+    events = json.loads(whole)
     assert {0, 1} <= {event["pid"] for event in events} and len(events) > 5000
 
 

@@ -95,4 +95,9 @@ class TensorFlowGradients(GradientList):
             )
             for position, tensor in zip(group, reduced, strict=True):
                 received[position] = tensor
+        if tf.inside_function():
+            # TensorFlow keeps the order of stateful nodes, and so lists of one name come one after the other: in the
+            # rounds of a loop, say.
+            with tf.control_dependencies(received):
+                ops.rank_op()
         return received

@@ -54,8 +54,26 @@ def wire_name(label: str, name: str | None) -> str:
     return "" if name is None else f"{label}.{name}"
 
 
+class InvalidArgument(InvalidRequestError, tf.errors.InvalidArgumentError):
+    """A call that is wrong on this rank, as TensorFlow raises it where only a running node can tell, and as a
+    ValueError."""
+
+    def __init__(self, text: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, text)
+
+    def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str]]:
+        return type(self), (self.message,)
+
+
 def checked(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:
     """Runs `build`, which checks what this rank was given and makes the node."""
+    try:
+        return _built(label, name, process_set, build)
+    except InvalidRequestError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _built(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:
     try:
         if not label.endswith("allreduce") or label.startswith("sparse"):
             xla.refuse(label)

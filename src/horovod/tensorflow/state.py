@@ -35,7 +35,7 @@ def broadcast_variables(
 ) -> Any:
     """Assigns the root's values to `variables`, all as one operation. In a graph of TensorFlow 1: returns the node that
     does. `inplace` is accepted for old scripts. Raises FailedPreconditionError where the ranks' variables differ in
-    number, shape or dtype."""
+    number, shape or dtype. Without variables (a model that is not built has none) it is no operation."""
     plain = [plain_variable(variable) for variable in variables]
     assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
