@@ -3,6 +3,7 @@
 // page of the host's segment, the answer a text beside it, written by that rank's monitor: its engine may be in a
 // collective, its main thread anywhere. Leaders of other hosts pass both on.
 #include <algorithm>
+#include <string_view>
 
 #include "engine/engine.h"
 #include "negotiation/frames.h"
@@ -11,12 +12,33 @@
 
 namespace hvd {
 
+static bool is_of_a_package(std::string_view call) {
+  return call.find("/site-packages/") != call.npos || call.find("/dist-packages/") != call.npos;
+}
+
+// The innermost call, and those of the script: between them there may be dozens of installed packages. All calls where
+// none is the script's.
+static std::string telling_calls(const std::string& text) {
+  std::string told;
+  bool innermost = true, any_of_script = false;
+  for (size_t begin = text.find("  File "); begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
+    const std::string_view call(text.data() + begin, end - begin);
+    const bool of_script = !is_of_a_package(call);
+    if (innermost || of_script) told += call;
+    any_of_script |= of_script;
+    innermost = false;
+    begin = end;
+  }
+  return any_of_script ? told : text;
+}
+
 // The monitor's thread.
 void Engine::answer_stack_question() {
   StackPage& page = segment_->stack_page(local_rank_);
   const uint32_t asked = page.asked.load();
   if (asked == page.answered.load(std::memory_order_relaxed)) return;
-  const std::string text = take_stack();
+  const std::string text = telling_calls(take_stack());
   page.length.store(static_cast<uint32_t>(text.copy(page.text, sizeof page.text)), std::memory_order_relaxed);
   page.answered.store(asked);
   bells_->ring(0);

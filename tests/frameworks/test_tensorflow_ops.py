@@ -4,6 +4,7 @@ gradients and errors."""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,9 @@ def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
             hvd.allreduce(tf.constant([True]))
         with pytest.raises(ValueError, match="dtype complex128: expected one of"):
             hvd.allreduce(tf.constant([1j]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {rank}: .*root_rank=7") as caught:
+            hvd.broadcast(tf.ones(2), 7)  # what Horovod raised for it; and a ValueError, as in the other frameworks
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         return bool(hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist() == [2, 2])
 
     assert world.run(run) == [True, True]

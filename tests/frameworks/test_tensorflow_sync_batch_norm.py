@@ -5,6 +5,7 @@ one batch, forward and backward, with uneven shares, masks, and in compiled step
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,17 @@ def test_what_it_cannot_do_is_refused(world: World) -> None:
             hvd.SyncBatchNormalization(renorm=True)
 
     world.run(run)
+
+
+def test_a_saved_model_with_it_is_loaded(world: World, tmp_path: Path) -> None:
+    def run(folder: str) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        import horovod.tensorflow.keras as hvd_keras
+
+        path = f"{folder}/{hvd.rank()}.keras"
+        tf.keras.Sequential([tf.keras.Input((6,)), hvd.SyncBatchNormalization()]).save(path)
+        return type(hvd_keras.load_model(path).layers[-1]).__name__
+
+    assert world.run(run, str(tmp_path), timeout_s=110) == ["SyncBatchNormalization"] * 2

@@ -207,6 +207,57 @@ def test_variables_and_objects_become_the_roots(world: World) -> None:
     assert world.run(run) == [True, True]
 
 
+def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
+    """Nothing that a round computes depends on the one before."""
+
+    def run() -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        weights = tf.Variable(tf.ones([200, 200]))
+
+        @tf.function
+        def rounds(count: tf.Tensor) -> tf.Tensor:
+            received = tf.TensorArray(tf.float32, count)
+            for number in tf.range(count):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(weights * tf.cast(number, tf.float32)) * (hvd.rank() + 1.0)
+                received = received.write(number, hvd.DistributedGradientTape(tape).gradient(loss, weights)[0, 0])
+            return received.stack()
+
+        return [float(value) for _ in range(5) for value in rounds(tf.constant(12))]
+
+    assert world.run(run) == [[number * 1.5 for number in range(12)] * 5] * 2
+
+
+def test_a_sparse_gradient_in_a_step_that_xla_compiles_is_warned_of(world: World) -> None:
+    def run(dense: bool) -> tuple[list[float], list[str]]:
+        import warnings
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        table = tf.Variable([1.0, 2.0, 3.0])
+
+        @tf.function(jit_compile=True)
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 2]))
+            return hvd.DistributedGradientTape(tape, sparse_as_dense=dense).gradient(loss, table)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            reduced = step()
+        return reduced.numpy().tolist(), [str(one.message) for one in caught if "sparse" in str(one.message)]
+
+    for reduced, warned in world.run(run, False):
+        assert reduced == [0.5, 0.5, 1.0]
+        assert len(warned) == 1 and "hint: jit_compile=False" in warned[0], warned
+    assert world.run(run, True) == [([0.5, 0.5, 1.0], [])] * 2
+
+
 def test_what_cannot_be_wrapped_is_told(world: World) -> None:
     def run() -> bool:
         import tensorflow as tf

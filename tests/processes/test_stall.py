@@ -152,6 +152,25 @@ def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transpor
     assert "rank 0 stands" not in job.wait().stderr
 
 
+def test_of_packages_between_the_report_shows_the_innermost_call_alone(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    calls = "".join(f"def call{n}():\n    call{n - 1}()\n" for n in range(1, 20))
+    (package / "deep.py").write_text(f"import os\ndef call0():\n    os.read(os.open('go', os.O_RDONLY), 1)\n{calls}")
+    (tmp_path / "train.py").write_text(
+        WHERE.replace('os.read(os.open("go", os.O_RDONLY), 1)', "import deep; deep.call19()")
+    )
+    os.mkfifo(tmp_path / "go")
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+        job.wait_for_line(r"  rank 1 stands at", "stderr")
+        job.wait_for_line(r'    File ".*train.py", line 9 in <module>', "stderr")
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        job.wait_for_line("over", count=2)
+    shown = [line.split()[-1] for line in job.wait().stderr.splitlines() if "    File " in line]
+    assert shown[:3] == ["call0", "stands_here", "<module>"], shown
+
+
 def test_a_script_keeps_its_own_handler(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         WHERE.replace(

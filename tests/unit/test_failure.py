@@ -117,3 +117,17 @@ def test_of_a_traceback_the_report_has_the_exception() -> None:
     assert text.splitlines()[2:] == [f"    {line}" for line in shown]
     # Cut off in its middle there may be nothing else.
     assert report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", frames).splitlines()[2:] == [f"    {x}" for x in frames]
+
+
+def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:
+    logged = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "E0000 00:00:1732222222.123456  1234 cuda_platform.cc:51] failed call to cuInit: UNKNOWN ERROR (303)",
+        "2026-01-02 03:04:05.678901: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary",
+    ]
+    fatal = "F0000 00:00:1732222222.123456  1234 tensor.cc:844] Check failed: dtype"
+    text = report(Cause(0, -9), [RankExit(0, -9, 1.0, memory=memory.NOBODY)], "h", logged)
+    assert "stderr" not in text and "cuInit" not in text
+    text = report(Cause(0, -6), [RankExit(0, -6, 1.0)], "h", [*logged, fatal])
+    assert text.splitlines()[1:3] == ["  the last lines of its stderr:", f"    {fatal}"]
+    assert "wrote nothing" not in report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", logged)

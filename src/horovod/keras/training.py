@@ -127,13 +127,22 @@ def load_with(
     compression: type[Compressor],
 ) -> Any:
     """load_model for `own`, which is Keras 3 or tf-keras."""
-    objects = {made.__name__: made for made in custom_optimizers or ()}
+    objects = {made.__name__: made for made in (*(custom_optimizers or ()), *_layers_of(own))}
     model = own.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})} or None)
     if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
         if isinstance(model, keras.Model) and str(filepath).endswith((".h5", ".hdf5")):
             _restore_slots(model, filepath)
         distributed(model.optimizer, compression=compression)
     return model
+
+
+def _layers_of(own: Any) -> list[type]:
+    """Horovod's layers for `own`: a file may name them."""
+    if keras.backend.backend() != "tensorflow" and own is keras:
+        return []
+    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+    return [SyncBatchNormalization] if issubclass(SyncBatchNormalization, own.layers.Layer) else []
 
 
 def _restore_slots(model: Any, filepath: Any) -> None:

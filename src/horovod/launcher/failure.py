@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,12 @@ __all__ = ["Cause", "RankExit", "describe_end", "report", "root_cause"]
 
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
+
+# What TensorFlow and XLA log as they go (devices looked for, libraries registered twice), by glog's and their own form.
+# Lines of level F are why a process ends.
+_FRAMEWORK_LOG = re.compile(
+    r"[IWE]\d{4} \d\d:\d\d:\d|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] |WARNING: All log messages before absl::"
+)
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGTERM: "something outside this job ended the process, for example a batch system at its time limit",
@@ -127,10 +134,11 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
     lines = [f"horovodrun: rank {cause.rank} on host {hostname} {happened}"]
     if cause.record:
         lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
-    if last_lines:
+    telling = _without_frames([line for line in last_lines if not _FRAMEWORK_LOG.match(line)])
+    if telling:
         lines.append("  the last lines of its stderr:")
-        lines += [f"    {line}" for line in _without_frames(last_lines)]
-    elif own is not None and own.code > 0:
+        lines += [f"    {line}" for line in telling]
+    elif not last_lines and own is not None and own.code > 0:
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
         lines.append(f"hint: {hint}")

@@ -4,12 +4,14 @@ share.
 
 In a graph each dense gradient is a node of its own, which runs as soon as backward has computed it; the native engine
 fuses what is ready together. Eagerly there is nothing to overlap with, so all dense gradients are one operation.
-Sparse gradients (tf.IndexedSlices) stay sparse unless `sparse_as_dense`.
+Sparse gradients (tf.IndexedSlices) stay sparse unless `sparse_as_dense`, or where XLA compiles, which
+wants to know all shapes before.
 """
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +45,13 @@ class TensorFlowGradients(GradientList):
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
 
     def to_dense(self, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+            warnings.warn(
+                "sparse gradients are reduced as dense ones where XLA compiles the step: an optimizer that updates the "
+                "rows of sparse gradients alone, as Adam does, updates all rows then\n"
+                "hint: jit_compile=False keeps them sparse; sparse_as_dense=True says that dense is wanted",
+                stacklevel=2,
+            )
         return tf.convert_to_tensor(gradient)
 
     def unique(self, name: str) -> str:
