@@ -15,9 +15,9 @@ namespace hvd {
 namespace {
 
 constexpr size_t kShownNames = 10;
-
 constexpr size_t kShownRanks = 16;
 constexpr size_t kShownStacks = 4;
+constexpr double kCrossedS = 10;  // ranks that wait for each other: time does not help, so they are reported sooner
 constexpr uint64_t kStackPatienceNs = 2000000000;  // each rank's monitor looks twice a second
 
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
@@ -37,6 +37,39 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
   if (others > 0) names += (shown == 0 ? "" : " and ") + std::to_string(others) + (shown == 0 ? " tensors" : " more");
   return list_ranks(arrived, kShownRanks) + " waited " + seconds + " for " + names + ": missing " +
          list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
+}
+
+// What has been waited for at least `limit_s`. The time for which the whole job was suspended (Ctrl-Z and fg), until
+// `resumed_s`, is nobody's stall.
+Groups stalled_for(const std::vector<Undecided>& waiting, double resumed_s, double limit_s) {
+  const double now = now_seconds();
+  Groups stalled;
+  for (const Undecided& item : waiting) {
+    const double waited_s = now - std::max(item.since, resumed_s);
+    if (item.missing.empty() || waited_s < limit_s) continue;
+    Group& group = stalled[{item.arrived, item.missing}];
+    group.names.push_back(item.name);
+    group.waited_s = std::max(group.waited_s, waited_s);
+  }
+  return stalled;
+}
+
+std::vector<int> all_missing(const Groups& stalled) {
+  std::vector<int> all;
+  for (const auto& [ranks, _] : stalled) all.insert(all.end(), ranks.second.begin(), ranks.second.end());
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+// Whether every rank that is missing somewhere waits itself, for something else.
+bool is_crossed(const Groups& stalled) {
+  return std::ranges::all_of(all_missing(stalled), [&](int rank) {
+    return std::ranges::any_of(stalled, [rank](const auto& entry) {
+      const std::vector<int>& arrived = entry.first.first;
+      return std::ranges::find(arrived, rank) != arrived.end();
+    });
+  });
 }
 
 }  // namespace
@@ -81,19 +114,12 @@ void Engine::report_stalls() {
       waiting.push_back(std::move(item));
     }
   }
-  // The time for which the whole job was suspended (Ctrl-Z and fg) is nobody's stall.
   const double resumed_s = static_cast<double>(resumed_ns_.load()) * 1e-9;
-  const double now = now_seconds();
-  Groups stalled;
-  for (const Undecided& item : waiting) {
-    const double waited_s = now - std::max(item.since, resumed_s);
-    if (item.missing.empty() || waited_s * 1e3 < static_cast<double>(settings.stall_warning_ms)) continue;
-    Group& group = stalled[{item.arrived, item.missing}];
-    group.names.push_back(item.name);
-    group.waited_s = std::max(group.waited_s, waited_s);
-  }
+  const double limit_s = static_cast<double>(settings.stall_warning_ms) * 1e-3;
+  Groups stalled = stalled_for(waiting, resumed_s, std::min(limit_s, kCrossedS));
+  const bool crossed = is_crossed(stalled);
+  if (!crossed) std::erase_if(stalled, [limit_s](const auto& entry) { return entry.second.waited_s < limit_s; });
   std::string report;
-  std::vector<int> all_missing, all_arrived;
   size_t names_left = kShownNames;
   for (const auto& [ranks, group] : stalled) {
     const auto& [arrived, missing] = ranks;
@@ -102,30 +128,24 @@ void Engine::report_stalls() {
       poison(HVD_ABORTED, missing.front(), text + " (the stall limit is reached)");
       return;
     }
-    all_missing.insert(all_missing.end(), missing.begin(), missing.end());
-    all_arrived.insert(all_arrived.end(), arrived.begin(), arrived.end());
     names_left -= std::min(names_left, group.names.size());
     report += (report.empty() ? "" : ";\n  ") + text;
   }
   if (report.empty()) stacks_asked_ns_ = 0;
   if (report.empty() || !settings.warnings) return;
   if (stall_reported_ns_ != 0 && now_ns() - stall_reported_ns_ < settings.stall_warning_ms * 1000000) return;
-  const bool crossed = std::ranges::all_of(
-      all_missing, [&](int rank) { return std::ranges::find(all_arrived, rank) != all_arrived.end(); });
-  std::sort(all_missing.begin(), all_missing.end());
-  all_missing.erase(std::unique(all_missing.begin(), all_missing.end()), all_missing.end());
-  if (all_missing.size() > kShownStacks) all_missing.resize(kShownStacks);
+  std::vector<int> asked = all_missing(stalled);
+  if (asked.size() > kShownStacks) asked.resize(kShownStacks);
   if (stacks_asked_ns_ == 0) {
     stacks_asked_ns_ = now_ns();
-    ask_for_stacks(all_missing);
+    ask_for_stacks(asked);
     return;
   }
-  const bool answered = std::ranges::all_of(all_missing, [this](int rank) { return stacks_.contains(rank); });
+  const bool answered = std::ranges::all_of(asked, [this](int rank) { return stacks_.contains(rank); });
   if (!answered && now_ns() - stacks_asked_ns_ < kStackPatienceNs) return;
   stacks_asked_ns_ = 0;
   stall_reported_ns_ = now_ns();
-  warn("stall: " + report + stacks_in_words(all_missing) +
-           "\nhint: every rank must call the same collectives; look for " +
+  warn("stall: " + report + stacks_in_words(asked) + "\nhint: every rank must call the same collectives; look for " +
            (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
                     : "a branch on the rank, uneven data, or a rank that is slow"),
        settings.log_time);

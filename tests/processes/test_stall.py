@@ -70,12 +70,14 @@ def test_an_unnamed_operation_is_shown_by_what_it_does(tmp_path: Path) -> None:
         assert job.wait().code == 0
 
 
-def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(tmp_path: Path) -> None:
+# By default it is told after ten seconds, and not after sixty.
+@pytest.mark.parametrize("limits", [{"CHECK": "1", "SHUTDOWN": "4"}, {"SHUTDOWN": "13"}], ids=["set", "default"])
+def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(tmp_path: Path, limits: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text(
         "import numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
         "hvd.allreduce(np.ones(3), name=f'model_{hvd.rank()}')\n"
     )
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    env = {f"HOROVOD_STALL_{limit}_TIME_SECONDS": seconds for limit, seconds in limits.items()}
     with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
         job.wait_for_line("models that differ: ranks wait for each other in different calls", "stderr")
         done = job.wait()
