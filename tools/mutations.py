@@ -630,6 +630,38 @@ MUTATIONS = (
         "a dispatcher is taken for complete when another one's workers are there",
         (python("tests/frameworks/test_tensorflow_data_service.py", "-k", "who_is_missing"),),
     ),
+    Mutation(
+        "gradients-of-gradients-detached",
+        "src/horovod/torch/gradients.py",
+        "return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)",
+        "return False",
+        "a penalty on gradients does not reach through an operation",
+        (python("tests/frameworks/test_torch_gradients.py", "-k", "penalty"),),
+    ),
+    Mutation(
+        "lists-in-a-loop-without-order",
+        "src/horovod/tensorflow/gradients.py",
+        "        if tf.inside_function():",
+        "        if False:",
+        "the rounds of a loop meet under one name at once",
+        (python("tests/frameworks/test_tensorflow_training.py", "-k", "in_a_loop"),),
+    ),
+    Mutation(
+        "generation-kept-by-its-error",
+        "src/horovod/core/operations.py",
+        "                raise context.failure_of(code, status)",
+        "                error = context.failure_of(code, status)\n                raise error",
+        "an error's traceback holds the generation's segments until the next garbage collection",
+        (python("tests/processes/test_cycles.py", "-k", "nothing_behind and shm-mismatch"),),
+    ),
+    Mutation(
+        "crossed-waits-reported-late",
+        "native/engine/stall.cc",
+        "std::min(limit_s, kCrossedS)",
+        "limit_s",
+        "ranks that wait for each other are reported after a minute only",
+        (python("tests/processes/test_stall.py", "-k", "told_so and default"),),
+    ),
 )
 
 
