@@ -292,53 +292,39 @@ std::string Coordinator::without(const Entry& entry, const std::string& agreed, 
          "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
 }
 
-// Why this round cannot run; empty where it can. What most ranks say is the expected.
+// Why this round cannot run; empty where it can. What most ranks say is the expected; of as many, what the lowest rank
+// says.
 std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
   std::map<std::string, std::vector<int>> ranks_by_descriptor;
-  for (const auto& [rank, slow] : entry.slow) {
-    if (!slow.refusal.empty()) {
-      *culprit = rank;
-      return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + slow.refusal;
+  for (const int rank : sets_.at(entry.set).ranks) {
+    if (const auto found = entry.slow.find(rank); found != entry.slow.end()) {
+      const Slow& slow = found->second;
+      if (!slow.refusal.empty()) {
+        *culprit = rank;
+        return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + slow.refusal;
+      }
+      ranks_by_descriptor[slow.descriptor].push_back(rank);
+    } else if (!std::ranges::binary_search(none_from, rank)) {
+      ranks_by_descriptor[entry.definition].push_back(rank);  // it came the fast way
     }
-    ranks_by_descriptor[slow.descriptor].push_back(rank);
   }
-  const bool counted = entry.counted > 0;
-  if (ranks_by_descriptor.empty() ||
-      (ranks_by_descriptor.size() == 1 && (!counted || ranks_by_descriptor.begin()->first == entry.definition))) {
-    const std::string& agreed = ranks_by_descriptor.empty() ? entry.definition : ranks_by_descriptor.begin()->first;
-    return without(entry, agreed, none_from, culprit);
+  if (ranks_by_descriptor.size() < 2) {
+    const bool told = !ranks_by_descriptor.empty();  // not, where a host counts ranks that have joined
+    return without(entry, told ? ranks_by_descriptor.begin()->first : entry.definition, none_from, culprit);
   }
 
-  // Ties go to the group of the lowest rank; the ranks that came the fast way all hold the definition.
-  auto size_of = [&](const auto& group) {
-    return group.second.size() + (counted && group.first == entry.definition ? entry.counted : 0);
-  };
-  const auto* expected = &*ranks_by_descriptor.begin();
-  for (const auto& group : ranks_by_descriptor) {
-    if (size_of(group) > size_of(*expected) ||
-        (size_of(group) == size_of(*expected) && group.second.front() < expected->second.front())) {
-      expected = &group;
-    }
-  }
-  std::string expected_bytes = expected->first;
-  std::string expected_by = list_ranks(expected->second, kShownRanks);
-  if (counted && (expected_bytes == entry.definition || size_of(*expected) < entry.counted)) {
-    expected_bytes = entry.definition;
-    expected_by = "the other ranks";
-  }
+  const auto& [expected, expected_by] = *std::ranges::min_element(ranks_by_descriptor, {}, [](const auto& group) {
+    return std::pair(-static_cast<int64_t>(group.second.size()), group.second.front());
+  });
   std::string text = "the ranks disagree about " + in_words(entry);
   Descriptor want, got;
-  Descriptor::decode(expected_bytes, &want);
+  Descriptor::decode(expected, &want);
   for (const auto& [bytes, ranks] : ranks_by_descriptor) {
-    if (bytes == expected_bytes) continue;
+    if (bytes == expected) continue;
     Descriptor::decode(bytes, &got);
     if (*culprit < 0) *culprit = ranks.front();
-    text +=
-        "; " + list_ranks(ranks, kShownRanks) + ": " + difference(want, got) + " (expected as on " + expected_by + ")";
-  }
-  if (counted && expected_bytes != entry.definition) {
-    Descriptor::decode(entry.definition, &got);
-    text += "; the ranks that repeated the last call: " + difference(want, got);
+    text += "; " + list_ranks(ranks, kShownRanks) + ": " + difference(want, got) + " (expected as on " +
+            list_ranks(expected_by, kShownRanks) + ")";
   }
   return text +
          "\nhint: all ranks must give a tensor of one name the same shape, dtype and arguments; look for uneven "

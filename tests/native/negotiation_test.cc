@@ -158,6 +158,23 @@ TEST(the_majority_is_the_expected) {
   EXPECT(text.find("ranks 1, 2") != std::string::npos);
 }
 
+// Of as many on both sides the lowest rank's is the expected, whichever way its request has come.
+TEST(a_rank_that_repeats_its_last_call_is_named_where_the_ranks_disagree) {
+  for (const int slow : {0, 1}) {
+    Coordinator coordinator({0, 0});
+    Effects effects;
+    for (const int rank : {0, 1}) coordinator.request(rank, 0, "x", descriptor({3}).encode(), true, 0, &effects);
+    const uint32_t id = effects.decisions[0].id;
+    effects = {};
+    coordinator.request(slow, 0, "x", descriptor({4}).encode(), true, 0, &effects);
+    EXPECT(effects.recalls == std::vector<uint32_t>{id});
+    EXPECT(coordinator.recalled(0, id, {1, 1, false}, &effects));
+    const std::string seen =
+        slow == 0 ? "rank 1: expected shape [4], seen [3]" : "rank 1: expected shape [3], seen [4]";
+    EXPECT(error_text(effects).find(seen + " (expected as on rank 0)") != std::string::npos);
+  }
+}
+
 // Else a stall report would count from the first step of a training, and a stall limit end it.
 TEST(each_round_of_an_entry_is_waited_for_since_its_own_first_arrival) {
   Coordinator coordinator({0, 1});
