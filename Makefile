@@ -41,13 +41,13 @@ demo: .venv/created
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
 test: install install-oldest native data fuzz
-	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure
+	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
 	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
 
 quick: install-quick native
-	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --output-on-failure --label-exclude slow
+	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure --label-exclude slow
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch and not tcp" \
 	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
