@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,24 +64,31 @@ def test_an_error_level_keeps_warnings_back(tmp_path: Path) -> None:
         assert ("warning: stall" in done.stderr) == warned, done.stderr
 
 
-def cores_of_threads() -> tuple[int, list[str]]:
+def cores_of_threads(expected: str) -> list[str]:
+    """The cores that each thread may run on; waits until one may run on `expected` alone, where that is given."""
+    import time
+
     import horovod.core as hvd
 
     hvd.init()
-    lists = []
-    for thread in os.listdir("/proc/self/task"):
-        status = Path(f"/proc/self/task/{thread}/status").read_text()
-        lists.append(re.search(r"Cpus_allowed_list:\s*(\S+)", status)[1])  # type: ignore[index]
-    return len(os.sched_getaffinity(0)), lists
+    deadline = time.monotonic() + 10
+    while True:
+        lists = []
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                status = Path(f"/proc/self/task/{thread}/status").read_text()
+                lists.append(re.search(r"Cpus_allowed_list:\s*(\S+)", status)[1])  # type: ignore[index]
+        if not expected or expected in lists or time.monotonic() > deadline:
+            return lists
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="not run: one core, on which every thread is")
 def test_the_engine_s_thread_runs_on_the_core_of_its_rank(worlds: WorldPool) -> None:
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_THREAD_AFFINITY": f"{second},{first}"}).run(cores_of_threads)
-    for (cores, lists), core in zip(seen, (second, first), strict=True):
-        assert lists.count(str(core)) == 1 and cores >= 2, lists
-    for _, lists in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(cores_of_threads):
+    first, second = (str(core) for core in sorted(os.sched_getaffinity(0))[:2])
+    pinned = worlds(2, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_THREAD_AFFINITY": f"{second},{first}"})
+    for lists, core in zip(pinned.run(cores_of_threads, per_rank=[(second,), (first,)]), (second, first), strict=True):
+        assert lists.count(core) == 1 and len(lists) >= 2, lists
+    for lists in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(cores_of_threads, ""):
         assert len(set(lists)) == 1, lists
 
 
