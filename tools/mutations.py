@@ -662,6 +662,14 @@ MUTATIONS = (
         "ranks that wait for each other are reported after a minute only",
         (python("tests/processes/test_stall.py", "-k", "told_so and default"),),
     ),
+    Mutation(
+        "half-begun-list-is-another-model",
+        "native/negotiation/gradient_lists.cc",
+        "return !list.ranks.contains(rank) &&",
+        "return",
+        "a rank that is slow with the rest of a list of gradients is said to have another model",
+        (native("negotiation_test", "different_lists"),),
+    ),
 )
 
 

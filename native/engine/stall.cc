@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/engine.h"
+#include "negotiation/gradient_lists.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
 #include "platform/warning.h"
@@ -17,7 +18,9 @@ namespace {
 constexpr size_t kShownNames = 10;
 constexpr size_t kShownRanks = 16;
 constexpr size_t kShownStacks = 4;
-constexpr double kCrossedS = 10;  // ranks that wait for each other: time does not help, so they are reported sooner
+// Ranks that wait for each other: time does not help, so they are reported sooner, and where it is in lists of
+// gradients that is a mismatch. Not at once: two lists of one step that nothing orders cross for a moment.
+constexpr double kCrossedS = 10;
 constexpr uint64_t kStackPatienceNs = 2000000000;  // each rank's monitor looks twice a second
 
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
@@ -83,8 +86,7 @@ std::vector<Undecided> Engine::undecided_on_this_host() {
   for (uint32_t id = 0; id < kMaxEntries; ++id) {
     bool waited_for = false;
     for (uint32_t r = 0; r < segment_->local_size(); ++r) waited_for |= segment_->in_flight(r, id).load() != 0;
-    if (!waited_for || !coordinator_->describe(id, &item.name, &members)) continue;
-    item.id = id;
+    if (!waited_for || !coordinator_->describe(id, &item, &members)) continue;
     item.arrived.clear();
     item.missing.clear();
     uint64_t oldest_ms = 0;
@@ -115,6 +117,13 @@ void Engine::report_stalls() {
     }
   }
   const double resumed_s = static_cast<double>(resumed_ns_.load()) * 1e-9;
+  if (const double quiet_since = now_seconds() - kCrossedS; quiet_since > resumed_s) {
+    int culprit = -1;
+    if (const std::string text = disagreement_about_gradients(waiting, quiet_since, &culprit); !text.empty()) {
+      poison(HVD_MISMATCH, culprit, text);
+      return;
+    }
+  }
   const double limit_s = static_cast<double>(settings.stall_warning_ms) * 1e-3;
   Groups stalled = stalled_for(waiting, resumed_s, std::min(limit_s, kCrossedS));
   const bool crossed = is_crossed(stalled);

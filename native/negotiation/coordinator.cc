@@ -418,7 +418,7 @@ std::vector<Undecided> Coordinator::undecided() const {
   for (const Entry& entry : entries_) {
     if (!entry.is_open()) continue;
     const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
-    Undecided item{entry.id, in_words(entry, descriptor), entry.since, {}, {}};
+    Undecided item{entry.id, in_words(entry, descriptor), entry.name, descriptor, entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
       const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
       if (here || !has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
@@ -426,7 +426,7 @@ std::vector<Undecided> Coordinator::undecided() const {
     all.push_back(std::move(item));
   }
   if (joined_ranks_ > 0 && all.empty()) {  // else those who have joined wait for the same ranks, or with them
-    Undecided join{kNoId, "join", last_event_, {}, {}};
+    Undecided join{kNoId, "join", "", "", last_event_, {}, {}};
     for (const int rank : sets_.at(0).ranks) (has_joined(rank) ? join.arrived : join.missing).push_back(rank);
     all.push_back(std::move(join));
   }
@@ -438,10 +438,13 @@ bool Coordinator::counts_on(uint32_t id, int host) const {
   return entry != nullptr && sets_.at(entry->set).members_of_host[host] > 0;
 }
 
-bool Coordinator::describe(uint32_t id, std::string* name, std::vector<int>* ranks) const {
+bool Coordinator::describe(uint32_t id, Undecided* item, std::vector<int>* ranks) const {
   const Entry* entry = entry_of(id);
   if (entry == nullptr) return false;
-  *name = in_words(*entry, entry->definition);
+  item->id = id;
+  item->name = in_words(*entry, entry->definition);
+  item->plain_name = entry->name;
+  item->descriptor = entry->definition;
   *ranks = sets_.at(entry->set).ranks;
   return true;
 }

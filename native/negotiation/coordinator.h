@@ -70,8 +70,10 @@ struct Effects {
 
 // What a stall report says about one entry that some ranks wait for.
 struct Undecided {
-  uint32_t id = kNoId;  // none: of a name that is new
-  std::string name;     // as people read it: quoted, with the set
+  uint32_t id = kNoId;     // none: of a name that is new
+  std::string name;        // as people read it: quoted, with the set
+  std::string plain_name;  // none: join
+  std::string descriptor;  // encoded
   double since = 0;
   std::vector<int> arrived;  // known to have submitted it; with one host only those that came the slow way
   std::vector<int> missing;
@@ -111,8 +113,8 @@ class Coordinator {
   std::vector<Undecided> undecided() const;
   // Whether the host has members of the entry's set: only such a host counts, and is asked.
   bool counts_on(uint32_t id, int host) const;
-  // What an id stands for; names it as people read it. False for an unknown one.
-  bool describe(uint32_t id, std::string* name, std::vector<int>* ranks) const;
+  // What an id stands for, and who its ranks are. False for an unknown one.
+  bool describe(uint32_t id, Undecided* item, std::vector<int>* ranks) const;
   // For the model checker: coordinators with equal snapshots behave alike.
   std::string snapshot() const;
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -49,3 +50,43 @@ def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path
     last_words = done.stderr.rpartition("horovodrun: ")[2]
     assert last_words.startswith("rank 1 on host localhost exited with code 0 while other ranks still waited for it")
     assert "gradient" in last_words.partition("as the ranks saw it:")[2], done.stderr
+
+
+DIFFERENT_MODELS = """
+import keras, numpy as np
+import horovod.tensorflow.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4 + hvd.rank()), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+"""
+# Once they have agreed, and then not by shapes.
+FEWER_GRADIENTS = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+weights = [tf.Variable(tf.ones(3)) for _ in range(3)]
+for step in range(4):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sum(weights))
+    some = weights[: 2 if step == 3 and hvd.rank() == 1 else 3]
+    hvd.DistributedGradientTape(tape).gradient(loss, some)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (DIFFERENT_MODELS, r"rank 1: `allreduce\.\S+/list-\w+\.0`: expected shape \[3, 4\], seen \[3, 5\]"),
+        (FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, seen 2"),
+    ],
+    ids=["model", "list"],
+)
+def test_ranks_whose_models_differ_are_told_where(tmp_path: Path, script: str, expected: str) -> None:
+    """Their gradients meet under no name: each waits for the other's."""
+    (tmp_path / "train.py").write_text(script)
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    assert done.code != 0
+    assert re.search(f"the ranks disagree about their gradients; {expected}", done.stderr), done.stderr
+    assert "FailedPreconditionError" in done.stderr, done.stderr
+    assert "hint: all ranks must build the same model" in done.stderr

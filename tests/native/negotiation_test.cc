@@ -8,6 +8,7 @@
 #include "check.h"
 #include "fusion/batch.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/gradient_lists.h"
 #include "negotiation/segment.h"
 #include "negotiation/wire.h"
 
@@ -199,6 +200,45 @@ TEST(each_round_of_an_entry_is_waited_for_since_its_own_first_arrival) {
   }
   request(0, 5, 400);
   EXPECT(since() == 400);
+}
+
+// Ranks whose models differ meet under no name. `waiting`: rank, list, place, rows, since.
+TEST(ranks_that_wait_for_each_other_in_different_lists_of_gradients_disagree) {
+  struct Arrival {
+    int rank;
+    std::string list, place;
+    int64_t rows;
+    double since = 0;
+  };
+  int culprit = -1;
+  const auto disagreement = [&culprit](const std::vector<Arrival>& arrivals) {
+    Coordinator coordinator({0, 0, 0});
+    Effects effects;
+    for (const auto& [rank, list, place, rows, since] : arrivals) {
+      const std::string name = "allreduce.tape" + (list.empty() ? "" : "/list-" + list) + place;
+      coordinator.request(rank, 0, name, descriptor({rows}).encode(), false, since, &effects);
+    }
+    return disagreement_about_gradients(coordinator.undecided(), 100, &culprit);
+  };
+  const auto has = [&](const std::vector<Arrival>& arrivals, const std::string& expected) {
+    return disagreement(arrivals).find(expected) != std::string::npos;
+  };
+  // What most ranks have is expected; a place is a number.
+  const std::vector<Arrival> shapes = {{0, "aa", ".2", 4},  {0, "aa", ".10", 5}, {1, "bb", ".2", 4},
+                                       {1, "bb", ".10", 6}, {2, "aa", ".2", 4},  {2, "aa", ".10", 5}};
+  EXPECT(has(shapes, "rank 1: `allreduce.tape/list-bb.10`: expected shape [5], seen [6] (expected as on ranks 0, 2)"));
+  EXPECT(culprit == 1);
+  EXPECT(
+      has({{0, "aa", ".0", 4}, {0, "aa", ".1", 4}, {1, "bb", ".0", 4}, {2, "bb", ".0", 4}},
+          "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, seen 2 from `allreduce.tape/list-aa.0`"));
+  EXPECT(has({{0, "aa", "", 4}, {1, "bb", "", 5}, {2, "bb", "", 5}}, "expected shape [5], seen [4]"));
+  EXPECT(has({{0, "aa", ".0", 4}, {1, "aa_1", ".0", 4}, {2, "aa_1", ".0", 4}}, "seen `allreduce.tape/list-aa.0`"));
+  // Somebody may still come, be it to the rest of a list that he is in; or these are no lists.
+  EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "bb", ".0", 5}}).empty());
+  EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "bb", ".0", 5}, {2, "bb", ".1", 5, 101}}).empty());
+  EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "aa", ".1", 4}, {2, "aa", ".2", 4}}).empty());
+  EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "aa", ".1", 4}, {2, "aa", ".0", 4}, {2, "bb", ".0", 4}}).empty());
+  EXPECT(disagreement({{0, "", ".0", 4}, {1, "", ".1", 4}, {2, "", ".1", 4}}).empty());
 }
 
 // A join recalls what nobody waits for; the other host's answer may come when the set is gone, and its number then.

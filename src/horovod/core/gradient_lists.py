@@ -5,7 +5,8 @@ are reduced. (PyTorch's gradients come one by one: core/gradient_reducer.py.)
 
 The ranks' gradients meet by their place in the list, not by their variables' names: Keras numbers layers by what a
 process has built before, which may differ. The name holds a sum over all shapes, so that two models of one program do
-not take each other's place.
+not take each other's place. The native core knows such names (native/negotiation/gradient_lists.h): ranks that wait for
+each other in different lists have different models.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class GradientList(abc.ABC):
 
     def _name_of(self, gradients: Sequence[Any]) -> str:
         described = ";".join(f"{gradient.dtype}{gradient.shape}" for gradient in gradients)
-        return f"{self.name}_{zlib.crc32(described.encode()):08x}"
+        return f"{self.name}/list-{zlib.crc32(described.encode()):08x}"
 
     def _grouped(self, dense: list[int], variables: Sequence[Any] | None) -> list[list[int]]:
         """Positions in `dense` that are reduced as one. Without groups: each alone."""

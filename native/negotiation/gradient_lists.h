@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frameworks that have all gradients in a list name them by what the whole list is (core/gradient_lists.py), so that
+// two models of one program do not take each other's place. Ranks whose models differ then meet under no name, and wait
+// for each other.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "negotiation/coordinator.h"
+
+namespace hvd {
+
+// `allreduce.DistributedGradientTape/list-1a2b3c4d.7`: what stands before the list's sum of dtypes and shapes. Behind
+// it comes a gradient's place; eagerly a whole list is one operation.
+constexpr std::string_view kListMark = "/list-";
+
+// What the ranks disagree about where each waits in a list of gradients that others have not begun, and nothing has
+// been added to any of these lists since `quiet_since`; empty otherwise. One that is in a list comes to the rest of it.
+std::string disagreement_about_gradients(const std::vector<Undecided>& waiting, double quiet_since, int* culprit);
+
+}  // namespace hvd
