@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,7 @@ def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None
             "allgather_gradient": (all_rows, own, [4, 4], True, "name", 0),
             "broadcast": (x[:1], 0, None, 0),
             "broadcast_gradient": (all_rows[:1], 0, "name", 0),
+            "barrier": (0,),
             "alltoall_run": (x[0].detach(), None, splits, "name", *place),
             "alltoall": (x[:1], exchange, received, "name", 0),
             "alltoall_gradient": (all_rows[:1], own[0].int(), [4 * size], "name", 0),
@@ -127,7 +129,32 @@ def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None
             torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks + last)
         return sorted(calls)
 
-    assert len(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)[0]) == 11
+    assert len(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)[0]) == 12
+
+
+def test_a_compiled_barrier_waits_for_all(worlds: WorldPool, tmp_path: Path) -> None:
+    def run(directory: Path) -> list[bool]:
+        import time
+
+        import horovod.torch as hvd
+
+        hvd.init()
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def step(x: Any) -> Any:
+            hvd.barrier()
+            return x + 1
+
+        seen = []
+        for round_ in range(3):
+            if hvd.rank() == 1:
+                time.sleep(0.2)
+                (directory / str(round_)).touch()
+            step(torch.ones(3))
+            seen.append((directory / str(round_)).exists())
+        return seen
+
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, tmp_path) == [[True] * 3] * 2
 
 
 def test_what_a_gather_gave_may_be_taken_again_after_it_was_written_into(worlds: WorldPool) -> None:

@@ -32,7 +32,7 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch import gradients
 from horovod.torch.tensors import collectives
 
-__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
 
 # Parts of schemas: how to reduce (core/collectives.py's Reduction); a set's number, size, and this rank's index in it.
 _HOW = "str? name, int? op, bool? average, float prescale, float postscale, int process_set"
@@ -360,3 +360,16 @@ def reducescatter(tensors: Sequence[Tensor], grouped: bool, name: str | None, ho
     _, members, index = _place_of(how[-1])
     results: list[Tensor] = _reducescatter_operator(list(tensors), grouped, name, *_flat(how), members, index)
     return results
+
+
+# Barrier
+
+
+_barrier_operator = _operator(
+    "barrier", "(int process_set) -> ()", lambda number: collectives.barrier(_set_of(number)), lambda number: None
+)
+
+
+def barrier(process_set: ProcessSet | None) -> None:
+    """What a compiled function does for barrier."""
+    _barrier_operator(_number_of(process_set))

@@ -410,4 +410,7 @@ def broadcast_async_(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank has called it."""
-    collectives.barrier(process_set)
+    if is_compiling():
+        compiled.barrier(process_set)
+    else:
+        collectives.barrier(process_set)
