@@ -5,10 +5,13 @@
     python tools/mutations.py [--only NAME] [--list]
 
 Works in a scratch copy of the tracked files as they stand, which is removed at the end; builds the native library
-there (one build folder for all mutations). The copy must pass the same tests first, unbroken. A mutation is caught when
-each of its tests fails or runs into its time limit (it is ended then, and the table says so). Exit code 1 when a test
-notices nothing, 2 when the table does not fit the code any more. Needs cmake, ninja, and what the Python tests need in
-this interpreter.
+there, and each mutation starts from that build, so that only what it breaks is compiled. The copy must pass the same
+tests first, unbroken. A mutation is caught when each of its tests fails or runs into its time limit (it is ended then,
+and the table says so). Exit code 1 when a test notices nothing, 2 when the table does not fit the code any more. Needs
+cmake, ninja, and what the Python tests need in this interpreter.
+
+One test at a time: any failure counts as caught, and side by side they would fail for each other's sake. Tests of jobs
+compare what is in /dev/shm before and after, some wait for an amount of time, and a mutation may take all memory.
 """
 
 from __future__ import annotations
@@ -710,10 +713,11 @@ def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, st
 
 
 class Scratch:
-    """The copy. Owns its folder; one build folder inside serves every mutation."""
+    """The copy. Owns its folder: mutations build in its `build`, and `unbroken` is that as it was before the first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.library = folder / "src" / "horovod" / "lib"
         tools = [str(ROOT / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
@@ -740,10 +744,22 @@ class Scratch:
             if outcome != "ok":
                 raise StaleTable(f"the build {outcome}:\n{output[-4000:]}")
         if not all(t.native for t in tests):
-            library = self.folder / "src" / "horovod" / "lib"
-            library.mkdir(exist_ok=True)
-            for name in LIBRARIES:
-                shutil.copy2(build / f"lib{name}.so", library)
+            self.library.mkdir(exist_ok=True)
+            self.install()
+
+    def install(self) -> None:
+        for name in LIBRARIES:
+            shutil.copy2(self.folder / "build" / f"lib{name}.so", self.library)
+
+    def keep_build(self) -> None:
+        shutil.copytree(self.folder / "build", self.folder / "unbroken", symlinks=True)
+
+    def restore_build(self) -> None:
+        """Times of files included, by which ninja would otherwise compile again what the last mutation had changed."""
+        shutil.rmtree(self.folder / "build")
+        shutil.copytree(self.folder / "unbroken", self.folder / "build", symlinks=True)
+        if self.library.exists():
+            self.install()
 
     def test(self, test: Test, limit_s: float) -> tuple[str, str]:
         program, *rest = test.arguments
@@ -769,30 +785,29 @@ def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> None:
         show(f"  unbroken: {test}: {outcome}")
         if outcome != "ok":
             raise StaleTable(f"without any mutation `{test}` {outcome}:\n{output[-4000:]}")
+    scratch.keep_build()
 
 
 def try_mutation(scratch: Scratch, mutation: Mutation) -> list[str]:
     """What each test made of it. The copy is as before afterwards."""
     path = scratch.folder / mutation.file
     original = path.read_text(encoding="utf-8")
+    times = path.stat()
     if original.count(mutation.text) != 1:
         raise StaleTable(
             f"{mutation.name}: {mutation.file} holds the text {original.count(mutation.text)} times, not 1"
         )
     path.write_text(original.replace(mutation.text, mutation.replacement), encoding="utf-8")
+    compiled = mutation.file.startswith("native/")
     try:
-        if mutation.file.startswith("native/"):
+        if compiled:
             scratch.build(mutation.tests)
         return [scratch.test(test, MUTATION_LIMIT_S)[0] for test in mutation.tests]
     finally:
         path.write_text(original, encoding="utf-8")
-
-
-def restore(scratch: Scratch, mutation: Mutation, following: Mutation) -> None:
-    """Python tests of the next mutation load the library: it must not be the broken one."""
-    needs_library = not all(test.native for test in following.tests)
-    if mutation.file.startswith("native/") and needs_library and not following.file.startswith("native/"):
-        scratch.build(following.tests)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if compiled:
+            scratch.restore_build()
 
 
 def main() -> int:
@@ -816,8 +831,6 @@ def main() -> int:
         try:
             check_unbroken(scratch, chosen)
             for index, mutation in enumerate(chosen):
-                if index > 0:
-                    restore(scratch, chosen[index - 1], mutation)
                 start = time.monotonic()
                 show(f"[{index + 1}/{len(chosen)}] {mutation.name} ... ", end="")
                 results.append((mutation, try_mutation(scratch, mutation)))
