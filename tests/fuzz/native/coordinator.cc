@@ -3,7 +3,8 @@
 // first byte chooses the hosts, then follow pieces: host, kind, two bytes of length, payload. Two kinds that no frame
 // has stand for what an honest host would say next: that a name it was asked about may go (or not, where there is a
 // payload), and that its ranks have read a RETIRE. The coordinator remembers few names, so that they come and go.
-// Whatever it decides, other leaders must be able to read, and the texts must not grow without end.
+// Whatever it decides, other leaders must be able to read, and the texts must not grow without end. What waits is
+// looked through for ranks with different models, too, whose names are a peer's.
 #include "negotiation/coordinator.h"
 
 #include <deque>
@@ -12,6 +13,7 @@
 
 #include "input.h"
 #include "negotiation/frames.h"
+#include "negotiation/gradient_lists.h"
 
 using namespace hvd;
 
@@ -45,15 +47,19 @@ class Leader {
     for (const uint32_t id : effects.recalls) require(id < kFewNames.ids);
     remember(effects);
     require_readable(effects.decisions);
-    for (const Undecided& open : coordinator_.undecided()) {
+    const std::vector<Undecided> waiting = coordinator_.undecided();
+    for (const Undecided& open : waiting) {
       const size_t members = open.arrived.size() + open.missing.size();
       require(members > 0 && members <= host_of_rank_.size());
     }
+    int culprit = -1;
+    const std::string text = disagreement_about_gradients(waiting, now, &culprit);
+    require(text.empty() || (culprit >= 0 && culprit < world_size_));
     require(coordinator_.snapshot().size() < (64u << 20));
-    std::string name;
+    Undecided entry;
     std::vector<int> ranks;
-    for (uint32_t id = 0; id < 4 && coordinator_.describe(id, &name, &ranks); ++id) {
-      require(!name.empty() && !ranks.empty() && coordinator_.counts_on(id, host_of_rank_[ranks[0]]));
+    for (uint32_t id = 0; id < 4 && coordinator_.describe(id, &entry, &ranks); ++id) {
+      require(!entry.name.empty() && !ranks.empty() && coordinator_.counts_on(id, host_of_rank_[ranks[0]]));
     }
     return true;
   }
