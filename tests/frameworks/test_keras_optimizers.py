@@ -16,7 +16,8 @@ from support.world import World, WorldPool
 pytest.importorskip("keras", reason="not run: keras is not installed")
 
 
-def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_accumulation_applies_every_second_pass(worlds: WorldPool, backend: str) -> None:
     def run() -> list[Any]:
         import keras
 
@@ -33,9 +34,10 @@ def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
         return [values, int(optimizer.iterations)]
 
     expected = [[[0.0, 0.0], [-1.5, -0.5], [-1.5, -0.5], [-5.0, -1.0]], 2]
-    for backend in ("tensorflow", "torch"):
-        assert started(worlds, backend).run(run, timeout_s=110) == [expected] * 2
+    assert started(worlds, backend).run(run, timeout_s=110) == [expected] * 2
 
+
+def test_accumulation_with_jax_is_refused_with_what_there_is(worlds: WorldPool) -> None:
     def refused() -> str:
         import keras
 
@@ -48,7 +50,8 @@ def test_accumulation_applies_every_second_pass(worlds: WorldPool) -> None:
     assert started(worlds, "jax").run(refused) == ["told"] * 2
 
 
-def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool, backend: str) -> None:
     def run() -> list[Any]:
         import keras
 
@@ -61,8 +64,7 @@ def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool) ->
             optimizer.apply(gradients, variables)
         return [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
 
-    for backend in ("tensorflow", "torch"):
-        assert started(worlds, backend).run(run, timeout_s=110) == [[[-4.5], [-4.5], [-4.5]]] * 2
+    assert started(worlds, backend).run(run, timeout_s=110) == [[[-4.5], [-4.5], [-4.5]]] * 2
 
 
 def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
