@@ -34,7 +34,7 @@ import cloudpickle
 
 from horovod.core.secret import SecretFile, new_secret
 from horovod.core.settings import environment_of
-from horovod.launcher.hosts import Host, place
+from horovod.launcher.hosts import Host, assign_ranks
 from horovod.launcher.processes import die_with_parent, signal_name
 from horovod.launcher.rendezvous_server import RendezvousServer
 
@@ -127,10 +127,10 @@ class World:
             cpu_operations="gloo",
         )
         living.append(self)
-        for placement in place(hosts or [Host("localhost", size)], size):
-            rank = placement.rank
+        for identity in assign_ranks(hosts or [Host("localhost", size)], size):
+            rank = identity.rank
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            environment.update({**meeting, **placement.environment(), **(env or {})})
+            environment.update({**meeting, **identity.environment(), **(env or {})})
             environment.update(env_of_rank(rank) if env_of_rank else {})
             ours, theirs = Pipe()
             self.processes.append(
