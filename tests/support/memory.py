@@ -25,8 +25,8 @@ def steady_growth_kib(samples: Sequence[int]) -> float:
     """How much `samples` (KiB, taken in equal distances) grow from their first to their last, as a leak would.
 
     That is the smaller of two figures, since a leak shows in both: the median growth of the eighths, times eight, which
-    a single large step does not change; and the median of the last eighth less that of the first, in which ups and downs
-    cancel.
+    a single large step does not change; and the median of the last eighth less that of the first, in which ups and
+    downs cancel.
     """
     ends = [part * (len(samples) - 1) // PARTS for part in range(PARTS + 1)]
     by_eighths = PARTS * statistics.median(samples[later] - samples[earlier] for earlier, later in pairwise(ends))
