@@ -40,8 +40,10 @@ __all__ = [
     "Listener",
     "MessageError",
     "ProtocolError",
+    "Unpacker",
     "authenticate_client",
     "authenticate_server",
+    "pack",
 ]
 
 MAX_FRAME_BYTES = 1 << 20
@@ -76,38 +78,13 @@ class Channel:
 
     def send(self, message: object, deadline: float | None = None) -> None:
         """Blocks until the kernel took the frame or `deadline` (time.monotonic()) passed. Raises ChannelError."""
-        try:
-            body = json.dumps(message, separators=(",", ":")).encode()
-        except RecursionError as error:
-            raise MessageError(f"a message to {self.peer} is nested too deeply") from error
-        if len(body) > MAX_FRAME_BYTES:
-            raise MessageError(f"a message of {len(body)} bytes to {self.peer} exceeds {MAX_FRAME_BYTES}")
-        _send_all(self._open(), _LENGTH.pack(len(body)) + body, deadline, self.peer)
+        _send_all(self._open(), pack(message, self.peer), deadline, self.peer)
 
     def receive(self, deadline: float | None = None) -> Any:
         """Blocks until one whole frame came or `deadline` passed. Raises ChannelError."""
         connection = self._open()
-        (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline, self.peer))
-        if length > MAX_FRAME_BYTES:
-            raise ChannelError(
-                f"{self.peer} announced a message of {length} bytes; at most {MAX_FRAME_BYTES} are taken"
-            )
-        body = _receive_exactly(connection, length, deadline, self.peer)
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ChannelError(f"{self.peer} sent a message that is not JSON: {error}") from error
-
-    def peer_has_closed(self) -> bool:
-        """Without waiting, and without taking anything that has come."""
-        connection = self._open()
-        connection.settimeout(0)
-        try:
-            return not connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        length = _length(_receive_exactly(connection, _LENGTH.size, deadline, self.peer), self.peer)
+        return _parse(_receive_exactly(connection, length, deadline, self.peer), self.peer)
 
     def fileno(self) -> int:
         return self._open().fileno()
@@ -135,6 +112,51 @@ class Channel:
         if self._socket is None:
             raise ChannelError(f"the connection to {self.peer} is closed")
         return self._socket
+
+
+class Unpacker:
+    """Cuts a stream into messages as its bytes come; holds at most one unfinished frame."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The messages that are complete now. Raises ChannelError, after which the stream is worth nothing."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _length(self._buffer[: _LENGTH.size], self.peer)
+            if len(self._buffer) < end:
+                break
+            messages.append(_parse(self._buffer[_LENGTH.size : end], self.peer))
+            del self._buffer[:end]
+        return messages
+
+
+def pack(message: object, peer: str) -> bytes:
+    """The message as a frame. Raises MessageError if it cannot be one."""
+    try:
+        body = json.dumps(message, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise MessageError(f"a message to {peer} is nested too deeply") from error
+    if len(body) > MAX_FRAME_BYTES:
+        raise MessageError(f"a message of {len(body)} bytes to {peer} exceeds {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _length(prefix: bytes | bytearray, peer: str) -> int:
+    length: int = _LENGTH.unpack(prefix)[0]
+    if length > MAX_FRAME_BYTES:
+        raise ChannelError(f"{peer} announced a message of {length} bytes; at most {MAX_FRAME_BYTES} are taken")
+    return length
+
+
+def _parse(body: bytes | bytearray, peer: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(f"{peer} sent a message that is not JSON: {error}") from error
 
 
 def authenticate_client(connection: socket.socket, secret: bytes, purpose: str, deadline: float, peer: str) -> Channel:

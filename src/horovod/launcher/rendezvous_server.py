@@ -1,43 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place where the ranks of one job meet: a key-value store in the launcher, open only to holders of the job's
-secret.
+secret. rendezvous_store.py has what it means; this file has the connections.
 
-Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number.
-The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
-same cause.
+One thread serves all ranks. Each connection proves the secret on a thread of its own (channel.Listener), which ends
+when the connection has joined the others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import selectors
 import socket
 import threading
 import time
 from typing import Any
 
-from horovod.core.channel import Channel, Listener, MessageError
+from horovod.core.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
 from horovod.core.rendezvous import PURPOSE
+from horovod.launcher.rendezvous_store import Store, Wait
 
 __all__ = ["RendezvousServer"]
 
-MAX_WAIT_S = 3600
-MAX_KEYS = 1 << 18
-_LOOK_S = 1.0  # how often a wait looks whether its client is still there
-_GENERATION_DIGITS = 18
+_READ_BYTES = 1 << 16
+
+
+class _Connection:
+    """One rank's connection: requests in, answers out. Its peer may ask again before it has taken an answer, but is not
+    read while it takes none."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.socket = connection
+        self.unpacker = Unpacker(peer)
+        self.unsent = bytearray()
+        self.waits: list[Wait] = []
 
 
 class RendezvousServer:
     """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread."""
 
     def __init__(self, secret: bytes, address: str = "127.0.0.1", *, handshake_timeout_s: float = 10.0) -> None:
-        self._values: dict[str, Any] = {}
-        self._changed = threading.Condition()
+        self._store = Store()
+        self._lock = threading.Lock()  # guards the store and what is below
+        self._new: list[Channel] = []
+        self._answered: list[_Connection] = []
         self._closing = False
-        self._gone: dict[str, Any] | None = None
+        self._connections: set[_Connection] = set()
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server((address, 0), family=family, backlog=1024)
+        listening = socket.create_server((address, 0), family=family, backlog=4096)
         self.address: str = address
         self.port: int = listening.getsockname()[1]
-        self._listener = Listener(listening, secret, PURPOSE, self._serve, handshake_timeout_s=handshake_timeout_s)
+        self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
+        self._thread.start()
+        self._listener = Listener(listening, secret, PURPOSE, self._join, handshake_timeout_s=handshake_timeout_s)
 
     @property
     def refused(self) -> int:
@@ -45,92 +63,150 @@ class RendezvousServer:
         return self._listener.refused
 
     def put(self, key: str, value: Any) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+        with self._lock:
+            self._store.put(key, value)
+        self._wake()
 
     def get(self, key: str) -> Any:
         """The value, or None; does not wait."""
-        with self._changed:
-            return self._values.get(key)
+        with self._lock:
+            return self._store.get(key)
 
     def compare_and_set(self, key: str, value: Any) -> Any:
-        """Stores `value` where the key is new; returns the value that stands then."""
-        with self._changed:
-            if key not in self._values:
-                self._values[key] = value
-                self._changed.notify_all()
-            return self._values[key]
+        """Stores `value` if the key is new; returns the value that stands then."""
+        with self._lock:
+            standing = self._store.compare_and_set(key, value)
+        self._wake()
+        return standing
 
     def failure(self) -> dict[str, Any] | None:
-        """The recorded cause of the newest generation that any rank has entered, where there is one."""
-        record = self.get(f"failure/{self._newest_generation()}")
+        """The recorded cause of the newest generation that any rank has entered, if there is one."""
+        with self._lock:
+            record = self._store.get(f"failure/{self._store.generation}")
         return record if isinstance(record, dict) else None
 
     def record_failure(self, rank: int, text: str) -> None:
-        """The launcher's own word about the newest generation, where no rank has been faster."""
-        self.compare_and_set(f"failure/{self._newest_generation()}", {"rank": rank, "code": "RANK_LOST", "text": text})
-
-    def _newest_generation(self) -> int:
-        with self._changed:
-            parts = [key.split("/") for key in self._values if key.startswith(("world/", "failure/"))]
-            numbers = [part[1] for part in parts if part[1].isdecimal() and len(part[1]) <= _GENERATION_DIGITS]
-        return max((int(number) for number in numbers), default=0)
+        """The launcher's own word about the newest generation, unless a rank was faster."""
+        with self._lock:
+            key = f"failure/{self._store.generation}"
+        self.compare_and_set(key, {"rank": rank, "code": "RANK_LOST", "text": text})
 
     def gone(self, rank: int, text: str) -> None:
-        """A rank has ended or stopped: who waits for what is not there yet, as every start does that needs all ranks,
-        is told so instead. The first one counts."""
-        with self._changed:
-            if self._gone is None:
-                self._gone = {"rank": rank, "text": text}
-                self._changed.notify_all()
+        """A rank has ended or stopped: see Store.gone."""
+        with self._lock:
+            self._store.gone(rank, text)
+        self._wake()
+
+    def replaced(self, rank: int) -> None:
+        """Another process takes the place of this rank: see Store.replaced."""
+        with self._lock:
+            self._store.replaced(rank)
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
         self._listener.close()
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join()
+        self._selector.close()
+        os.close(self._woken)
+        os.close(self._waker)
 
-    def _serve(self, channel: Channel) -> None:
+    def _join(self, channel: Channel) -> None:
+        """On the thread of the handshake."""
+        peer = channel.peer
+        taken = Channel(channel.detach(), peer)
+        with self._lock:
+            self._new.append(taken)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is about to wake in any case
+            os.write(self._waker, b"x")
+
+    # the serving thread
+
+    def _serve(self) -> None:
         while True:
-            request = channel.receive()
-            answer = self._answer(request, channel)
+            with self._lock:
+                next_s = self._store.expire(time.monotonic())
+                new, self._new = self._new, []
+                answered, self._answered = self._answered, []
+                closing = self._closing
+            for channel in new:
+                self._add(channel)
+            for connection in answered:
+                self._send(connection)
+            if closing:
+                break
+            timeout_s = None if next_s is None else max(0.0, next_s - time.monotonic())
+            for key, events in self._selector.select(timeout_s):
+                if key.fd == self._woken:
+                    os.read(self._woken, _READ_BYTES)
+                elif events & selectors.EVENT_WRITE:
+                    self._send(key.data)
+                else:
+                    self._receive(key.data)
+        for connection in list(self._connections):
+            self._drop(connection)
+
+    def _add(self, channel: Channel) -> None:
+        connection = _Connection(channel.detach(), channel.peer)
+        connection.socket.setblocking(False)
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+            if not data:
+                raise ChannelError("closed")
+            requests = connection.unpacker.feed(data)
+        except BlockingIOError:
+            return
+        except OSError:  # a peer that went away, or that speaks something else: no business of the others
+            self._drop(connection)
+            return
+        for request in requests:
+            self._ask(connection, request)
+        self._send(connection)
+
+    def _ask(self, connection: _Connection, request: Any) -> None:
+        """The answer may come now or later, from any thread, but always with the lock."""
+
+        def reply(answer: dict[str, Any]) -> None:
             try:
-                channel.send(answer, time.monotonic() + 60)
+                connection.unsent += pack(answer, connection.unpacker.peer)
             except MessageError as error:
-                channel.send({"error": str(error)}, time.monotonic() + 60)
+                connection.unsent += pack({"error": str(error)}, connection.unpacker.peer)
+            self._answered.append(connection)
 
-    def _answer(self, request: Any, channel: Channel) -> dict[str, Any]:
-        """Never raises for what an authenticated peer may send: the answer says what is wrong with it."""
-        match request:
-            case {"op": "put", "key": str(key), "value": value}:
-                if self._full():
-                    return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
-                self.put(key, value)
-                return {}
-            case {"op": "compare_and_set", "key": str(key), "value": value}:
-                if self._full():
-                    return {"error": f"the rendezvous holds {MAX_KEYS} keys already"}
-                return {"value": self.compare_and_set(key, value)}
-            case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
-                # An integer of JSON has no limit, unlike the float that the clock takes.
-                return self._wait_for(keys, min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000, channel)
-        return {"error": "the rendezvous does not know this request"}
+        with self._lock:
+            wait = self._store.ask(request, time.monotonic(), reply)
+        if wait is not None:
+            connection.waits = [known for known in connection.waits if not known.over] + [wait]
 
-    def _full(self) -> bool:
-        with self._changed:
-            return len(self._values) >= MAX_KEYS
+    def _send(self, connection: _Connection) -> None:
+        if connection not in self._connections:
+            return
+        with self._lock:
+            try:
+                while connection.unsent:
+                    del connection.unsent[: connection.socket.send(connection.unsent)]
+                wanted = selectors.EVENT_READ
+            except BlockingIOError:
+                wanted = selectors.EVENT_WRITE  # it must take what it asked for before it asks again
+            except OSError:
+                wanted = 0
+        if wanted == 0:
+            self._drop(connection)
+        elif self._selector.get_key(connection.socket).events != wanted:
+            self._selector.modify(connection.socket, wanted, connection)
 
-    def _wait_for(self, keys: list[Any], timeout_s: float, channel: Channel) -> dict[str, Any]:
-        wanted = {key for key in keys if isinstance(key, str)}
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while not (self._closing or self._gone is not None or wanted <= self._values.keys()):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or channel.peer_has_closed():  # nobody waits for the answer any more
-                    break
-                self._changed.wait(min(left_s, _LOOK_S))
-            found = {key: self._values[key] for key in wanted & self._values.keys()}
-            if self._gone is None or len(found) == len(wanted):
-                return {"values": found}
-            return {"values": found, "gone": self._gone}
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            for wait in connection.waits:
+                wait.cancel()
+        self._connections.discard(connection)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()

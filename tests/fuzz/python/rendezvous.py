@@ -8,10 +8,10 @@ from unittest import mock
 
 from horovod.core.channel import ChannelError, MessageError
 from horovod.core.rendezvous import Rendezvous
-from horovod.launcher import rendezvous_server
+from horovod.launcher import rendezvous_store
 
 MEASURED = {
-    "horovod/launcher/rendezvous_server.py": ["RendezvousServer"],
+    "horovod/launcher/rendezvous_store.py": ["Store"],
     "horovod/core/rendezvous.py": [
         "Rendezvous.put",
         "Rendezvous.compare_and_set",
@@ -51,31 +51,46 @@ class _Peer:
 
 
 def run(data: bytes) -> None:
-    to_server = not data or data[0] % 2 == 0
     peer = _Peer(data[1:].split(b"\n"))
-    if to_server:
-        with (
-            mock.patch.object(rendezvous_server, "MAX_WAIT_S", 0),
-            mock.patch.object(rendezvous_server, "MAX_KEYS", 3),
-            mock.patch.object(rendezvous_server, "Listener"),
-        ):
+    if not data or data[0] % 2 == 0:
+        with mock.patch.object(rendezvous_store, "MAX_KEYS", 3):
             _serve(peer)
     else:
         _ask(peer)
 
 
-def _serve(peer: Any) -> None:
-    server = rendezvous_server.RendezvousServer(b"")
+def _serve(peer: _Peer) -> None:
+    store = rendezvous_store.Store()
+    now_s, asked = 0.0, 0
+
+    def reply(answer: dict[str, Any]) -> None:
+        try:
+            peer.send(answer)
+        except MessageError:
+            peer.send({"error": "too long"})
+
+    waits = []
     try:
-        server._serve(peer)
+        while True:
+            request = peer.receive()
+            asked += 1
+            now_s += 1.0
+            wait = store.ask(request, now_s, reply)
+            waits += [wait] if wait is not None else []
+            if asked % 5 == 0:
+                store.expire(now_s)
+            if asked % 7 == 0:
+                store.gone(asked % 3, "it ended")
+            if asked % 11 == 0:
+                store.replaced(asked % 3)
+            if asked % 13 == 0 and waits:
+                waits[-1].cancel()
     except ChannelError:
         pass
-    finally:
-        failure = server.failure()
-        assert failure is None or isinstance(failure, dict)
-        assert server.get("no key that JSON can hold: \0") is None
-        assert server.refused is not None
-        server.close()
+    assert store.get("no key that JSON can hold: \0") is None
+    assert store.generation <= asked
+    store.expire(float("inf"))
+    assert all(wait.over for wait in waits), "a wait was never answered"
 
 
 def _ask(peer: Any) -> None:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rendezvous knows: keys and values, who waits for which, the current generation, and which ranks are gone.
+
+Pure: no thread, no clock, no socket. rendezvous_server.py feeds it with requests and carries its answers.
+
+Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number.
+The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
+same cause.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["MAX_KEYS", "Reply", "Store", "Wait"]
+
+MAX_KEYS = 1 << 18
+MAX_WAIT_S = 3600.0
+
+Reply = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass(eq=False)
+class Wait:
+    """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled."""
+
+    keys: list[str]
+    missing: set[str]
+    deadline_s: float
+    reply: Reply
+    over: bool = False
+
+    def cancel(self) -> None:
+        self.over = True
+
+
+class Store:
+    """Not thread-safe. Times are those of any one clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._waits_for: dict[str, list[Wait]] = {}
+        self._deadlines: list[tuple[float, int, Wait]] = []
+        self._numbers = itertools.count()
+        self._generation = 0
+        self._entered: dict[int, str] = {}  # by rank: the process that is in the current generation
+        self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
+
+    # what the launcher does
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that a rank has entered."""
+        return self._generation
+
+    def put(self, key: str, value: Any) -> None:
+        self._values[key] = value
+        for wait in self._waits_for.pop(key, ()):
+            wait.missing.discard(key)
+            if not wait.missing:
+                self._finish(wait)
+
+    def get(self, key: str) -> Any:
+        """The value, or None; does not wait."""
+        return self._values.get(key)
+
+    def compare_and_set(self, key: str, value: Any) -> Any:
+        """Stores `value` if the key is new; returns the value that stands then."""
+        if key not in self._values:
+            self.put(key, value)
+        return self._values[key]
+
+    def gone(self, rank: int, text: str) -> None:
+        """A rank has ended or stopped. Everyone who waits for a key, as every start does that needs all ranks, is told
+        so instead. Of several ranks the first one is named."""
+        self._gone.setdefault(rank, text)
+        for _, _, wait in self._deadlines:
+            self._finish(wait)
+        self._deadlines.clear()
+        self._waits_for.clear()
+
+    def replaced(self, rank: int) -> None:
+        """Another process takes the place of this rank, which was gone; it enters a generation of its own."""
+        self._gone.pop(rank, None)
+        self._entered.pop(rank, None)
+
+    def expire(self, now_s: float) -> float | None:
+        """Answers the waits whose time is up; returns when the next one's is."""
+        while self._deadlines and (self._deadlines[0][2].over or self._deadlines[0][0] <= now_s):
+            self._finish(heapq.heappop(self._deadlines)[2])
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # what ranks ask
+
+    def ask(self, request: Any, now_s: float, reply: Reply) -> Wait | None:
+        """Answers now, or returns the wait that will. Never raises for what an authenticated peer may send: the answer
+        says what is wrong with it."""
+        match request:
+            case {"op": "put" | "compare_and_set", "key": str(), "value": _} if len(self._values) >= MAX_KEYS:
+                reply({"error": f"the rendezvous holds {MAX_KEYS} keys already"})
+            case {"op": "put", "key": str(key), "value": value}:
+                self.put(key, value)
+                reply({})
+            case {"op": "compare_and_set", "key": str(key), "value": value}:
+                reply({"value": self.compare_and_set(key, value)})
+            case {"op": "enter", "rank": int(rank), "process": str(process)}:
+                reply({"generation": self._enter(rank, process)})
+            case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
+                # An integer of JSON has no limit, unlike the float that the clock takes.
+                timeout_s = min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000
+                return self._get([key for key in keys if isinstance(key, str)], now_s, timeout_s, reply)
+            case _:
+                reply({"error": "the rendezvous does not know this request"})
+        return None
+
+    def _enter(self, rank: int, process: str) -> int:
+        """The generation that a rank which calls init belongs to. A process that is in the current one already starts
+        the next. Two processes of one rank get the same one, in which they find each other out."""
+        if self._entered.get(rank) == process:
+            self._generation += 1
+            self._entered = {}
+        self._entered.setdefault(rank, process)
+        return self._generation
+
+    def _get(self, keys: list[str], now_s: float, timeout_s: float, reply: Reply) -> Wait | None:
+        missing = {key for key in keys if key not in self._values}
+        wait = Wait(keys, missing, now_s + timeout_s, reply)
+        if not missing or self._gone or timeout_s <= 0:
+            self._finish(wait)
+            return None
+        for key in missing:
+            self._waits_for.setdefault(key, []).append(wait)
+        heapq.heappush(self._deadlines, (wait.deadline_s, next(self._numbers), wait))
+        return wait
+
+    def _finish(self, wait: Wait) -> None:
+        if wait.over:
+            return
+        wait.over = True
+        values = {key: self._values[key] for key in wait.keys if key in self._values}
+        answer: dict[str, Any] = {"values": values}
+        if wait.missing and self._gone:
+            rank, text = next(iter(self._gone.items()))
+            answer["gone"] = {"rank": rank, "text": text}
+        wait.reply(answer)
+        for key in wait.missing:  # it was answered without them
+            waiting = self._waits_for.get(key)
+            if waiting is not None and wait in waiting:
+                waiting.remove(wait)
