@@ -254,15 +254,15 @@ def test_the_first_compare_and_set_wins_and_everybody_learns_it(server: Rendezvo
 
 
 def test_the_failure_of_the_newest_generation_counts(server: RendezvousServer) -> None:
+    client = client_of(server)
+    assert client.enter(0, "process") == 0
     server.put("failure/0", {"rank": 1})
     assert server.failure() == {"rank": 1}
-    server.put("world/10/rank/0", {})
-    server.put("failure/9", {"rank": 2})
+    assert client.enter(0, "process") == 1
     assert server.failure() is None
-    server.put("failure/10", {"rank": 3})
-    assert server.failure() == {"rank": 3}
-    server.put("failure/nonsense", {"rank": 4})
-    assert server.failure() == {"rank": 3}
+    server.record_failure(3, "rank 3 was stopped")
+    assert server.failure() == {"rank": 3, "code": "RANK_LOST", "text": "rank 3 was stopped"}
+    client.close()
 
 
 def test_a_wrong_secret_is_a_clear_error_and_leaves_the_server_running(server: RendezvousServer) -> None:

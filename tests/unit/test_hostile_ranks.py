@@ -15,6 +15,7 @@ from horovod.core.channel import ChannelError, Listener, MessageError, authentic
 from horovod.core.exceptions import StartError
 from horovod.core.rendezvous import Rendezvous
 from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.launcher.rendezvous_store import Store
 
 SECRET = b"s" * 32
 
@@ -40,10 +41,8 @@ def test_numbers_and_depths_that_json_has_and_python_has_not_are_answered() -> N
     for key in ("deep", "long"):
         link.send({"op": "get", "keys": [key], "timeout_ms": 0}, soon())
         assert "error" in link.receive(soon())
-    server.put("world/" + "9" * 5000 + "/rank/0", {})
-    server.put("failure/3", {"rank": 1})
-    server.put("world/3/rank/0", {})
-    assert server.failure() == {"rank": 1}
+    link.send({"op": "enter", "rank": 10**400, "process": "p"}, soon())
+    assert link.receive(soon()) == {"generation": 0}
     link.close()
     server.close()
 
@@ -51,7 +50,7 @@ def test_numbers_and_depths_that_json_has_and_python_has_not_are_answered() -> N
 @pytest.mark.parametrize("answer", [None, 7, [], {}, {"error": "no"}, {"values": []}, {"values": None}])
 def test_an_answer_of_another_form_is_an_error(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = RendezvousServer(SECRET)
-    monkeypatch.setattr(server, "_answer", lambda request, channel: answer)
+    monkeypatch.setattr(Store, "ask", lambda store, request, now_s, reply: reply(answer))
     client = Rendezvous(server.address, server.port, SECRET)
     with pytest.raises(ChannelError, match=f"rendezvous at 127.0.0.1:{server.port}"):
         client.get("key")

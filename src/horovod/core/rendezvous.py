@@ -50,6 +50,13 @@ class Rendezvous:
         """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
         return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
+    def enter(self, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> int:
+        """The generation that this rank's init belongs to, whatever this process has seen before. `process` tells two
+        processes of one rank apart."""
+        request = {"op": "enter", "rank": rank, "process": process}
+        generation: int = self._ask(request, timeout_s, "generation", int)
+        return generation
+
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
         return self.compare_and_set(f"failure/{generation}", mine, timeout_s)
