@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/submission.h"
@@ -20,9 +19,8 @@ namespace hvd {
 struct ProcessSet {
   // Fixed.
   int32_t number = 0;
-  std::vector<int> ranks;      // world ranks, ascending; a member is an index into it
-  int member = -1;             // this rank's; -1 where it is none
-  uint32_t local_members = 0;  // on this host
+  std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
+  int member = -1;         // this rank's; -1 where it is none
 
   // Token. Null where this rank is no member, and in set 0, whose transport is the engine's own.
   std::unique_ptr<Transport> transport;
@@ -31,8 +29,6 @@ struct ProcessSet {
 
   // mutex
   bool closing = false;  // takes nothing new: it is being removed, or has been
-  std::unordered_map<std::string, std::shared_ptr<Entry>> entries;
-  uint64_t unnamed = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }
   // The member that a world rank is; -1 where it is none.

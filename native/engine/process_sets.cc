@@ -109,7 +109,6 @@ Status Engine::run_add_process_set(Submission* submission) {
   set->ranks = submission->prepared->descriptor.ranks;
   set->member = set->member_of(rank_);
   while (find_set(set->number) != nullptr) ++set->number;
-  for (const int rank : ranks_of_host_) set->local_members += set->member_of(rank) >= 0 ? 1 : 0;
 
   const bool shares_memory = !spans_hosts() && set->size() > 1;
   const size_t bytes = shares_memory ? shm_transport_bytes(set->size()) : 0;
@@ -120,7 +119,7 @@ Status Engine::run_add_process_set(Submission* submission) {
       mine.say(taken.code(), taken.text());
   }
   HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
-  const uint64_t offset = facts[static_cast<size_t>(ranks_of_host_.front())].offset;
+  const uint64_t offset = facts[static_cast<size_t>(map_.ranks_here.front())].offset;
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) return {};
 
@@ -140,11 +139,12 @@ Status Engine::run_add_process_set(Submission* submission) {
   }
   if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_transport(set.get()));
   if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
-  if (coordinates()) coordinator_->add_set(set->number, set->ranks);
+  if (leader_ != nullptr) leader_->add_set(set->number, set->ranks);
   Gathered result;
   result.rows.push_back(set->number);
   submission->results.push_back(std::move(result));
   const std::lock_guard lock(mutex_);
+  if (set->member >= 0) member_->add_set(set->number);
   sets_.emplace(set->number, std::move(set));
   return {};
 }
@@ -168,10 +168,8 @@ Status Engine::make_set_transport(ProcessSet* set) {
 std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;
-  for (const auto& [name, entry] : set->entries) {
-    if (entry->in_flight != nullptr) return quote_name(name);
-  }
-  return "";
+  const std::string name = set->member < 0 ? "" : member_->name_in_flight(set->number);
+  return name.empty() ? "" : quote_name(name);
 }
 
 Status Engine::run_remove_process_set(Submission* submission) {
@@ -196,13 +194,11 @@ Status Engine::run_remove_process_set(Submission* submission) {
   }
   const bool shares_memory = !spans_hosts() && set->size() > 1;
   const uint64_t offset = set->area_offset;
-  if (coordinates()) coordinator_->remove_set(number);
+  if (leader_ != nullptr) leader_->remove_set(number);
   std::shared_ptr<ProcessSet> removed;
   {
     const std::lock_guard lock(mutex_);
-    for (std::shared_ptr<Entry>& entry : entry_of_id_) {
-      if (entry != nullptr && entry->set == set) entry = nullptr;
-    }
+    member_->remove_set(number);
     removed = std::move(sets_.at(number));
     sets_.erase(number);
   }
