@@ -29,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "communicators/registry.h"
 #include "engine/bells.h"
 #include "engine/board.h"
 #include "engine/control_links.h"
@@ -45,14 +46,13 @@
 #include "negotiation/segment.h"
 #include "platform/clock.h"
 #include "timeline/timeline.h"
-#include "transport/transport.h"
 
 namespace hvd {
 
 struct EngineOptions {
   int rank = 0;
   uint64_t generation = 0;
-  std::vector<int> host_of_rank;
+  std::vector<int> host_of_rank;  // equal numbers: these ranks share memory
   EngineSettings settings;
   struct Link {
     int peer;
@@ -108,10 +108,12 @@ class Engine : private Readers {
   Status connect_shared_memory();
   Status share_memory(const std::vector<const EngineOptions::Link*>& local);
   Status give_up(const Status& why);
-  Status make_transport();
+  Status take_control_links();
+  Status make_communicator();
+  CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
   void add_control_link(EngineOptions::Link* link);
-  void drop_transport();
+  void drop_communicators();
 
   // serve.cc
   void make_negotiation();
@@ -166,7 +168,7 @@ class Engine : private Readers {
   Status end_of_job() const;                // why nothing can be submitted any more
   void remember_end(const Status& status);  // needs mutex_
   // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
-  // transport.
+  // communicator.
   void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc
@@ -177,14 +179,15 @@ class Engine : private Readers {
   Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
   Status run_alltoall(Submission* submission);
-  Transport& transport_of(const ProcessSet& set) { return set.number == 0 ? *transport_ : *set.transport; }
-  void transport_failed(const Status& status, const std::string& doing);
+  Communicator& communicator_of(const ProcessSet& set) { return set.number == 0 ? *communicator_ : *set.communicator; }
+  void communicator_failed(const Status& status, const std::string& doing);
 
   // process_sets.cc
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
   Status run_add_process_set(Submission* submission);
   Status run_remove_process_set(Submission* submission);
-  Status make_set_transport(ProcessSet* set);
+  size_t shared_bytes_here(const ProcessSet& set) const;
+  Status make_set_communicator(ProcessSet* set);
   std::string close_set(ProcessSet* set);
   // The set, where it exists; for the holder of the token.
   ProcessSet* find_set(int32_t number) const {
@@ -217,6 +220,7 @@ class Engine : private Readers {
 
   // Fixed after start.
   EngineOptions options_;
+  const Topology topology_;
   const HostMap map_;
   const int rank_;
   const int world_size_;
@@ -226,7 +230,7 @@ class Engine : private Readers {
   std::unique_ptr<Bells> bells_;
   SteadyClock clock_;
   std::unique_ptr<Monitor> monitor_;
-  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside the TCP transport
+  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside a communicator
   std::thread thread_;
   std::unique_ptr<Publisher> publisher_;
 
@@ -253,9 +257,10 @@ class Engine : private Readers {
   OnThread calling_back_;  // runs a completion callback: it may submit but must not wait
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
-  std::mutex transport_mutex_;
-  std::unique_ptr<Transport> transport_;
-  const char* transport_name_ = "";  // as the timeline shows it
+  std::mutex communicator_mutex_;
+  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<const DataLinks> data_links_;
+  const CommunicatorRow* world_row_ = nullptr;  // of all ranks' communicator
   // Token. leader_ is there on each host's lowest rank; its pending() is any thread's.
   std::unique_ptr<Leader> leader_;
   std::vector<RingReceiver> from_ranks_;  // leader: by local rank, its own included

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running a closed batch: from submissions to slices, through the transport, back to results (steps 6 to 8).
+// Running a closed batch: from submissions to slices, through the communicator, back to results (steps 6 to 8).
 #include <cstring>
 #include <new>
 
@@ -67,8 +67,8 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     }
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure,
-                       std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(*closed[batch.entry]->name));
+      communicator_failed(
+          failure, std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(*closed[batch.entry]->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -127,10 +127,10 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return transport_of(set).allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return communicator_of(set).allreduce(slices, reduction);
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(options_.settings.instruction_set, &kernels));
-  return adasum(transport_of(set), kernels, slices, reduction);
+  return adasum(communicator_of(set), kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.
@@ -155,7 +155,7 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_of(set).reducescatter(parts, reduction_of(batch, set.size()));
+  return communicator_of(set).reducescatter(parts, reduction_of(batch, set.size()));
 }
 
 Status Engine::run_broadcast(const Submission& submission) {
@@ -172,7 +172,7 @@ Status Engine::run_broadcast(const Submission& submission) {
   if (bytes == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
   const ProcessSet& set = *submission.prepared->set;
-  return transport_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  return communicator_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
@@ -187,7 +187,7 @@ Status Engine::run_allgather(Submission* submission) {
     std::vector<int64_t> mine(length);
     std::vector<int64_t> all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
-    HVD_RETURN_IF_ERROR(transport_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    HVD_RETURN_IF_ERROR(communicator_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
     for (size_t member = 0; member < members; ++member) {
       for (size_t i = 0; i < length; ++i) rows[(start + i) * members + member] = all[member * length + i];
     }
@@ -210,7 +210,7 @@ Status Engine::run_allgather(Submission* submission) {
     }
     result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(transport_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      HVD_RETURN_IF_ERROR(communicator_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
       statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
     }
     submission->results.push_back(std::move(result));
@@ -225,7 +225,7 @@ Status Engine::run_alltoall(Submission* submission) {
   const size_t members = static_cast<size_t>(set.size());
   std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(
-      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+      communicator_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
   const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
@@ -245,7 +245,7 @@ Status Engine::run_alltoall(Submission* submission) {
     }
   }
   result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(received_bytes));
-  HVD_RETURN_IF_ERROR(transport_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
+  HVD_RETURN_IF_ERROR(communicator_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
   statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));
   return {};

@@ -12,6 +12,7 @@
 #include <new>
 #include <system_error>
 
+#include "communicators/registry.h"
 #include "engine/engine.h"
 #include "engine/stacks.h"
 #include "negotiation/frames.h"
@@ -20,17 +21,18 @@
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/warning.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
-      map_(options_.rank, options_.host_of_rank),
+      topology_(options_.host_of_rank),
+      map_(topology_, options_.rank),
       rank_(map_.rank),
-      world_size_(map_.world_size()),
+      world_size_(topology_.size()),
       local_rank_(map_.local_rank),
       has_left_(options_.host_of_rank.size(), false) {
+  options_.host_of_rank = topology_.host_of_rank();
   auto all = std::make_shared<ProcessSet>();
   for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
   all->member = rank_;
@@ -38,11 +40,7 @@ Engine::Engine(EngineOptions options)
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
-  const int world_size = static_cast<int>(options.host_of_rank.size());
   std::unique_ptr<Engine> engine(new Engine(std::move(options)));
-  if (engine->spans_hosts() && engine->map_.hosts != world_size) {
-    return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
-  }
   Status status;
   try {
     status = engine->connect();
@@ -78,35 +76,40 @@ Status Engine::give_up(const Status& why) {
 }
 
 Status Engine::connect() {
+  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, topology_, true, &world_row_));
   if (segment_ = options_.segment; segment_ == nullptr) {
     HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
   make_negotiation();
-  if (spans_hosts()) {
+  if (world_size_ > 1) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-    std::vector<int> sockets;
-    for (EngineOptions::Link& link : options_.links) {
-      if (link.purpose != HVD_LINK_CONTROL) continue;
-      add_control_link(&link);
-      sockets.push_back(control_.all().back().socket.fd());
-    }
-    const size_t expected = coordinates() ? static_cast<size_t>(map_.hosts - 1) : is_leader() ? 1 : 0;
-    if (control_.size() != expected) {
-      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
-                                        " control links, seen " + std::to_string(control_.size())};
-    }
-    if (!sockets.empty()) HVD_RETURN_IF_ERROR(bells_->watch(sockets));
   }
+  if (spans_hosts() && is_leader()) HVD_RETURN_IF_ERROR(take_control_links());
   // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
   HVD_RETURN_IF_ERROR(start_monitor());
-  Status status = make_transport();
+  Status status = make_communicator();
   // The reason why it was interrupted says more than that it was.
   return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
 void Engine::add_control_link(EngineOptions::Link* link) {
-  control_.add(std::exchange(link->fd, -1), link->peer, map_.host_of(link->peer));
+  control_.add(std::exchange(link->fd, -1), link->peer, topology_.host_of(link->peer));
+}
+
+Status Engine::take_control_links() {
+  std::vector<int> sockets;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose != HVD_LINK_CONTROL) continue;
+    add_control_link(&link);
+    sockets.push_back(control_.all().back().socket.fd());
+  }
+  const size_t expected = coordinates() ? static_cast<size_t>(topology_.hosts() - 1) : 1;
+  if (control_.size() != expected) {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
+                                      " control links, got " + std::to_string(control_.size())};
+  }
+  return bells_->watch(sockets);
 }
 
 // What goes wrong on one rank of the host is told to all of them.
@@ -127,7 +130,7 @@ Status Engine::connect_shared_memory() {
 // Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
 Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
   const auto local_size = static_cast<uint32_t>(map_.ranks_here.size());
-  const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
+  const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
@@ -136,7 +139,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
             "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
-    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
     fault_point("attach");
@@ -146,7 +149,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
     fault_point("attach");
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
@@ -155,29 +158,23 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   return {};
 }
 
-Status Engine::make_transport() {
-  transport_name_ = world_size_ == 1 ? "LOOPBACK_" : spans_hosts() ? "TCP_" : "SHM_";
-  TransportOptions options;
-  options.isa = options_.settings.instruction_set;
-  const Interrupt interrupt{&segment_->header().abort, poison_fd_};
-  if (world_size_ == 1) {
-    transport_ = make_loopback_transport(options);
-    return {};
-  }
-  if (!spans_hosts()) {
-    return make_shm_transport(segment_->transport_area(), static_cast<int>(local_rank_), map_.ranks_here, options,
-                              interrupt, &transport_);
-  }
-  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
-  std::vector<int> world_ranks(static_cast<size_t>(world_size_));
-  for (int r = 0; r < world_size_; ++r) world_ranks[static_cast<size_t>(r)] = r;
+Status Engine::make_communicator() {
   std::sort(options_.links.begin(), options_.links.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
-  return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
+  data_links_ = std::make_shared<const DataLinks>(std::move(sockets));
+  const ProcessSet& all = *sets_.at(0);
+  return world_row_->make({all.ranks, all.member, topology_}, parts_in(segment_->transport_area()), &communicator_);
+}
+
+CommunicatorParts Engine::parts_in(std::byte* area) const {
+  CommunicatorSettings settings;
+  settings.isa = options_.settings.instruction_set;
+  return {area, data_links_, settings, {&segment_->header().abort, poison_fd_}};
 }
 
 Status Engine::start_monitor() {
@@ -282,16 +279,17 @@ Status Engine::stop(uint32_t timeout_ms) {
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
   control_.finish_sending();
-  drop_transport();
+  drop_communicators();
   drop_token();
   timeline_.stop();
   return {};
 }
 
-void Engine::drop_transport() {
-  const std::lock_guard lock(transport_mutex_);
-  for (const auto& [number, set] : sets_) set->transport.reset();
-  transport_.reset();
+void Engine::drop_communicators() {
+  const std::lock_guard lock(communicator_mutex_);
+  for (const auto& [number, set] : sets_) set->communicator.reset();
+  communicator_.reset();
+  data_links_.reset();
 }
 
 Engine::~Engine() {
@@ -302,7 +300,7 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  transport_.reset();
+  communicator_.reset();
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
@@ -315,8 +313,8 @@ std::string Engine::statistics() {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
   {
-    const std::lock_guard lock(transport_mutex_);
-    if (transport_ != nullptr) text += transport_->describe();  // names itself
+    const std::lock_guard lock(communicator_mutex_);
+    if (communicator_ != nullptr) text += communicator_->describe();  // names itself
   }
   uint64_t slow_requests = 0;
   {

@@ -122,7 +122,7 @@ void Engine::spread_abort() {
   if (abort_spread_) return;
   abort_spread_ = true;
   control_.send_to_all(FrameKind::kAbort, abort_payload(segment_->cause()));
-  drop_transport();
+  drop_communicators();
   bells_->ring_others();
 }
 
@@ -143,14 +143,22 @@ void Engine::warn_of_eviction() {
 
 // A data link broke inside a collective. Its peer may have died, or may have ended because another rank did: what the
 // control links say in the next moments decides which rank is named.
-void Engine::transport_failed(const Status& status, const std::string& doing) {
+void Engine::communicator_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
   // rank 0 above all, through which the cause reaches everybody.
-  if (spans_hosts()) drop_transport();
-  while (!poisoned() && now_ns() < deadline && control_.wait_to_read(50)) serve();
-  // On one host the monitor sees a death itself, at once; it may be a moment behind the transport.
+  if (spans_hosts()) drop_communicators();
+  while (spans_hosts() && !poisoned() && now_ns() < deadline) {
+    if (leader_ == nullptr) {  // its leader's links say it
+      sleep_ms(1);
+    } else if (control_.wait_to_read(50)) {
+      serve();
+    } else {
+      break;
+    }
+  }
+  // On one host the monitor sees a death itself, at once; it may be a moment behind the communicator.
   if (!poisoned()) poison(status.code(), status.failed_rank(), doing + ": " + status.text());
 }
 

@@ -31,10 +31,10 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
       waker_(ports.waker),
       readers_(ports.readers),
       joined_here_(map.ranks_here.size(), false),
-      left_(map.host_of_rank.size(), false) {
+      left_(static_cast<size_t>(map.world_size()), false) {
   if (map_.coordinates()) {
-    coordinator_.emplace(map_.host_of_rank, settings_.names);
-    waiting_there_.resize(static_cast<size_t>(map_.hosts));
+    coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
+    waiting_there_.resize(static_cast<size_t>(map_.hosts()));
   }
   std::vector<int> all;
   for (int rank = 0; rank < map_.world_size(); ++rank) all.push_back(rank);

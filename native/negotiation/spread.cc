@@ -15,7 +15,7 @@ Status Leader::spread(Effects effects) {
   if (map_.spans_hosts()) {
     effects.decisions.push_back({RecordKind::kClose, 0, false, {}});
     const std::string frame = records_payload(effects.decisions);
-    for (int host = 0; host < map_.hosts; ++host) {
+    for (int host = 0; host < map_.hosts(); ++host) {
       if (host != map_.host) uplink_.send(host, FrameKind::kRecords, frame);
     }
     uplink_.end_batch();
@@ -27,7 +27,7 @@ Status Leader::spread_recalls(Effects* effects) {
   for (const uint32_t id : std::exchange(effects->recalls, {})) {
     if (id >= kMaxEntries) continue;
     HVD_RETURN_IF_ERROR(say_pending());
-    for (int host = 0; host < map_.hosts; ++host) {
+    for (int host = 0; host < map_.hosts(); ++host) {
       if (host != map_.host && coordinator_->counts_on(id, host)) {
         uplink_.send(host, FrameKind::kRecall, recall_payload(id));
       }
@@ -39,13 +39,13 @@ Status Leader::spread_recalls(Effects* effects) {
 
 void Leader::spread_questions(Effects* effects) {
   const std::vector<uint32_t> questions = std::exchange(effects->retires, {});
-  std::vector<std::vector<uint32_t>> asked(static_cast<size_t>(map_.hosts));
-  for (int host = 0; host < map_.hosts; ++host) {
+  std::vector<std::vector<uint32_t>> asked(static_cast<size_t>(map_.hosts()));
+  for (int host = 0; host < map_.hosts(); ++host) {
     for (const uint32_t id : questions) {
       if (coordinator_->counts_on(id, host)) asked[static_cast<size_t>(host)].push_back(id);
     }
   }
-  for (int host = 0; host < map_.hosts; ++host) {
+  for (int host = 0; host < map_.hosts(); ++host) {
     const std::vector<uint32_t>& ids = asked[static_cast<size_t>(host)];
     if (host != map_.host && !ids.empty()) uplink_.send(host, FrameKind::kMayRetire, ids_payload(ids));
   }

@@ -148,12 +148,9 @@ class Checker {
  public:
   using W = World<Plan>;
 
-  Checker(std::vector<int> host_of_rank, NameLimits limits) : hosts_of_ranks_(host_of_rank), limits_(limits) {
-    for (size_t r = 0; r < host_of_rank.size(); ++r) {
-      auto rank = std::make_unique<Ports>(*this, HostMap(static_cast<int>(r), host_of_rank));
-      hosts_ = static_cast<size_t>(rank->map.hosts);
-      ranks_.push_back(std::move(rank));
-    }
+  Checker(const std::vector<int>& host_of_rank, NameLimits limits)
+      : topology_(host_of_rank), limits_(limits), hosts_(static_cast<size_t>(topology_.hosts())) {
+    for (int r = 0; r < topology_.size(); ++r) ranks_.push_back(std::make_unique<Ports>(*this, topology_, r));
   }
   virtual ~Checker() = default;
   Checker(const Checker&) = delete;
@@ -220,7 +217,7 @@ class Checker {
   void with_member(W* world, int rank, Do&& act) {
     Replay replay{{}, true};
     Member member = at(world->members, rank)->value;
-    enter(world, at(hosts_of_ranks_, rank), &replay, [&] { act(&member); });
+    enter(world, topology_.host_of(rank), &replay, [&] { act(&member); });
     keep(world, rank, std::move(member));
   }
 
@@ -245,7 +242,7 @@ class Checker {
     W world;
     const bool across = hosts_ > 1;
     for (size_t h = 0; h < hosts_; ++h) {
-      const auto here = static_cast<size_t>(std::ranges::count(hosts_of_ranks_, static_cast<int>(h)));
+      const size_t here = topology_.ranks_of(static_cast<int>(h)).size();
       PlainHost host(here, across);
       world.hosts.push_back(std::make_shared<Kept<PlainHost>>(Kept<PlainHost>{host, key_of(host)}));
     }
@@ -622,8 +619,8 @@ class Checker {
   };
 
   struct Ports {
-    Ports(Checker& checker, HostMap its_map)
-        : map(std::move(its_map)), board(checker, map), uplink(checker, map), clock(checker), readers(checker) {
+    Ports(Checker& checker, const Topology& topology, int rank)
+        : map(topology, rank), board(checker, map), uplink(checker, map), clock(checker), readers(checker) {
       if (map.spans_hosts()) {
         publisher = std::make_unique<LeaderPublisher>(map, 1, board, clock, waker, nullptr);
       } else {
@@ -639,9 +636,9 @@ class Checker {
     std::unique_ptr<Publisher> publisher;
   };
 
-  const std::vector<int> hosts_of_ranks_;
+  const Topology topology_;
   const NameLimits limits_;
-  size_t hosts_ = 1;
+  const size_t hosts_;
   std::vector<std::unique_ptr<Ports>> ranks_;
   std::vector<W> stack_;
   std::unordered_set<size_t> seen_;  // keys' hashes: some hundred thousand of 2^64
