@@ -11,13 +11,14 @@
 
 #include "engine/doorbell.h"
 #include "engine/poll_bell.h"
+#include "negotiation/ports.h"
 #include "negotiation/segment.h"
 
 namespace hvd {
 
 enum class WakeReason : uint8_t { kRung, kTimedOut, kSignal };
 
-class Bells {
+class Bells final : public Waker {
  public:
   // `of_leader`: null if the host's leader has no sockets to watch.
   Bells(Segment& segment, uint32_t local_rank, std::shared_ptr<const PollBell> of_leader);
@@ -31,8 +32,8 @@ class Bells {
   void watch_for_room(int socket, bool wanted);
 
   // After what there is to do has been written, and from any thread: wakes who sleeps there.
-  void ring(uint32_t local_rank);
-  void ring_others();
+  void ring(uint32_t local_rank) override;
+  void ring_others() override;
   void ring_own_engine();  // whoever is announced
 
   struct Sleep {
@@ -42,12 +43,12 @@ class Bells {
   // Blocks unless look() sees work, until the bell rings. A caller must hold the driver's token.
   template <class Look>
   WakeReason sleep(Sleeper who, Look&& look) {
-    FallAsleep<> fall(who);
+    FallAsleep fall(who);
     WakeReason reason = WakeReason::kRung;
     Doorbell<SharedWord32> door = doorbell(local_rank_);
     Sleep sleep;
-    while (fall.state() != FallAsleep<>::State::kAwake) {
-      if (fall.state() == FallAsleep<>::State::kSleep) reason = block(who, fall.seen(), sleep);
+    while (fall.state() != FallAsleep::State::kAwake) {
+      if (fall.state() == FallAsleep::State::kSleep) reason = block(who, fall.seen(), sleep);
       fall.step(door, [&] {
         sleep = look();
         return sleep.timeout_ns == 0;
@@ -60,12 +61,12 @@ class Bells {
   // Whoever had the token and did not sleep gives the bell back to the engine's thread, and with it what came since.
   template <class Look>
   void hand_over(Look&& there_is_work) {
-    HandOver<> hand_over;
+    HandOver hand_over;
     Doorbell<SharedWord32> door = doorbell(local_rank_);
-    while (hand_over.state() != HandOver<>::State::kRing && hand_over.state() != HandOver<>::State::kDone) {
+    while (hand_over.state() != HandOver::State::kRing && hand_over.state() != HandOver::State::kDone) {
       hand_over.step(door, there_is_work);
     }
-    if (hand_over.state() == HandOver<>::State::kRing) ring_own_engine();
+    if (hand_over.state() == HandOver::State::kRing) ring_own_engine();
   }
 
  private:

@@ -67,8 +67,8 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     }
     failure = run(batch, closed);
     if (!failure.ok()) {
-      communicator_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +
-                                       quote_name(closed[batch.entry]->entry->name));
+      communicator_failed(
+          failure, std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(*closed[batch.entry]->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -80,7 +80,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (failure.ok()) {
       complete(closed[i], closed[i]->outcome);  // of no tensors
     } else {
-      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(closed[i]->entry->name) + " failed"));
+      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(*closed[i]->name) + " failed"));
     }
   }
 }
@@ -125,7 +125,7 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
   if (reduction.op != HVD_ADASUM) return communicator_of(set).allreduce(slices, reduction);
   Kernels kernels;
@@ -135,7 +135,7 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
 
 // The rows of each tensor are dealt to the members in order.
 Status Engine::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
-  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  const ProcessSet& set = *closed[batch.entry]->prepared->set;
   std::vector<std::vector<Slice>> parts(static_cast<size_t>(set.size()));
   int64_t elements = 0;
   for (const BatchTensor& tensor : batch.tensors) {
@@ -171,14 +171,14 @@ Status Engine::run_broadcast(const Submission& submission) {
   }
   if (bytes == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
-  const ProcessSet& set = *submission.entry->set;
+  const ProcessSet& set = *submission.prepared->set;
   return communicator_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
 Status Engine::run_allgather(Submission* submission) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
-  const ProcessSet& set = *submission->entry->set;
+  const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
   constexpr size_t kTensorsAtOnce = 4096;  // an exchange carries at most 64 KiB a member
   std::vector<int64_t> rows(tensors.size() * members);
@@ -221,7 +221,7 @@ Status Engine::run_allgather(Submission* submission) {
 // Everybody's splits first; then all know how much goes between any two members.
 Status Engine::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
-  const ProcessSet& set = *submission->entry->set;
+  const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
   std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(

@@ -14,6 +14,7 @@
 
 #include "communicators/registry.h"
 #include "engine/engine.h"
+#include "engine/stacks.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
@@ -23,23 +24,18 @@
 
 namespace hvd {
 
-extern thread_local bool in_completion_callback;
-
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
-      rank_(options_.rank),
-      world_size_(static_cast<int>(options_.host_of_rank.size())),
       topology_(options_.host_of_rank),
-      host_(topology_.host_of(rank_)),
-      ranks_of_host_(topology_.ranks_of(host_)),
-      local_rank_(static_cast<uint32_t>(topology_.local_rank_of(rank_))),
-      has_left_(options_.host_of_rank.size(), false),
-      may_close_(options_.host_of_rank.size(), false) {
+      map_(topology_, options_.rank),
+      rank_(map_.rank),
+      world_size_(topology_.size()),
+      local_rank_(map_.local_rank),
+      has_left_(options_.host_of_rank.size(), false) {
   options_.host_of_rank = topology_.host_of_rank();
   auto all = std::make_shared<ProcessSet>();
   for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
   all->member = rank_;
-  all->local_members = static_cast<uint32_t>(ranks_of_host_.size());
   sets_.emplace(0, std::move(all));
 }
 
@@ -72,12 +68,10 @@ Status Engine::give_up(const Status& why) {
   const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : rank_);
   if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
   for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) add_control_link(&link);
   }
-  for (SocketLink& link : control_) {
-    link.send(FrameKind::kAbort, abort_payload(cause));
-    link.finish_sending();
-  }
+  control_.send_to_all(FrameKind::kAbort, abort_payload(cause));
+  control_.finish_sending();
   return cause;
 }
 
@@ -86,14 +80,7 @@ Status Engine::connect() {
   if (segment_ = options_.segment; segment_ == nullptr) {
     HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
-  bells_ = std::make_unique<Bells>(*segment_, local_rank_, options_.poll_bell);
-  to_leader_.attach(&segment_->ring(local_rank_));
-  if (is_leader()) {
-    from_followers_.resize(segment_->local_size());
-    for (uint32_t r = 0; r < segment_->local_size(); ++r) from_followers_[r].attach(&segment_->ring(r));
-  }
-  if (coordinates())
-    coordinator_.emplace(options_.host_of_rank, NameLimits{options_.settings.cached_names, kMaxEntries});
+  make_negotiation();
   if (world_size_ > 1) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
@@ -106,12 +93,16 @@ Status Engine::connect() {
   return status.ok() || !poisoned() ? status : segment_->cause();
 }
 
+void Engine::add_control_link(EngineOptions::Link* link) {
+  control_.add(std::exchange(link->fd, -1), link->peer, topology_.host_of(link->peer));
+}
+
 Status Engine::take_control_links() {
   std::vector<int> sockets;
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_CONTROL) continue;
-    control_.emplace_back(std::exchange(link.fd, -1), link.peer);
-    sockets.push_back(control_.back().fd());
+    add_control_link(&link);
+    sockets.push_back(control_.all().back().socket.fd());
   }
   const size_t expected = coordinates() ? static_cast<size_t>(topology_.hosts() - 1) : 1;
   if (control_.size() != expected) {
@@ -140,7 +131,7 @@ Status Engine::connect_shared_memory() {
 // Leader -> follower: the memfd, and with several hosts what wakes the leader. Follower -> leader: one byte, attached.
 // Leader -> follower: one byte, go.
 Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
-  const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
+  const auto local_size = static_cast<uint32_t>(map_.ranks_here.size());
   const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
@@ -213,9 +204,9 @@ Status Engine::start_monitor() {
       continue;  // a thread of this process, in tests
     int socket = -1;
     for (const EngineOptions::Link& link : options_.links) {
-      if (link.purpose == HVD_LINK_LOCAL && link.peer == ranks_of_host_[r]) socket = link.fd;
+      if (link.purpose == HVD_LINK_LOCAL && link.peer == map_.ranks_here[r]) socket = link.fd;
     }
-    peers.push_back({ranks_of_host_[r], r, pid, socket});
+    peers.push_back({map_.ranks_here[r], r, pid, socket});
   }
   std::vector<Monitor::FarPeer> far_peers;
   for (EngineOptions::Link& link : options_.links) {
@@ -229,10 +220,10 @@ Status Engine::start_monitor() {
              "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
-    answer_stack_question();
-    if (!coordinates()) return;
-    ticked_ns_.store(now_ns());
-    stall_check_due_.store(true);
+    answer_stack_question(*segment_, local_rank_, *bells_);
+    if (!is_leader()) return;
+    if (stall_.has_value()) stall_->note_tick();
+    facts_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
@@ -242,14 +233,16 @@ Status Engine::start_monitor() {
     if (kind == FrameKind::kAbort) {
       take_abort(peer, payload);
     } else {
-      poison_unreadable(peer, "a sign of life", payload.size());
+      poison(unreadable_from(peer, rank_, "a sign of life", payload.size()));
     }
   };
   events.on_debugger = [this](const std::string& text) {
     if (options_.settings.warnings) warn(text, options_.settings.log_time);
   };
   events.on_tick = on_tick;
-  events.on_pause = [this] { resumed_ns_.store(now_ns()); };
+  events.on_pause = [this] {
+    if (stall_.has_value()) stall_->note_pause();
+  };
   return Monitor::start(*segment_, local_rank_,
                         {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
                          options_.settings.lost_timeout_ms, poison_fd_},
@@ -268,7 +261,7 @@ void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
 void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
-  if (in_completion_callback) {
+  if (calling_back_.is_here()) {
     return {HVD_WOULD_DEADLOCK,
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
@@ -278,14 +271,13 @@ Status Engine::stop(uint32_t timeout_ms) {
   bells_->ring(local_rank_);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
-    // Whoever would pass on this rank's leave has left itself.
-    const bool unheard = has_left_[static_cast<size_t>(ranks_of_host_.front())] || (spans_hosts() && has_left_[0]);
-    return poisoned() || has_left_[static_cast<size_t>(rank_)] || unheard || now_ns() > deadline_ns;
+    return poisoned() || has_left_[static_cast<size_t>(rank_)] || publisher_->is_cut_off(has_left_) ||
+           now_ns() > deadline_ns;
   };
   for (;;) {
     if (take_token()) {
       if (!asked) fault_point("shutdown");
-      if (!asked && world_size_ > 1 && !poisoned()) send_leave();
+      if (!asked && world_size_ > 1 && !poisoned()) publisher_->leave();
       asked = true;
       drive(true);
       const bool done = world_size_ == 1 || ended();
@@ -304,7 +296,7 @@ Status Engine::stop(uint32_t timeout_ms) {
   monitor_.reset();
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
-  for (SocketLink& link : control_) link.finish_sending();
+  control_.finish_sending();
   drop_communicators();
   drop_token();
   timeline_.stop();
@@ -342,11 +334,16 @@ std::string Engine::statistics() {
     const std::lock_guard lock(communicator_mutex_);
     if (communicator_ != nullptr) text += communicator_->describe();  // names itself
   }
+  uint64_t slow_requests = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    slow_requests = member_->slow_requests();
+  }
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));
   field("bytes", std::to_string(statistics_.bytes.load()));
-  field("slow_requests", std::to_string(statistics_.slow_requests.load()));
-  field("control_messages", std::to_string(statistics_.control_messages.load()));
+  field("slow_requests", std::to_string(slow_requests));
+  field("control_messages", std::to_string(control_.messages()));
   field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
   field("names_evicted", std::to_string(statistics_.names_evicted.load()));
   field("in_flight", std::to_string(in_flight_.load()));

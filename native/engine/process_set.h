@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "communicators/registry.h"
@@ -20,10 +19,9 @@ namespace hvd {
 struct ProcessSet {
   // Fixed.
   int32_t number = 0;
-  std::vector<int> ranks;      // world ranks, ascending; a member is an index into it
-  int member = -1;             // this rank's; -1 where it is none
-  uint32_t local_members = 0;  // on this host
-  Topology topology;           // of the members
+  std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
+  int member = -1;         // this rank's; -1 where it is none
+  Topology topology;       // of the members
   const CommunicatorRow* row = nullptr;
 
   // Token. Null where this rank is no member, and in set 0, whose communicator is the engine's own.
@@ -34,8 +32,6 @@ struct ProcessSet {
 
   // mutex
   bool closing = false;  // takes nothing new: it is being removed, or has been
-  std::unordered_map<std::string, std::shared_ptr<Entry>> entries;
-  uint64_t unnamed = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }
   // The member that a world rank is; -1 where it is none.

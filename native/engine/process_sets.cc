@@ -108,7 +108,6 @@ Status Engine::run_add_process_set(Submission* submission) {
   set->ranks = submission->prepared->descriptor.ranks;
   set->member = set->member_of(rank_);
   while (find_set(set->number) != nullptr) ++set->number;
-  for (const int rank : ranks_of_host_) set->local_members += set->member_of(rank) >= 0 ? 1 : 0;
 
   set->topology = topology_.among(set->ranks);
   HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, set->topology, false, &set->row));
@@ -121,7 +120,7 @@ Status Engine::run_add_process_set(Submission* submission) {
       mine.say(taken.code(), taken.text());
   }
   HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
-  const uint64_t offset = facts[static_cast<size_t>(ranks_of_host_.front())].offset;
+  const uint64_t offset = facts[static_cast<size_t>(map_.ranks_here.front())].offset;
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) return {};
 
@@ -141,18 +140,19 @@ Status Engine::run_add_process_set(Submission* submission) {
   }
   if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_communicator(set.get()));
   if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
-  if (coordinates()) coordinator_->add_set(set->number, set->ranks);
+  if (leader_ != nullptr) leader_->add_set(set->number, set->ranks);
   Gathered result;
   result.rows.push_back(set->number);
   submission->results.push_back(std::move(result));
   const std::lock_guard lock(mutex_);
+  if (set->member >= 0) member_->add_set(set->number);
   sets_.emplace(set->number, std::move(set));
   return {};
 }
 
 // What the set's members on this host need of its memory, whether or not this rank is one of them.
 size_t Engine::shared_bytes_here(const ProcessSet& set) const {
-  for (const int rank : ranks_of_host_) {
+  for (const int rank : map_.ranks_here) {
     if (const int member = set.member_of(rank); member >= 0) return set.row->shared_bytes(set.topology, member);
   }
   return 0;
@@ -166,10 +166,8 @@ Status Engine::make_set_communicator(ProcessSet* set) {
 std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;
-  for (const auto& [name, entry] : set->entries) {
-    if (entry->in_flight != nullptr) return quote_name(name);
-  }
-  return "";
+  const std::string name = set->member < 0 ? "" : member_->name_in_flight(set->number);
+  return name.empty() ? "" : quote_name(name);
 }
 
 Status Engine::run_remove_process_set(Submission* submission) {
@@ -194,13 +192,11 @@ Status Engine::run_remove_process_set(Submission* submission) {
   }
   const bool shares_memory = set->area_bytes > 0;
   const uint64_t offset = set->area_offset;
-  if (coordinates()) coordinator_->remove_set(number);
+  if (leader_ != nullptr) leader_->remove_set(number);
   std::shared_ptr<ProcessSet> removed;
   {
     const std::lock_guard lock(mutex_);
-    for (std::shared_ptr<Entry>& entry : entry_of_id_) {
-      if (entry != nullptr && entry->set == set) entry = nullptr;
-    }
+    member_->remove_set(number);
     removed = std::move(sets_.at(number));
     sets_.erase(number);
   }
