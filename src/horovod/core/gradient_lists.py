@@ -78,6 +78,10 @@ class GradientList(abc.ABC):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         """The reductions of `tensors`, compressed already; each list of positions in `grouped` as a whole."""
 
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """A gradient, sparse or dense, divided by a number."""
+        return gradient / divisor
+
     def unique(self, name: str) -> str:
         """`name`, made different from others that may be in flight at the same time."""
         return name
@@ -128,7 +132,7 @@ class GradientList(abc.ABC):
                 continue
             if variables is not None and self.is_local(variables[index]):
                 if self.scale_local_gradients:
-                    results[index] = gradient / members
+                    results[index] = self.divided(gradient, members)
                 continue
             if self.sparse_as_dense or not self.is_sparse(gradient):
                 results[index] = self.to_dense(gradient)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from horovod.core.collectives import resolved
 from horovod.core.gradient_lists import GradientList
 from horovod.tensorflow import ops, xla
-from horovod.tensorflow.nodes import check_op
+from horovod.tensorflow.nodes import check_op, unique_name
 from horovod.tensorflow.shim import operations
 
 __all__ = ["TensorFlowGradients", "plain_variable"]
@@ -54,8 +54,13 @@ class TensorFlowGradients(GradientList):
             )
         return tf.convert_to_tensor(gradient)
 
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+        return gradient / divisor
+
     def unique(self, name: str) -> str:
-        return name if tf.executing_eagerly() else str(tf.compat.v1.get_default_graph().unique_name(name))
+        return name if tf.executing_eagerly() else unique_name(name)
 
     def reduce_sparse(self, gradient: Any, name: str) -> Any:
         sent, ctx = self.compression.compress(gradient.values)

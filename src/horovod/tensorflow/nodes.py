@@ -20,6 +20,7 @@ from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, check_name, 
 from horovod.tensorflow import xla
 
 __all__ = [
+    "among_concurrent",
     "check_op",
     "check_rows",
     "checked",
@@ -27,6 +28,8 @@ __all__ = [
     "node_name",
     "reducible",
     "reduction_attributes",
+    "unique_name",
+    "unscoped_name",
     "wire_name",
 ]
 
@@ -46,7 +49,40 @@ def node_name(label: str, name: str | None, tensors: Sequence[Any], ignore_name_
         camel = "".join(part.capitalize() for part in label.split("_"))
         name = "_".join([f"Horovod{camel}", *(re.sub(r"\W", "_", end.name) for end in ends)])
     unique: str = graph.unique_name(name)
-    return unique.rsplit("/", 1)[-1] if ignore_name_scope else unique
+    return among_concurrent(unique.rsplit("/", 1)[-1] if ignore_name_scope else unique)
+
+
+def unique_name(name: str) -> str:
+    """`name` with its scope, made different from all other names whose nodes may run at the same time."""
+    return among_concurrent(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def among_concurrent(name: str) -> str:
+    """`name`, with a number behind it if a node of another function that may run at the same time has it already.
+
+    Functions that TensorFlow runs one after the other may share names, and must: one rank alone may trace a function
+    again. A graph of TensorFlow 1 (or tf.compat.v1.wrap_function) does not order the functions that it calls. It is
+    built once, in the same order on all ranks, so counting in it gives the same names everywhere.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    unordered = None
+    around = graph
+    while around is not None:
+        is_function = around.building_function
+        if not is_function and tf.compat.v1.executing_eagerly_outside_functions():
+            break  # eagerly, functions run one after the other
+        if not around._add_control_dependencies:
+            unordered = around
+        around = around.outer_graph if is_function else None
+    if unordered is None or unordered is graph:
+        return name
+    return unscoped_name(unordered, name)
+
+
+def unscoped_name(graph: Any, name: str) -> str:
+    """`name`, made different from all names of `graph`, without the scope that the graph is in."""
+    with graph.name_scope(None):
+        return str(graph.unique_name(name))
 
 
 def wire_name(label: str, name: str | None) -> str:
