@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -162,7 +163,8 @@ def _restore_slots(model: Any, filepath: Any) -> None:
     model.optimizer = optimizer
 
 
-# Operations on host values: what NumPy takes. The result is a NumPy array, or a scalar where a scalar was given.
+# Operations on values on the host: what NumPy takes, and tensors. A tensor gives a tensor of the same framework, an
+# array an array, and a scalar a scalar.
 
 
 def _host(value: Any) -> np.ndarray[Any, Any]:
@@ -170,7 +172,12 @@ def _host(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _given(value: Any, result: Any) -> Any:
-    return result if np.ndim(_host(value)) else result[()]
+    tf = sys.modules.get("tensorflow")  # whose tensors horovod.tensorflow.keras gets with any backend of Keras
+    if tf is not None and tf.is_tensor(value):
+        return tf.convert_to_tensor(result)
+    if keras.ops.is_tensor(value):
+        return keras.ops.convert_to_tensor(result)
+    return result if np.ndim(result) else result[()]
 
 
 def allreduce(
@@ -189,8 +196,8 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """All ranks' host values, concatenated along dimension 0."""
-    return arrays.allgather(_host(value), name)
+    """All ranks' values, concatenated along dimension 0."""
+    return _given(value, arrays.allgather(_host(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -199,8 +206,8 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """This rank's rows of the allreduce of a host value."""
-    return arrays.reducescatter(_host(value), name, op)
+    """This rank's rows of the allreduce of a value."""
+    return _given(value, arrays.reducescatter(_host(value), name, op))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
