@@ -23,6 +23,7 @@ __all__ = ["main"]
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """What each rank runs. `timeout`: seconds to wait for each other part's registration. Raises ValueError where the
     ranks cannot be dealt to the dispatchers evenly."""
+    has_started = not contexts.is_initialized()
     contexts.init()
     size = contexts.size()
     if dispatchers < 1 or size % dispatchers:
@@ -44,7 +45,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if service is not None:
             os.unlink(configfile)
             service.close()
-    contexts.shutdown()
+    if has_started:  # a script that has called init goes on with its world
+        contexts.shutdown()
 
 
 def _parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
