@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import horovod
+from horovod import not_yet
 
 SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("horovod_surface.json").read_text())
 # Names that are to come. One that has come is to be taken out of here; then every module must have it.
@@ -205,6 +206,32 @@ def test_every_old_place_is_in_that_test() -> None:
     ]
     names = [".".join(("horovod", *path.relative_to(root).with_suffix("").parts)) for path in files]
     assert sorted(name.removesuffix(".__init__") for name in names) == OLD_PLACES
+
+
+@pytest.mark.parametrize("module", ["horovod.torch", "horovod.tensorflow"])
+def test_old_submodules_are_attributes(module: str) -> None:
+    """In a process of its own: another test may have imported them in this one."""
+    load(module)
+    code = (
+        f"import {module} as hvd; "
+        f"assert hvd.mpi_ops.__name__ == '{module}.mpi_ops' and hvd.functions.__name__ == '{module}.functions'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", sorted(not_yet.MODULES))
+def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
+    package, name = module.rsplit(".", 1)
+    owner = load(package)
+    assert not hasattr(owner, name)
+    with pytest.raises(AttributeError, match=f"{module} is not in this version"):
+        getattr(owner, name)
+    for statement in (f"import {module}", f"from {package} import {name}", f"import {module}.deeper"):
+        with pytest.raises(ImportError, match=f"{module} is not in this version"):
+            exec(statement)
+    assert not hasattr(owner, "nowhere")
+    with pytest.raises(ImportError, match="No module named 'horovod.nowhere'"):
+        exec("import horovod.nowhere")
 
 
 def test_before_init_the_queries_about_the_build_answer() -> None:

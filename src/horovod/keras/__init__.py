@@ -47,6 +47,9 @@ from horovod.keras.training import (
     load_model,
     reducescatter,
 )
+from horovod.not_yet import attributes_of
+
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Adasum",

@@ -40,6 +40,10 @@ from horovod.core.context import (
 )
 from horovod.core.legacy import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.not_yet import attributes_of
+from horovod.tensorflow import functions as functions  # old submodules are attributes
+from horovod.tensorflow import gradient_aggregation_eager as gradient_aggregation_eager
+from horovod.tensorflow import mpi_ops as mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.ops import (
@@ -78,6 +82,8 @@ from horovod.tensorflow.state import (
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.util import refs_to_vars, vars_to_refs
+
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Adasum",

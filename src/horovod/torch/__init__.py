@@ -11,8 +11,6 @@
 and `horovodrun -np 4 python train.py` starts it.
 """
 
-from typing import NoReturn
-
 from horovod.core.context import (
     ccl_built,
     cross_rank,
@@ -40,6 +38,9 @@ from horovod.core.context import (
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.not_yet import attributes_of
+from horovod.torch import functions as functions  # old submodules are attributes
+from horovod.torch import mpi_ops as mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.ops import (
     Adasum,
@@ -84,21 +85,7 @@ from horovod.torch.state import (
 )
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 
-# Names of Horovod's interface that this version has not: asking for one says so.
-_MISSING = frozenset(
-    (
-        "elastic",
-        "start_timeline",
-        "stop_timeline",
-    )
-)
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _MISSING:
-        raise AttributeError(f"horovod.torch.{name} is part of Horovod's interface, but is not supported yet")
-    raise AttributeError(f"module 'horovod.torch' has no attribute {name!r}")
-
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Adasum",

@@ -44,9 +44,12 @@ from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.keras.optimizer import distributed
 from horovod.keras.training import allgather, allreduce, broadcast, load_with, reducescatter
+from horovod.not_yet import attributes_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.state import broadcast_global_variables
+
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Average",
