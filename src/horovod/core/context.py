@@ -172,14 +172,19 @@ class Context:
             self.library.hvd_free(self.pointer)
 
     def refuse(self, name: str | None, process_set: int, why: str) -> str:
-        """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
-        too."""
+        """Tells the peers that this rank's call failed.
+
+        Returns what to add to the local error if that failed too. Nothing, if the generation has ended: then no peer
+        waits for this call.
+        """
         status = native.Status()
         # The very call that is refused may hold what cannot be encoded.
         wire_name = None if name is None else name.encode(errors="backslashreplace")
         reason = why.encode(errors="backslashreplace")
         code = self.library.hvd_refuse(self.pointer, wire_name, process_set, reason, ctypes.addressof(status))
-        return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
+        if code == native.OK or code == native.NOT_RUNNING or code in _FATAL:
+            return ""
+        return f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
         """Raises what failure_of gives."""
