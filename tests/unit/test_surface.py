@@ -188,7 +188,7 @@ def test_an_old_place_only_re_exports(module: str) -> None:
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     for node in tree.body:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and ast.unparse(node).startswith("__all__ ")
         assert is_text or is_all or isinstance(node, ast.ImportFrom), f"{module}:{node.lineno}: {ast.unparse(node)}"
     loaded = load(module)
     assert all(hasattr(loaded, name) for name in getattr(loaded, "__all__", ()))

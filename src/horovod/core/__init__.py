@@ -14,7 +14,7 @@ from horovod.core.temporary_files import share_job_directory
 
 share_job_directory()
 
-_CONTEXT = (
+_BASICS = (
     "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous statistics "
     "start_timeline stop_timeline "
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built "
@@ -28,7 +28,7 @@ _ARRAYS = (
     "broadcast broadcast_async broadcast_ broadcast_async_ barrier"
 )
 _HOME = {
-    "horovod.core.context": _CONTEXT,
+    "horovod.core.basics": _BASICS,
     "horovod.core.arrays": _ARRAYS,
     "horovod.core.operations": "poll synchronize",
     "horovod.core.objects": "broadcast_object allgather_object",

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.core import context, native
+from horovod.core import basics, native
 from horovod.core.collectives import resolve_op
 from horovod.core.exceptions import HorovodVersionMismatchError
 
@@ -54,62 +54,43 @@ class MPI:
 
 
 class HorovodBasics:
-    """The functions of core/context.py as methods. `pkg_path` and what follows named Horovod's compiled extension;
+    """The functions of core/basics.py as methods. `pkg_path` and what follows named Horovod's compiled extension;
     they are not used."""
 
     def __init__(self, pkg_path: str, *args: Any) -> None:
         pass
 
-    init = staticmethod(context.init)
-    shutdown = staticmethod(context.shutdown)
-    is_initialized = staticmethod(context.is_initialized)
-    start_timeline = staticmethod(context.start_timeline)
-    stop_timeline = staticmethod(context.stop_timeline)
-    size = staticmethod(context.size)
-    local_size = staticmethod(context.local_size)
-    cross_size = staticmethod(context.cross_size)
-    rank = staticmethod(context.rank)
-    local_rank = staticmethod(context.local_rank)
-    cross_rank = staticmethod(context.cross_rank)
-    is_homogeneous = staticmethod(context.is_homogeneous)
-    mpi_threads_supported = staticmethod(context.mpi_threads_supported)
-    mpi_enabled = staticmethod(context.mpi_enabled)
-    mpi_built = staticmethod(context.mpi_built)
-    gloo_enabled = staticmethod(context.gloo_enabled)
-    gloo_built = staticmethod(context.gloo_built)
-    nccl_built = staticmethod(context.nccl_built)
-    ddl_built = staticmethod(context.ddl_built)
-    ccl_built = staticmethod(context.ccl_built)
-    cuda_built = staticmethod(context.cuda_built)
-    rocm_built = staticmethod(context.rocm_built)
+
+for _name in basics.__all__:
+    setattr(HorovodBasics, _name, staticmethod(getattr(basics, _name)))
 
 
 # Unlike those of a framework's package, these take `verbose`; there is nothing more to tell.
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """See core/context.py."""
-    return context.mpi_built()
+    """See core/basics.py."""
+    return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """See core/context.py."""
-    return context.gloo_built()
+    """See core/basics.py."""
+    return basics.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """See core/context.py."""
-    return context.nccl_built()
+    """See core/basics.py."""
+    return basics.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """See core/context.py."""
-    return context.ddl_built()
+    """See core/basics.py."""
+    return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """See core/context.py."""
-    return context.ccl_built()
+    """See core/basics.py."""
+    return basics.ccl_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

@@ -8,7 +8,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from horovod.core import context as contexts
+from horovod.core import basics
 from horovod.core.arrays import barrier
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import broadcast_object
@@ -23,14 +23,14 @@ __all__ = ["main"]
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """What each rank runs. `timeout`: seconds to wait for each other part's registration. Raises ValueError where the
     ranks cannot be dealt to the dispatchers evenly."""
-    has_started = not contexts.is_initialized()
-    contexts.init()
-    size = contexts.size()
+    has_started = not basics.is_initialized()
+    basics.init()
+    size = basics.size()
     if dispatchers < 1 or size % dispatchers:
         raise InvalidRequestError(f"{size} workers cannot be dealt to {dispatchers} dispatchers evenly")
     service = None
     config = None
-    if contexts.rank() == 0:
+    if basics.rank() == 0:
         key = new_secret()
         interface = Settings.from_environment().network_interface
         service = ComputeService(dispatchers, size // dispatchers, key, [interface] if interface else None)
@@ -46,7 +46,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
             os.unlink(configfile)
             service.close()
     if has_started:  # a script that has called init goes on with its world
-        contexts.shutdown()
+        basics.shutdown()
 
 
 def _parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -15,30 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.core import basics
+from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
-from horovod.core.context import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
 from horovod.core.legacy import is_version_greater_equal_than
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -63,34 +42,13 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "is_version_greater_equal_than",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "version",
 ]
+__all__ += basics.__all__
 
 
 def DistributedOptimizer(  # noqa: N802
