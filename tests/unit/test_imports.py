@@ -20,7 +20,7 @@ ALLOWED = {
     "launcher": {"horovod", "core"},
     "torch": {"horovod", "core"},
     # tf.keras is Keras, whose optimizers hvd.DistributedOptimizer takes; the data service has a rendezvous of its own.
-    "tensorflow": {"horovod", "core", "keras", "launcher"},
+    "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
     "keras": {"horovod", "core", "tensorflow", "torch"},  # the package of its backend
     "common": {"core"},
     "runner": {"launcher"},

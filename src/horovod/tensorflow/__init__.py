@@ -13,10 +13,10 @@
 and `horovodrun -np 4 python train.py` starts it. With Keras: horovod.tensorflow.keras or horovod.keras.
 """
 
+from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
-from horovod.core.legacy import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.not_yet import attributes_of
 from horovod.tensorflow import functions as functions  # old submodules are attributes

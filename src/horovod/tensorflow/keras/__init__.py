@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.util import is_version_greater_equal_than
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
-from horovod.core.legacy import is_version_greater_equal_than
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.keras.optimizer import distributed
