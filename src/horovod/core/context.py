@@ -12,51 +12,41 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from horovod.core import bootstrap, native
-from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
+from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
+from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
 
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
+
+# What a rank may get wrong in its own call.
+LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
 _FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
-class Entry(int):
-    """The address of a prepared request, which is given back to the native core when nobody has it any more."""
-
-    _context: weakref.ref[Context]
-
-    @staticmethod
-    def of(context: Context, address: int) -> Entry:
-        entry = Entry(address)
-        entry._context = weakref.ref(context)
-        return entry
-
-    def __del__(self) -> None:
-        context = self._context()  # with the context its requests are freed
-        if context is not None and os.getpid() == context.process_id:
-            context.library.hvd_release_entry(context.pointer, int(self))
+class NotAMemberError(InvalidRequestError):
+    """This rank is no member of the process set: nobody waits for it there."""
 
 
 class Context:
-    """One generation. `entries` and `sighted` are the cache of prepared requests, kept by core/collectives.py."""
+    """One generation. `requests`: what it has prepared. `submit_entry`, `wait`, `release`: the hot path's native
+    functions, which have no argument types: they take ctypes objects, and `argument` for the context."""
 
     def __init__(self, world: bootstrap.World, settings: Settings) -> None:
         self.world = world
         self.rank: int = world.rank
         self.size: int = world.size
         self.process_id = os.getpid()
-        self.entries: dict[tuple[Any, ...], Entry] = {}
-        self.sighted: set[tuple[Any, ...]] = set()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
         self.dynamic_process_sets = settings.dynamic_process_sets
         self._places = {0: (world.size, world.rank)}
@@ -67,6 +57,12 @@ class Context:
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self.pointer = self._start(settings)
+        self.argument = ctypes.c_void_p(self.pointer)
+        self.requests = RequestCache(self.library, self.pointer)
+        self.submit_entry = self.library["hvd_submit_entry"]
+        self.wait = self.library["hvd_wait"]
+        self.release = self.library["hvd_release"]
+        self.release.restype = None
         self.running = True
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
@@ -139,9 +135,7 @@ class Context:
     def leave_set(self, number: int) -> None:
         """A set that all ranks have removed: its number may come back for another one."""
         self.sets.pop(number).process_set_id = None
-        for key in [key for key in self.entries if key[-1] == number]:
-            del self.entries[key]
-        self.sighted = {key for key in self.sighted if key[-1] != number}
+        self.requests.forget_set(number)
 
     def stop(self) -> None:
         """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
@@ -166,9 +160,27 @@ class Context:
     def __del__(self) -> None:
         # Operations keep their context alive, so nobody else can be inside a call here.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
+            self.requests.pointer = None
             self.library.hvd_free(self.pointer)
 
-    def refuse(self, name: str | None, process_set: int, why: str) -> str:
+    def refuse(self, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
+        """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the same error with rank and
+        operation in front."""
+        shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
+        # A name that is no str is what the peers may well have as one: they wait under it.
+        self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
+
+    def refuse_as(self, wire_name: str | None, shown: str, error: Exception, process_set: int) -> NoReturn:
+        """refuse() for any name: as the native core knows it, and as people read it."""
+        if isinstance(error, (DuplicateNameError, NotAMemberError)):
+            raise error
+        # The native core says itself on which rank and in which operation.
+        reason = re.sub(rf"^rank {self.rank}, (?:unnamed request|`.*?`): ", "", str(error))
+        text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
+        # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
+        raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
+
+    def tell(self, name: str | None, process_set: int, why: str) -> str:
         """Tells the peers that this rank's call failed.
 
         Returns what to add to the local error if that failed too. Nothing, if the generation has ended: then no peer

@@ -27,7 +27,7 @@ def join(device: Any = -1) -> int:
     code = context.library.hvd_join(context.pointer, ctypes.addressof(handle), ctypes.addressof(status))
     if code != native.OK:
         context.raise_failure(code, status)
-    return int(Operation(context, handle.value, None, None, number_given).wait())
+    return int(Operation(context, handle, None, None, number_given).wait())
 
 
 class UnevenData:

@@ -166,12 +166,7 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self.status = Status()
         self.status_address = ctypes.addressof(self.status)
-        self.handle = c_uint64()
-        self.handle_address = ctypes.addressof(self.handle)
-        self.input = (c_void_p * 1)()
-        self.input_address = ctypes.addressof(self.input)
-        self.output = (c_void_p * 1)()
-        self.output_address = ctypes.addressof(self.output)
+        self.status_argument = c_void_p(self.status_address)  # for functions without argument types
 
 
 scratch = Scratch()

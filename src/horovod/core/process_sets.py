@@ -14,10 +14,9 @@ from typing import Any
 
 from horovod.core import context as contexts
 from horovod.core import native
-from horovod.core.context import Context
+from horovod.core.context import LOCAL_ERRORS, Context, NotAMemberError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.operations import Operation, number_given
-from horovod.core.requests import LOCAL_ERRORS, NotAMemberError, refuse_as
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "number_of", "remove_process_set"]
 
@@ -137,8 +136,8 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if code != native.OK:
                 context.raise_failure(code, status)
         except LOCAL_ERRORS as error:
-            refuse_as(context, "add_process_set", "add_process_set", error, 0)
-        number = Operation(context, handle.value, None, None, number_given).wait()
+            context.refuse_as("add_process_set", "add_process_set", error, 0)
+        number = Operation(context, handle, None, None, number_given).wait()
         process_set.ranks = ranks
         process_set.process_set_id = number
         context.enter_set(number, process_set, ranks)
@@ -162,7 +161,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         )
         if code != native.OK:
             context.raise_failure(code, status)
-        Operation(context, handle.value, None, None, None).wait()
+        Operation(context, handle, None, None, None).wait()
         context.leave_set(number)
         return True
 

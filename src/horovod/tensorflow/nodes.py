@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core.collectives import Reduction, resolved
+from horovod.core.context import LOCAL_ERRORS
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, check_name, check_reduction, refuse
+from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
 from horovod.tensorflow import xla
 
 __all__ = [
@@ -121,7 +122,7 @@ def _built(label: str, name: str | None, process_set: ProcessSet, build: Callabl
             number = number_of(process_set)
         except InvalidRequestError:
             number = 0
-        refuse(contexts.current(), label, name, error, number)
+        contexts.current().refuse(label, name, error, number)
 
 
 def reducible(values: Sequence[Any]) -> list[tf.Tensor]:

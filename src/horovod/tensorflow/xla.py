@@ -63,13 +63,12 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
     request = request_of(
         ALLREDUCE,
         name.encode(),
-        attributes.get("reduce_op", Sum),
         tuple(metas),
-        float(attributes["prescale"]),
-        float(attributes["postscale"]),
-        -1,
+        op=attributes.get("reduce_op", Sum),
+        prescale=float(attributes["prescale"]),
+        postscale=float(attributes["postscale"]),
+        process_set=attributes["process_set"],
     )
-    request.process_set = attributes["process_set"]
     number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
     results = xla.custom_call_v2(
         "horovod_grouped_allreduce",

@@ -29,20 +29,24 @@ def has_overlap(tensor: Tensor) -> bool:
 class TorchAdapter:
     """See core/tensors.py."""
 
-    def stage(self, tensor: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
+    def stage(self, tensor: Tensor) -> Tensor:
         try:
-            number = _NUMBER_OF[tensor.dtype]
             if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-                return tensor, number, tensor.shape
-        except (KeyError, AttributeError, RuntimeError):
+                return tensor
+        except (AttributeError, RuntimeError):
             _explain(tensor)
             raise
-        if tensor.layout is not torch.strided:
-            _explain(tensor)
+        _explain(tensor)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             host.copy_(tensor)
-        return host, number, tensor.shape
+        return host
+
+    def dtype_of(self, staged: Tensor) -> int:
+        number = _NUMBER_OF.get(staged.dtype)
+        if number is None:
+            raise unsupported_dtype(staged.dtype)
+        return number
 
     def check_in_place(self, tensor: Tensor) -> None:
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
