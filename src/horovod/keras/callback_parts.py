@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod.core import arrays
 from horovod.core import context as contexts
+from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
 from horovod.core.operations import synchronize
@@ -35,7 +35,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
                 "hint: build the same model and optimizer on all ranks"
             )
     mine = [_value(variable) for variable in variables]
-    handles = [arrays.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
+    handles = [operations.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
     for variable, value, handle in zip(variables, mine, handles, strict=True):
         variable.assign(np.asarray(synchronize(handle)).reshape(value.shape))
 
@@ -205,7 +205,7 @@ class MetricAverage:
                     "hint: give all ranks the same metrics and validation data, or none"
                 )
         values = np.array([float(logs[name]) for name in numeric], np.float64)
-        averages = arrays.allreduce(values, name="MetricAverageCallback.values")
+        averages = operations.allreduce(values, name="MetricAverageCallback.values")
         for name, average in zip(numeric, averages, strict=True):
             logs[name] = float(average)
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod.core import arrays
+from horovod.core.arrays import operations
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
@@ -191,23 +191,25 @@ def allreduce(
 ) -> Any:
     """The reduction of a host value over all ranks: Average where neither `op` nor the old `average` says otherwise.
     `compression` is accepted; host values travel as they are."""
-    result = arrays.allreduce(_host(value), average, name, op, prescale_factor, postscale_factor)
+    result = operations.allreduce(
+        _host(value), average, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+    )
     return _given(value, result)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """All ranks' values, concatenated along dimension 0."""
-    return _given(value, arrays.allgather(_host(value), name))
+    return _given(value, operations.allgather(_host(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """The root's host value."""
-    return _given(value, arrays.broadcast(_host(value), root_rank, name))
+    return _given(value, operations.broadcast(_host(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """This rank's rows of the allreduce of a value."""
-    return _given(value, arrays.reducescatter(_host(value), name, op))
+    return _given(value, operations.reducescatter(_host(value), name, op=op))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

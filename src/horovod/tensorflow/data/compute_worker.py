@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from horovod.core import basics
-from horovod.core.arrays import barrier
+from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import broadcast_object
 from horovod.core.secret import new_secret
@@ -40,7 +40,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         config.write(configfile)
     try:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker.config"))
-        barrier()  # all have heard of the end
+        operations.barrier()  # all have heard of the end
     finally:
         if service is not None:
             os.unlink(configfile)
