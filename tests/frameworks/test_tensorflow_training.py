@@ -123,12 +123,12 @@ def test_a_tapes_other_arguments(world: World) -> None:
         for groups, text in (
             (-1, "a list of lists of variables"),
             ([x, own], "a list of lists of variables"),
-            ([["x"]], "seen a str"),
+            ([["x"]], "got str"),
             ([[x], [own, x]], "more than one group"),
         ):
             with pytest.raises(ValueError, match=text):
                 hvd.DistributedGradientTape(tf.GradientTape(), groups=groups)
-        for layers, text in ((3, "seen int"), (tf.keras.layers.Dense(1), "build the model first")):
+        for layers, text in ((3, "got int"), (tf.keras.layers.Dense(1), "build the model first")):
             with pytest.raises(ValueError, match=text):
                 hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layers)
         return True

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.reduction_options import ReductionOptions
 
 __all__ = ["accumulation"]
 
@@ -60,11 +61,12 @@ class _TensorFlow:
         return tf.cond(self._sums.is_last, last, lambda: tf.constant(False))
 
 
-def accumulation(passes: int, average: bool, sparse_as_dense: bool) -> Any:
+def accumulation(options: ReductionOptions) -> Any:
     """Of the running backend: called with a pass' gradients and with what applies the sums."""
+    passes, average = options.backward_passes_per_step, options.average_aggregated_gradients
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return _TensorFlow(passes, average, sparse_as_dense)
+        return _TensorFlow(passes, average, options.sparse_as_dense)
     if backend == "torch":
         return _Eager(passes, average)
     raise InvalidRequestError(

@@ -18,6 +18,7 @@ from horovod.core.compression import NoneCompressor, casting
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_lists import GradientList
 from horovod.core.native import SYNC
+from horovod.core.reduction_options import ReductionOptions
 
 __all__ = ["Compression", "backend_gradients"]
 
@@ -60,15 +61,15 @@ class TorchGradients(_DenseGradients):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         import horovod.torch as hvd
 
-        prescale, postscale = self.factors
+        prescale, postscale = self.options.factors
         handles = [
             hvd.grouped_allreduce_async(
                 [tensors[position].detach() for position in group],
                 name=f"{name}.{group[0]}",
-                op=self.op,
+                op=self.options.op,
                 prescale_factor=prescale,
                 postscale_factor=postscale,
-                process_set=self.process_set,
+                process_set=self.options.process_set,
             )
             for group in grouped
         ]
@@ -88,7 +89,7 @@ class JaxGradients(_DenseGradients):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         import jax
 
-        how = (self.op, None, *self.factors, self.process_set)
+        how = self.options.how
 
         def reduce(*values: Any) -> tuple[Any, ...]:
             given = [np.array(value) for value in values]
@@ -98,15 +99,15 @@ class JaxGradients(_DenseGradients):
         return list(jax.experimental.io_callback(reduce, shapes, *tensors, ordered=True))
 
 
-def backend_gradients(**options: Any) -> GradientList:
-    """The gradients of the running backend. Options: the fields of GradientList."""
+def backend_gradients(options: ReductionOptions, name: str) -> GradientList:
+    """The gradients of the running backend. `name`: as of GradientList."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from horovod.tensorflow.gradients import TensorFlowGradients
 
-        return TensorFlowGradients(**options)
+        return TensorFlowGradients(options, name)
     if backend == "torch":
-        return TorchGradients(**options)
+        return TorchGradients(options, name)
     if backend == "jax":
-        return JaxGradients(**options)
-    raise InvalidRequestError(f"Keras' backend {backend} trains nothing: expected tensorflow, torch or jax")
+        return JaxGradients(options, name)
+    raise InvalidRequestError(f"Keras backend {backend} is not supported: expected tensorflow, torch or jax")

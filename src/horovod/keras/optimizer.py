@@ -17,7 +17,7 @@ import keras
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_lists import GradientList
-from horovod.core.native import Adasum
+from horovod.core.reduction_options import ReductionOptions
 from horovod.keras.accumulation import accumulation
 from horovod.keras.gradients import backend_gradients
 
@@ -31,12 +31,12 @@ class _Distributed:
     _hvd_gradients: GradientList
     _hvd_accumulation: Any = None
     _hvd_start: Callable[[], None] | None = None
-    _hvd_options: dict[str, Any]  # of the class, which is each optimizer's own
+    _hvd_options: ReductionOptions  # of the class, which is each optimizer's own
 
     @classmethod
     def from_config(cls, *args: Any, **kwargs: Any) -> Any:
         """A new optimizer, as the optimizer's own class makes it, distributed in the same way."""
-        return distributed(_own_class(cls).from_config(*args, **kwargs), **cls._hvd_options)
+        return distributed(_own_class(cls).from_config(*args, **kwargs), cls._hvd_options)
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
@@ -48,10 +48,10 @@ class _Distributed:
 
     @property
     def _hvd_by_moves(self) -> bool:
-        return self._hvd_gradients.op == Adasum
+        return self._hvd_gradients.options.is_adasum
 
     def _hvd_step(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
-        """Runs `update`. With Adasum: and puts the variables to where Adasum of all ranks' moves makes them go."""
+        """Runs `update`. With Adasum: then applies the combination of all ranks' updates instead."""
         if not self._hvd_by_moves or not self._hvd_gradients.is_active:
             return update()
         shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
@@ -187,46 +187,26 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(_reducing(optimizer), _Distributed)
 
 
-def distributed(
-    optimizer: Any,
-    *,
-    name: str | None = None,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    **options: Any,
-) -> Any:
-    """Makes `optimizer` distributed, in place, and returns it. Options: the fields of GradientList."""
+def distributed(optimizer: Any, options: ReductionOptions) -> Any:
+    """Makes `optimizer` distributed, in place, and returns it."""
     mixin = _mixin_of(_reducing(optimizer))
     if is_distributed(optimizer):
         raise InvalidRequestError(f"DistributedOptimizer: this {type(optimizer).__name__} is distributed already")
-    if backward_passes_per_step < 1:
-        raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
-    if options.get("op") == Adasum and getattr(optimizer, "use_ema", False):
+    if options.is_adasum and getattr(optimizer, "use_ema", False):
         raise InvalidRequestError(
             "DistributedOptimizer: op=Adasum with use_ema=True: the averages over time would be each rank's own\n"
             "hint: op=Average goes with it"
         )
-    again = {
-        "name": name,
-        "backward_passes_per_step": backward_passes_per_step,
-        "average_aggregated_gradients": average_aggregated_gradients,
-        **options,
-    }
-    options = {"name": name or "DistributedOptimizer", **options}
     if issubclass(mixin, _Keras3):
-        gradients = backend_gradients(**options)
+        gradients = backend_gradients(options, "DistributedOptimizer")
     else:
         from horovod.keras.compile import watch_compile_of_tf_keras
         from horovod.tensorflow.gradients import TensorFlowGradients
 
         watch_compile_of_tf_keras()
-        gradients = TensorFlowGradients(**options)
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = accumulation(
-            backward_passes_per_step, average_aggregated_gradients, options.get("sparse_as_dense", False)
-        )
-    parts = {"_hvd_gradients": gradients, "_hvd_accumulation": passes, "_hvd_options": again}
+        gradients = TensorFlowGradients(options, "DistributedOptimizer")
+    passes = accumulation(options) if options.backward_passes_per_step > 1 else None
+    parts = {"_hvd_gradients": gradients, "_hvd_accumulation": passes, "_hvd_options": options}
     distributed_by(_reducing(optimizer), parts)
     return optimizer
 

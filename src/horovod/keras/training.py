@@ -12,9 +12,10 @@ import numpy as np
 
 from horovod.core.arrays import operations
 from horovod.core.compression import Compressor
-from horovod.core.exceptions import InvalidRequestError
+from horovod.core.gradient_lists import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
 from horovod.keras.compile import accept_old_arguments
 from horovod.keras.gradients import Compression
 from horovod.keras.optimizer import distributed, is_distributed
@@ -49,17 +50,7 @@ def DistributedOptimizer(  # noqa: N802
     """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
     iterations stay. groups: a number of groups, or lists of variables, whose gradients are reduced as one; num_groups
     is its old name."""
-    return distributed(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        groups=groups if groups is not None else num_groups,
-    )
+    return distributed(optimizer, ReductionOptions.among(locals()))
 
 
 def PartialDistributedOptimizer(  # noqa: N802
@@ -80,31 +71,9 @@ def PartialDistributedOptimizer(  # noqa: N802
 ) -> Any:
     """DistributedOptimizer that leaves the variables of `local_layers`, a built layer or a list of them, local: every
     rank trains its own. Their gradients are divided by the size where scale_local_gradients."""
-    made = distributed(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
-        if not layer.built:
-            raise InvalidRequestError(
-                f"local_layers: layer `{layer.name}` has no variables yet\nhint: build the model first"
-            )
-        for variable in layer.trainable_weights:
-            made.register_local_var(variable)
+    made = distributed(optimizer, ReductionOptions.among(locals()))
+    for variable in local_variables(local_layers):
+        made.register_local_var(variable)
     return made
 
 
@@ -133,7 +102,7 @@ def load_with(
     if getattr(model, "optimizer", None) is not None and not is_distributed(model.optimizer):
         if isinstance(model, keras.Model) and str(filepath).endswith((".h5", ".hdf5")):
             _restore_slots(model, filepath)
-        distributed(model.optimizer, compression=compression)
+        distributed(model.optimizer, ReductionOptions(compression=compression))
     return model
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import check_passes
 from horovod.tensorflow.gradients import plain_variable
 
 __all__ = [
@@ -105,8 +106,7 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
         name: str = "",
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+        check_passes(backward_passes_per_step)
         self._sums = Sums(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense)
         self._allreduce = allreduce_func
         self._process_set = process_set

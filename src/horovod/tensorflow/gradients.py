@@ -45,7 +45,7 @@ class TensorFlowGradients(GradientList):
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
 
     def to_dense(self, gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+        if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
             warnings.warn(
                 "sparse gradients are reduced as dense ones where XLA compiles the step: an optimizer that updates the "
                 "rows of sparse gradients alone, as Adam does, updates all rows then\n"
@@ -63,34 +63,34 @@ class TensorFlowGradients(GradientList):
         return name if tf.executing_eagerly() else unique_name(name)
 
     def reduce_sparse(self, gradient: Any, name: str) -> Any:
-        sent, ctx = self.compression.compress(gradient.values)
+        sent, ctx = self.options.compression.compress(gradient.values)
         reduced = ops.allreduce(
             tf.IndexedSlices(sent, gradient.indices, gradient.dense_shape),
-            op=self.op,
+            op=self.options.op,
             name=name,
-            process_set=self.process_set,
-            device_sparse=self.device_sparse,
+            process_set=self.options.process_set,
+            device_sparse=self.options.device_sparse,
         )
-        values = self.compression.decompress(reduced.values, ctx)
+        values = self.options.compression.decompress(reduced.values, ctx)
         return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)
 
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
-        prescale, postscale = self.factors
-        with tf.device(self.device_dense or None):
+        prescale, postscale = self.options.factors
+        with tf.device(self.options.device_dense or None):
             if not (tf.executing_eagerly() or xla.is_compiling()):
                 return self._nodes(tensors, grouped, name)
             return ops.grouped_allreduce(
                 tensors,
-                op=self.op,
+                op=self.options.op,
                 prescale_factor=prescale,
                 postscale_factor=postscale,
-                process_set=self.process_set,
+                process_set=self.options.process_set,
                 name=name,
             )
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
-        op, prescale, postscale, set_number = resolved((self.op, None, *self.factors, self.process_set))
-        check_op(op, tensors, self.process_set)
+        op, prescale, postscale, set_number = resolved(self.options.how)
+        check_op(op, tensors, self.options.process_set)
         received = list(tensors)
         step = f"{name}#{next(_steps)}"
         anchor = ops.rank_op()

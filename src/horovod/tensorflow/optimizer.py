@@ -4,7 +4,6 @@ tf.compat.v1.train (steps 1 and 2 of a gradient's way). Keras optimizers: horovo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Adasum, Average
+from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -28,14 +28,22 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
     """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's. With Adasum
     apply_gradients combines what each rank's own step has changed."""
 
-    def __init__(
-        self, optimizer: Any, reduction: TensorFlowGradients, name: str | None, use_locking: bool, passes: Any
-    ) -> None:
-        super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
+    def __init__(self, optimizer: Any, reduction: TensorFlowGradients, use_locking: bool) -> None:
+        options = reduction.options
+        super().__init__(name=options.name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
-        self._moves = Moves(reduction) if reduction.op == Adasum else None
-        self._helper: LocalGradientAggregationHelper | None = passes(self._reduced) if passes is not None else None
+        self._moves = Moves(reduction) if options.is_adasum else None
+        self._helper: LocalGradientAggregationHelper | None = None
+        if options.backward_passes_per_step > 1:
+            self._helper = LocalGradientAggregationHelper(
+                options.backward_passes_per_step,
+                self._reduced,
+                options.sparse_as_dense,
+                options.average_aggregated_gradients,
+                0,
+                "v1",  # local variables are the reduction's business
+            )
         self._is_summed = False
 
     def register_local_var(self, var: Any) -> None:
@@ -111,26 +119,11 @@ def DistributedOptimizer(  # noqa: N802
     gradients are reduced as one. op=Adasum: each rank takes a step of its own, and Adasum combines how far the
     variables moved.
     """
-    if backward_passes_per_step < 1:
-        raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+    options = ReductionOptions.among(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
         from horovod.keras.optimizer import distributed
 
-        return distributed(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            backward_passes_per_step=backward_passes_per_step,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            average_aggregated_gradients=average_aggregated_gradients,
-            groups=groups if groups is not None else num_groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        return distributed(optimizer, options)
     if isinstance(optimizer, _DistributedV1Optimizer):
         raise InvalidRequestError("DistributedOptimizer: this optimizer is distributed already")
     if backward_passes_per_step > 1 and tf.executing_eagerly():
@@ -138,24 +131,4 @@ def DistributedOptimizer(  # noqa: N802
             "backward_passes_per_step > 1 with an optimizer of tf.compat.v1.train needs a graph\n"
             "hint: a Keras optimizer does it eagerly, too"
         )
-    reduction = TensorFlowGradients(
-        name=name or "DistributedOptimizer",
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = functools.partial(_helper, backward_passes_per_step, sparse_as_dense, average_aggregated_gradients)
-    return _DistributedV1Optimizer(optimizer, reduction, name, use_locking, passes)
-
-
-def _helper(passes: int, sparse_as_dense: bool, average: bool, reduced: Any) -> LocalGradientAggregationHelper:
-    # Local variables are the reduction's business.
-    return LocalGradientAggregationHelper(passes, reduced, sparse_as_dense, average, 0, "v1")
+    return _DistributedV1Optimizer(optimizer, TensorFlowGradients(options, "DistributedOptimizer"), use_locking)

@@ -21,6 +21,7 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.core.reduction_options import ReductionOptions
 from horovod.keras.optimizer import distributed
 from horovod.keras.training import allgather, allreduce, broadcast, load_with, reducescatter
 from horovod.not_yet import attributes_of
@@ -74,21 +75,7 @@ def DistributedOptimizer(  # noqa: N802
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
     gradients are reduced as one; num_groups is its old name.
     """
-    return distributed(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    return distributed(optimizer, ReductionOptions.among(locals()))
 
 
 def load_model(
