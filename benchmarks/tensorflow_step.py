@@ -32,7 +32,7 @@ import horovod.tensorflow
 from horovod import core
 from horovod.bench.record import Session
 from horovod.core.reduction_options import ReductionOptions
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 TENSORS = 160
 WIDTH = 32

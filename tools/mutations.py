@@ -568,7 +568,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tensorflow-gradients-folded",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "anchor = ops.rank_op()",
         "anchor = tf.constant(0)",
         "a gradient that is a constant is reduced once, when the function is made",
@@ -635,7 +635,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients-of-gradients-detached",
-        "src/horovod/torch/gradients.py",
+        "src/horovod/torch/autograd.py",
         "return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)",
         "return False",
         "a penalty on gradients does not reach through an operation",
@@ -643,7 +643,7 @@ MUTATIONS = (
     ),
     Mutation(
         "lists-in-a-loop-without-order",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "        if tf.inside_function():",
         "        if False:",
         "the rounds of a loop meet under one name at once",

@@ -16,7 +16,7 @@ import numpy as np
 from horovod.core import arrays
 from horovod.core.compression import NoneCompressor, casting
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_lists import GradientList
+from horovod.core.gradient_list import GradientList
 from horovod.core.native import SYNC
 from horovod.core.reduction_options import ReductionOptions
 
@@ -53,7 +53,7 @@ class _DenseGradients(GradientList):
 
 
 class TorchGradients(_DenseGradients):
-    """See core/gradient_lists.py."""
+    """See core/gradient_list.py."""
 
     def to_dense(self, gradient: Any) -> Any:
         return gradient.to_dense() if gradient.is_sparse else gradient
@@ -81,7 +81,7 @@ class TorchGradients(_DenseGradients):
 
 
 class JaxGradients(_DenseGradients):
-    """See core/gradient_lists.py."""
+    """See core/gradient_list.py."""
 
     def to_dense(self, gradient: Any) -> Any:
         return gradient.todense() if hasattr(gradient, "todense") else gradient
@@ -103,7 +103,7 @@ def backend_gradients(options: ReductionOptions, name: str) -> GradientList:
     """The gradients of the running backend. `name`: as of GradientList."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from horovod.tensorflow.gradients import TensorFlowGradients
+        from horovod.tensorflow.gradient_list import TensorFlowGradients
 
         return TensorFlowGradients(options, name)
     if backend == "torch":

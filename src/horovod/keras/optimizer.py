@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_lists import GradientList
+from horovod.core.gradient_list import GradientList
 from horovod.core.reduction_options import ReductionOptions
 from horovod.keras.accumulation import accumulation
 from horovod.keras.gradients import backend_gradients
@@ -201,7 +201,7 @@ def distributed(optimizer: Any, options: ReductionOptions) -> Any:
         gradients = backend_gradients(options, "DistributedOptimizer")
     else:
         from horovod.keras.compile import watch_compile_of_tf_keras
-        from horovod.tensorflow.gradients import TensorFlowGradients
+        from horovod.tensorflow.gradient_list import TensorFlowGradients
 
         watch_compile_of_tf_keras()
         gradients = TensorFlowGradients(options, "DistributedOptimizer")

@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod.core.arrays import operations
 from horovod.core.compression import Compressor
-from horovod.core.gradient_lists import local_variables
+from horovod.core.gradient_list import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions

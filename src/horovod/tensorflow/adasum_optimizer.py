@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["Moves"]
 

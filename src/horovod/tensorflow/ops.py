@@ -3,7 +3,7 @@
 way).
 
 Each is a node that the native kernels run (native/shims/tensorflow). What the operations mean stands in
-core/collectives.py; arguments are checked while a graph is built (nodes.py), and errors of the ranks' meeting are
+core/collectives.py; arguments are checked while a graph is built (tensors.py), and errors of the ranks' meeting are
 raised when it runs: FailedPreconditionError where the ranks disagree, InvalidArgumentError for what is wrong on this
 rank, UnknownError where a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`;
 eager calls without one are matched by their order.
@@ -24,12 +24,20 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
 from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.tensorflow import operation_gradients as operation_gradients  # registers them
+from horovod.tensorflow import autograd as autograd  # registers them
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.nodes import check_rows, checked, movable, node_name, reducible, reduction_attributes, wire_name
-from horovod.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from horovod.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import (
+    check_rows,
+    checked,
+    movable,
+    node_name,
+    reducible,
+    reduction_attributes,
+    wire_name,
+)
 
 __all__ = [
     "Adasum",

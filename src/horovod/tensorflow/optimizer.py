@@ -17,7 +17,7 @@ from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["DistributedOptimizer"]
 

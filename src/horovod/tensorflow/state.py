@@ -15,7 +15,7 @@ from horovod.core import context as contexts
 from horovod.core import objects
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import ops
-from horovod.tensorflow.gradients import plain_variable
+from horovod.tensorflow.gradient_list import plain_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

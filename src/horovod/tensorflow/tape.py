@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_lists import local_variables
+from horovod.core.gradient_list import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 

@@ -8,15 +8,15 @@ from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch import ops
+from horovod.torch.autograd import Allgather as HorovodAllgather
+from horovod.torch.autograd import Allreduce as HorovodAllreduce
+from horovod.torch.autograd import Alltoall as HorovodAlltoall
+from horovod.torch.autograd import Broadcast as HorovodBroadcast
+from horovod.torch.autograd import GroupedAllgather as HorovodGroupedAllgather
+from horovod.torch.autograd import GroupedAllreduce as HorovodGroupedAllreduce
+from horovod.torch.autograd import GroupedReducescatter as HorovodGroupedReducescatter
+from horovod.torch.autograd import Reducescatter as HorovodReducescatter
 from horovod.torch.compression import Compression
-from horovod.torch.gradients import Allgather as HorovodAllgather
-from horovod.torch.gradients import Allreduce as HorovodAllreduce
-from horovod.torch.gradients import Alltoall as HorovodAlltoall
-from horovod.torch.gradients import Broadcast as HorovodBroadcast
-from horovod.torch.gradients import GroupedAllgather as HorovodGroupedAllgather
-from horovod.torch.gradients import GroupedAllreduce as HorovodGroupedAllreduce
-from horovod.torch.gradients import GroupedReducescatter as HorovodGroupedReducescatter
-from horovod.torch.gradients import Reducescatter as HorovodReducescatter
 from horovod.torch.ops import *  # noqa: F403
 
 __all__ = [

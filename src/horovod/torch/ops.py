@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations for PyTorch: core/operations_api.py over tensors, whose blocking forms can be differentiated.
 
-Forms without _async and without _ can be differentiated (torch/gradients.py). Forms without _async may stand in a
+Forms without _async and without _ can be differentiated (torch/autograd.py). Forms without _async may stand in a
 function that torch.compile compiles (torch/compiled.py).
 """
 
@@ -21,7 +21,7 @@ from horovod.core.operations import poll, synchronize
 from horovod.core.operations_api import Operations
 from horovod.core.process_sets import ProcessSet
 from horovod.torch import compiled
-from horovod.torch.gradients import (
+from horovod.torch.autograd import (
     Allgather,
     Allreduce,
     Alltoall,

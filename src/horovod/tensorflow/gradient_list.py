@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.collectives import resolved
-from horovod.core.gradient_lists import GradientList
+from horovod.core.gradient_list import GradientList
 from horovod.tensorflow import ops, xla
-from horovod.tensorflow.nodes import check_op, unique_name
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import check_op, unique_name
 
 __all__ = ["TensorFlowGradients", "plain_variable"]
 
@@ -35,7 +35,7 @@ def plain_variable(variable: Any) -> Any:
 
 
 class TensorFlowGradients(GradientList):
-    """See core/gradient_lists.py."""
+    """See core/gradient_list.py."""
 
     def key_of(self, variable: Any) -> Any:
         plain = plain_variable(variable)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradients of the operations themselves, for those who differentiate through one: each is a collective in turn, so
-every rank must take it. (The ranks' average of a model's gradients: gradients.py.)"""
+every rank must take it. (The ranks' average of a model's gradients: gradient_list.py.)"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.native import OP_NAMES, Average, Sum
-from horovod.tensorflow.nodes import among_concurrent, unscoped_name
-from horovod.tensorflow.places import rank_op, rank_within, size_op
+from horovod.tensorflow.rank_ops import rank_op, rank_within, size_op
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import among_concurrent, unscoped_name
 
 
 def _derived(node: Any) -> str:
