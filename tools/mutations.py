@@ -595,7 +595,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keras-scaled-loss-alone",
-        "src/horovod/keras/optimizer.py",
+        "src/horovod/keras/distributed.py",
         "reduced = self._hvd_gradients(list(grads), self._trainable_variables)",
         "reduced = list(grads)",
         "with JAX and a scaled loss every rank trains alone",
@@ -652,8 +652,8 @@ MUTATIONS = (
     Mutation(
         "generation-kept-by-its-error",
         "src/horovod/core/operations.py",
-        "                raise context.failure_of(code, status)",
-        "                error = context.failure_of(code, status)\n                raise error",
+        "                raise context.failure_of(code, native.scratch.status)",
+        "                error = context.failure_of(code, native.scratch.status)\n                raise error",
         "an error's traceback holds the generation's segments until the next garbage collection",
         (python("tests/processes/test_cycles.py", "-k", "nothing_behind and shm-mismatch"),),
     ),

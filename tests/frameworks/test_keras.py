@@ -384,7 +384,7 @@ def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, e
         import keras
 
         import horovod.keras as hvd
-        from horovod.keras.optimizer import is_distributed
+        from horovod.keras.distributed import is_distributed
 
         path = f"{folder}/{hvd.rank()}.{ending}"
         keras.utils.set_random_seed(0)
@@ -416,7 +416,7 @@ def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
         from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
         import horovod.keras as hvd
-        from horovod.keras.optimizer import is_distributed
+        from horovod.keras.distributed import is_distributed
 
         keras.utils.set_random_seed(0)
         policy = keras.dtype_policies.DTypePolicy("mixed_float16")

@@ -19,7 +19,7 @@ ALLOWED = {
     "core": {"horovod"},
     "launcher": {"horovod", "core"},
     "torch": {"horovod", "core"},
-    # tf.keras is Keras, whose optimizers hvd.DistributedOptimizer takes; the data service has a rendezvous of its own.
+    # The data service has a rendezvous of its own. Keras: see below.
     "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
     "keras": {"horovod", "core", "tensorflow", "torch"},  # the package of its backend
     "common": {"core"},
@@ -48,6 +48,13 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
                 assert part in ALLOWED[folder] | {folder}, f"{path} imports {name}"
             elif folder not in (parts[0], "tensorflow", "keras"):
                 assert parts[0] not in FRAMEWORKS, f"{path} imports {name}"
+
+
+def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras() -> None:
+    """So that the packages stand on each other: tensorflow, keras with its backends, tensorflow.keras."""
+    for path in (PACKAGE / "tensorflow").rglob("*.py"):
+        if path.parent.name != "keras":
+            assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
 
 
 def test_horovodrun_loads_no_framework_and_no_numpy() -> None:

@@ -14,18 +14,11 @@ from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.native import Adasum, Average, Sum
 from horovod.core.process_sets import global_process_set
-from horovod.keras import callbacks
-from horovod.keras.gradients import Compression
-from horovod.keras.training import (
-    DistributedOptimizer,
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    load_model,
-    reducescatter,
-)
+from horovod.keras import callbacks, ops
+from horovod.keras.compression import Compression
+from horovod.keras.ops import *  # noqa: F403
+from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovod.keras.state import broadcast_global_variables, load_model
 from horovod.not_yet import attributes_of
 
 __getattr__ = attributes_of(__name__)
@@ -37,13 +30,9 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "Sum",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_global_variables",
     "callbacks",
     "global_process_set",
     "load_model",
-    "reducescatter",
 ]
-__all__ += basics.__all__
+__all__ += basics.__all__ + ops.__all__

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras 3 itself must do for distributed training, and what old scripts give it: a loss-scaled optimizer is
 distributed outside of the scaling, so that all ranks skip the same steps, whether model.compile() scales or the script
-does; keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has no more; jit_compile is switched off
+does; keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has removed; jit_compile is switched off
 where XLA cannot hold the reductions."""
 
 from __future__ import annotations
@@ -15,21 +15,14 @@ import keras
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from horovod.keras.optimizer import distributed_by, is_distributed, undistributed
+from horovod.keras import backends
+from horovod.keras.distributed import distributed_by, is_distributed, undistributed
 
 __all__ = ["accept_old_arguments", "watch_compile_of_tf_keras"]
 
 
-def _can_be_compiled(backend: str) -> bool:
-    if backend != "tensorflow":
-        return backend == "jax"
-    from horovod.tensorflow import xla
-
-    return bool(xla.is_available())
-
-
 def _switch_off_jit(model: Any, backend: str) -> None:
-    if model.jit_compile and is_distributed(model.optimizer) and not _can_be_compiled(backend):
+    if model.jit_compile and is_distributed(model.optimizer) and not backends.named(backend).can_compile():
         warnings.warn(
             "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles here",
             stacklevel=4,

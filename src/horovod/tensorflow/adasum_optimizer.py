@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """op=Adasum for optimizers of tf.compat.v1.train (step 2 of a gradient's way): each rank takes a step of its own, and
 Adasum combines how far the variables moved. Gradients are never reduced, so clipping and momentum are each rank's own.
-Keras optimizers do the same in horovod.keras.optimizer."""
+Keras optimizers do the same in horovod.keras.distributed."""
 
 from __future__ import annotations
 

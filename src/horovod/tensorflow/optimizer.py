@@ -121,7 +121,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
-        from horovod.keras.optimizer import distributed
+        from horovod.tensorflow.keras import distributed
 
         return distributed(optimizer, options)
     if isinstance(optimizer, _DistributedV1Optimizer):

@@ -22,8 +22,10 @@ from horovod.core.compression import Compressor
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.core.reduction_options import ReductionOptions
-from horovod.keras.optimizer import distributed
-from horovod.keras.training import allgather, allreduce, broadcast, load_with, reducescatter
+from horovod.keras import ops
+from horovod.keras.ops import *  # noqa: F403
+from horovod.keras.optimizer import distributed as distributed  # for horovod.tensorflow's own wrapper
+from horovod.keras.state import load_with
 from horovod.not_yet import attributes_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
@@ -38,18 +40,14 @@ __all__ = [
     "ProcessSet",
     "Sum",
     "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_global_variables",
     "callbacks",
     "global_process_set",
     "is_version_greater_equal_than",
     "load_model",
-    "reducescatter",
     "remove_process_set",
 ]
-__all__ += basics.__all__
+__all__ += basics.__all__ + ops.__all__
 
 
 def DistributedOptimizer(  # noqa: N802
