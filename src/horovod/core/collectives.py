@@ -40,7 +40,7 @@ from horovod.core.native import (
     Average,
     Sum,
 )
-from horovod.core.operations import Operation, gathered, submit_group, submit_one
+from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
 from horovod.core.process_sets import ProcessSet, number_of
 from horovod.core.requests import (
     Key,
@@ -118,33 +118,56 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             adapter = self._adapter
-            if in_place:
-                adapter.check_in_place(tensor)
-            staged: Any = adapter.stage(tensor)
-            if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
-                how = _as_key(how)
-            key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
-            request: Prepared | native.Request | None = context.requests.get(key)
-            if request is None:
-                request = self._reduction(context, key, "allreduce", how, [staged])
-            source = adapter.address(staged)
-            if staged is tensor:
-                if in_place:
-                    handle = submit_one(context, request, source, source, flags)
-                    return Operation(context, handle, tensor, None, None)
-                output = adapter.empty_like(staged)
-                handle = submit_one(context, request, source, adapter.address(output), flags)
-                return Operation(context, handle, output, staged, None)
-            handle = submit_one(context, request, source, source, flags)
+            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            request = self._reduction_of(context, name, how, staged)
+            output = staged if in_place or staged is not tensor else adapter.empty_like(staged)
+            handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, _told_in(how[-1]))
-        return Operation(context, handle, (tensor, staged), None, self._write_back if in_place else self._deliver)
+        if staged is tensor:
+            return Operation(context, handle, output, staged, None)
+        return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
+
+    def run_allreduce(self, tensor: T, name: str | None, how: Reduction, in_place: bool) -> T:
+        """The reduction of one tensor over all ranks. Blocks. What a small tensor costs is the way through here."""
+        context = contexts.current()
+        try:
+            adapter = self._adapter
+            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            request = self._reduction_of(context, name, how, staged)
+            source = adapter.address(staged)
+            if in_place or staged is not tensor:
+                output = staged
+                operation = run_one(context, request, source, source, staged)
+            else:
+                output = adapter.empty_like(staged)
+                operation = run_one(context, request, source, adapter.address(output), (staged, output))
+        except LOCAL_ERRORS as error:
+            context.refuse("allreduce", name, error, _told_in(how[-1]))
+        if operation is not None:
+            operation.wait()
+        if staged is tensor:
+            return output
+        if in_place:
+            adapter.write_back(tensor, staged)
+            return tensor
+        return adapter.deliver(staged, tensor)
+
+    def _reduction_of(
+        self, context: Context, name: str | None, how: Reduction, staged: Any
+    ) -> Prepared | native.Request:
+        if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
+            how = _as_key(how)
+        key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
+        return context.requests.get(key) or self._reduction(context, key, "allreduce", how, [staged])
 
     def grouped_allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, in_place: bool, flags: int = 0
     ) -> Operation:
-        """Starts the reduction of several tensors, done or failed as a whole. The result is a list, in place a
-        tuple."""
+        """Starts the reduction of several tensors, done or failed as a whole.
+
+        The result is a list, in place a tuple.
+        """
         context = contexts.current()
         adapter = self._adapter
         try:
@@ -173,8 +196,10 @@ class Collectives(Generic[T]):
     def allgather(
         self, tensor: T, name: str | None, process_set: ProcessSet | None, flags: int = 0, with_rows: bool = False
     ) -> Operation:
-        """Starts the concatenation of all ranks' tensors along dimension 0, in rank order. `with_rows`: the result is
-        (tensor, rows that each rank gave)."""
+        """Starts the concatenation of all ranks' tensors along dimension 0, in rank order.
+
+        `with_rows`: the result is (tensor, rows that each rank gave).
+        """
         started = self._gather([tensor], None, name, process_set, flags, with_rows)
         started.collect = _first(started.collect)
         return started
@@ -188,8 +213,11 @@ class Collectives(Generic[T]):
         with_rows: bool = False,
         label: str = "grouped_allgather",
     ) -> Operation:
-        """Starts the allgather of several tensors, done or failed as a whole. The result is a tuple; `with_rows`: of
-        (tensor, rows that each rank gave). `label`: what it is a part of, and meets its peers as."""
+        """Starts the allgather of several tensors, done or failed as a whole.
+
+        The result is a tuple; `with_rows`: of (tensor, rows that each rank gave). `label`: what it is a part of, and
+        meets its peers as.
+        """
         return self._gather(tensors, label, name, process_set, flags, with_rows)
 
     def _gather(
@@ -237,9 +265,11 @@ class Collectives(Generic[T]):
         flags: int = 0,
         with_splits: bool = True,
     ) -> Operation:
-        """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first; evenly where
-        `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came from each
-        rank, as int32."""
+        """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first.
+
+        Evenly where `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came
+        from each rank, as int32.
+        """
         context = contexts.current()
         adapter = self._adapter
         try:
@@ -285,8 +315,11 @@ class Collectives(Generic[T]):
     # Reducescatter
 
     def reducescatter(self, tensor: T, name: str | None, how: Reduction, flags: int = 0) -> Operation:
-        """Starts the reduction of one tensor over all ranks, of which each gets its rows: dealt in rank order, one
-        more to the first ranks where they do not come out even. Bit for bit those rows of the allreduce."""
+        """Starts the reduction of one tensor over all ranks, of which each gets its rows.
+
+        They are dealt in rank order, one more to the first ranks if they do not come out even. Bit for bit they are
+        those rows of the allreduce.
+        """
         started = self._scatter([tensor], "reducescatter", name, how, flags)
         started.collect = _first(started.collect)
         return started
@@ -333,9 +366,7 @@ class Collectives(Generic[T]):
         try:
             if root_rank is True or root_rank is False:
                 checked_root(context, root_rank, 0)  # as keys they would count as ranks 1 and 0
-            if in_place:
-                adapter.check_in_place(tensor)
-            staged: Any = adapter.stage(tensor)
+            staged: Any = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, process_set, staged.dtype, staged.shape)
             request: Prepared | native.Request | None = context.requests.get(key)
             if request is None:
@@ -410,10 +441,8 @@ class Collectives(Generic[T]):
             raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
         if not tensors:
             raise InvalidRequestError("a grouped operation takes at least one tensor, seen an empty list")
-        if in_place:
-            for tensor in tensors:
-                self._adapter.check_in_place(tensor)
-        return [self._adapter.stage(tensor) for tensor in tensors]
+        stage = self._adapter.stage_in_place if in_place else self._adapter.stage
+        return [stage(tensor) for tensor in tensors]
 
     def _metas(self, staged: Sequence[Any]) -> Metas:
         return tuple((self._adapter.dtype_of(mine), tuple(mine.shape)) for mine in staged)

@@ -39,8 +39,11 @@ class NotAMemberError(InvalidRequestError):
 
 
 class Context:
-    """One generation. `requests`: what it has prepared. `submit_entry`, `wait`, `release`: the hot path's native
-    functions, which have no argument types: they take ctypes objects, and `argument` for the context."""
+    """One generation.
+
+    `requests`: what it has prepared. `argument`: how a native function is given the context at the least cost.
+    `submit_entry`, `wait` and `release` have no argument types: they take ctypes objects only.
+    """
 
     def __init__(self, world: bootstrap.World, settings: Settings) -> None:
         self.world = world
@@ -59,6 +62,7 @@ class Context:
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
+        self.run_entry = self.library.hvd_run_entry
         self.submit_entry = self.library["hvd_submit_entry"]
         self.wait = self.library["hvd_wait"]
         self.release = self.library["hvd_release"]
@@ -138,8 +142,10 @@ class Context:
         self.requests.forget_set(number)
 
     def stop(self) -> None:
-        """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
-        it."""
+        """Leaves the job in order.
+
+        Idempotent; what goes wrong in leaving is written to stderr, nobody can act on it.
+        """
         if not self.running:
             return
         self.running = False
@@ -164,8 +170,10 @@ class Context:
             self.library.hvd_free(self.pointer)
 
     def refuse(self, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
-        """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the same error with rank and
-        operation in front."""
+        """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the error.
+
+        It is the same error with rank and operation in front.
+        """
         shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
         # A name that is no str is what the peers may well have as one: they wait under it.
         self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
@@ -240,8 +248,10 @@ _watchers: list[Callable[[Context | None], None]] = []
 
 
 def watch(watcher: Callable[[Context | None], None]) -> None:
-    """For a native shim, which submits without Python: calls `watcher` with the generation that runs, now and after
-    every init, and with None before it stops."""
+    """Calls `watcher` with the generation that runs, now and after every init, and with None before it stops.
+
+    For a native shim, which submits without Python.
+    """
     with starting:
         _watchers.append(watcher)
         if _current is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submitting a request, and the submitted operation until its result is taken (steps 4 and 8); and the table of those
-that users hold a number of.
+"""Submitting a request, and the submitted operation until its result is taken (steps 4 and 8).
+
+And the table of those that users hold a number of.
 
 An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
 the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
@@ -23,13 +24,55 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.requests import Prepared
 from horovod.core.tensors import Adapter
 
-__all__ = ["Operation", "gathered", "number_given", "poll", "register", "submit_group", "submit_one", "synchronize"]
+__all__ = [
+    "Operation",
+    "gathered",
+    "number_given",
+    "poll",
+    "register",
+    "run_one",
+    "submit_group",
+    "submit_one",
+    "synchronize",
+]
 
 WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
 _numbers = itertools.count(1)
 _dropped: list[tuple[Context, c_uint64, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
+
+
+def run_one(
+    context: Context, request: Prepared | native.Request, source: int, target: int, keep: Any
+) -> Operation | None:
+    """Submits and waits, in one native call if the request is prepared.
+
+    None: it is done. Otherwise the operation, still to be waited for. Raises only what submitting raises. `keep`: as of
+    Operation.
+    """
+    if type(request) is not Prepared:
+        return Operation(context, submit_one(context, request, source, target, native.SYNC), None, keep, None)
+    handle = c_uint64()
+    try:
+        code = context.run_entry(
+            context.argument,
+            request.argument,
+            source,
+            target,
+            WAIT_SLICE_MS,
+            byref(handle),
+            native.scratch.status_argument,
+        )
+        if not code:
+            return None
+        if handle.value:
+            return Operation(context, handle, None, keep, None)
+    except BaseException:
+        if handle.value:  # a signal handler has raised: the engine may still write
+            register(Operation(context, handle, None, keep, None))
+        raise
+    return context.raise_failure(code, native.scratch.status)
 
 
 def submit_one(
@@ -151,8 +194,10 @@ class Operation:
 
 
 def _forget_done() -> None:
-    """Lets go of the dropped operations that the engine has finished. Runs at any moment (a destructor calls it), so it
-    leaves the thread's status alone."""
+    """Lets go of the dropped operations that the engine has finished.
+
+    Runs at any moment (a destructor calls it), so it leaves the thread's status alone.
+    """
     for entry in list(_dropped):
         context, handle, _ = entry
         if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
@@ -168,8 +213,10 @@ def register(operation: Operation) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is unknown or was waited
-    for."""
+    """Whether synchronize(handle) would return at once.
+
+    Raises ValueError for a handle that is unknown or was waited for.
+    """
     operation = _pending.get(handle)
     if operation is None:
         raise InvalidRequestError(f"poll: handle {handle!r} is unknown, or has been synchronized already")
@@ -185,8 +232,10 @@ def synchronize(handle: int) -> Any:
 def gathered(
     operation: Operation, index: int, adapter: Adapter[Any], dtype: int, members: int
 ) -> tuple[Any, list[int]]:
-    """Copies result `index` of an allgather or alltoall out of the engine. Returns (tensor, rows that came from each
-    member)."""
+    """Copies result `index` of an allgather or alltoall out of the engine.
+
+    Returns (tensor, rows that came from each member).
+    """
     result = _result(operation, index)
     shape = tuple(result.shape[: result.ndim])
     tensor = adapter.empty(shape, dtype)

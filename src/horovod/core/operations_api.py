@@ -302,12 +302,11 @@ class Operations(Generic[T]):
     # The blocking forms, for a framework that does more than to run them.
 
     def _reduce(self, tensor: T, name: str | None, how: Reduction) -> T:
-        return self.collectives.allreduce(tensor, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
+        return self.collectives.run_allreduce(tensor, name, how, False)
 
     def _reduce_into(self, tensor: T, name: str | None, how: Reduction) -> T:
-        operation = self.collectives.allreduce(tensor, name, how, True, SYNC)
         self._overwritten(tensor)
-        return operation.wait()  # type: ignore[no-any-return]
+        return self.collectives.run_allreduce(tensor, name, how, True)
 
     def _reduce_group(self, tensors: Sequence[T], name: str | None, how: Reduction) -> Sequence[T]:
         return self.collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
@@ -344,7 +343,7 @@ class Operations(Generic[T]):
         self.collectives.barrier(process_set)
 
     def _overwritten(self, *tensors: T) -> None:
-        """An operation that writes into `tensors` has started."""
+        """An operation writes into `tensors`: it has started, or starts now."""
 
     def _is_group(self, tensors: Any) -> bool:
         """Whether they can be compressed. What is no group is the collectives' to refuse, so that peers are told."""

@@ -26,15 +26,20 @@ class Adapter(Protocol[T]):
 
     def stage(self, tensor: T) -> T:
         """`tensor` itself or a private copy of it that the native core can read and write, with `dtype` and `shape`.
-        Raises InvalidRequestError for a layout that has no meaning here, TypeError for what is no tensor."""
+
+        Raises InvalidRequestError for a layout that has no meaning here, TypeError for what is no tensor.
+        """
         ...
 
     def dtype_of(self, staged: T) -> int:
         """The hvd_dtype. Raises InvalidRequestError for one that no operation takes."""
         ...
 
-    def check_in_place(self, tensor: T) -> None:
-        """Raises InvalidRequestError or TypeError where a result cannot be written into `tensor`."""
+    def stage_in_place(self, tensor: T) -> T:
+        """As stage, for an operation whose result goes into `tensor`.
+
+        Raises InvalidRequestError or TypeError if it cannot be written there.
+        """
         ...
 
     def address(self, staged: T) -> int:
@@ -110,11 +115,14 @@ class NumpyAdapter:
         self._dtype_of[native.BFLOAT16] = dtype
         return native.BFLOAT16
 
-    def check_in_place(self, tensor: Any) -> None:
+    def stage_in_place(self, tensor: Any) -> np.ndarray[Any, Any]:
+        if type(tensor) is np.ndarray and tensor.flags.carray:  # contiguous, aligned and writeable
+            return tensor
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"an operation in place needs a numpy.ndarray, seen {type(tensor).__name__}")
         if not tensor.flags.writeable:
             raise InvalidRequestError("an operation in place needs a writeable array, seen a read-only one")
+        return self.stage(tensor)
 
     def address(self, staged: np.ndarray[Any, Any]) -> int:
         return _address(staged)

@@ -30,13 +30,8 @@ class TorchAdapter:
     """See core/tensors.py."""
 
     def stage(self, tensor: Tensor) -> Tensor:
-        try:
-            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-                return tensor
-        except (AttributeError, RuntimeError):
-            _explain(tensor)
-            raise
-        _explain(tensor)
+        if _is_plain(tensor):
+            return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             host.copy_(tensor)
@@ -48,14 +43,15 @@ class TorchAdapter:
             raise unsupported_dtype(staged.dtype)
         return number
 
-    def check_in_place(self, tensor: Tensor) -> None:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            _explain(tensor)
+    def stage_in_place(self, tensor: Tensor) -> Tensor:
+        if _is_plain(tensor):
+            return tensor
         if not tensor.is_contiguous() and has_overlap(tensor):
             raise InvalidRequestError(
                 "an operation in place needs a tensor whose elements have memory of their own, seen an expanded one\n"
                 "hint: call .contiguous() first"
             )
+        return self.stage(tensor)
 
     def address(self, staged: Tensor) -> int:
         return staged.data_ptr()  # type: ignore[no-any-return]
@@ -72,6 +68,18 @@ class TorchAdapter:
 
     def deliver(self, staged: Tensor, like: Tensor) -> Tensor:
         return staged.to(like.device)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is dense host memory as it stands. Raises for what is no tensor that can be made so."""
+    try:
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            return True
+    except (AttributeError, RuntimeError):
+        _explain(tensor)
+        raise
+    _explain(tensor)
+    return False
 
 
 def _explain(tensor: Tensor) -> None:
