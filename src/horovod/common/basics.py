@@ -18,8 +18,10 @@ class MPI:
 
 
 class HorovodBasics:
-    """The functions of core/basics.py as methods. `pkg_path` and what follows named Horovod's compiled extension;
-    they are not used."""
+    """The functions of core/basics.py as methods.
+
+    `pkg_path` and what follows named Horovod's compiled extension; they are not used.
+    """
 
     def __init__(self, pkg_path: str, *args: Any) -> None:
         pass

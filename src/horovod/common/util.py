@@ -84,8 +84,10 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
-    """Raises ImportError that says why horovod.<ext_name> cannot be used. `ext_name` may hold the package's full name;
-    the other arguments named a compiled extension and are not used."""
+    """Raises ImportError that says why horovod.<ext_name> cannot be used.
+
+    `ext_name` may hold the package's full name; the other arguments named a compiled extension and are not used.
+    """
     framework = ext_name.removeprefix("horovod.")
     if importlib.util.find_spec("horovod." + framework) is None:
         raise ImportError(f"horovod.{framework} does not exist in this version")
@@ -115,8 +117,11 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Compares `version` with that of the installed framework, which does not matter here, as nothing is compiled
-    against it: warns where they differ, or with `exception` raises HorovodVersionMismatchError caused by it."""
+    """Compares `version` with that of the installed framework, and warns if they differ.
+
+    It does not matter here, as nothing is compiled against a framework. With `exception`: raises
+    HorovodVersionMismatchError caused by it instead of the warning.
+    """
     installed = str(importlib.import_module(name).__version__)
     if installed == version:
         return
@@ -140,8 +145,10 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version `ver` is `target` or later, by the numbers that it begins with. Raises ValueError where a version
-    begins with none."""
+    """Whether version `ver` is `target` or later, by the numbers that it begins with.
+
+    Raises ValueError where a version begins with none.
+    """
     return _numbers(ver) >= _numbers(target)
 
 

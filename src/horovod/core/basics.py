@@ -123,8 +123,10 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers. All ranks of this
-    machine that are given the same path write into one file, on one clock; what it held before is lost.
+    """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers.
+
+    All ranks of this machine that are given the same path write into one file, on one clock; what it held before is
+    lost.
 
     mark_cycles: also mark each batch. Raises ValueError before init, or where the file cannot be written.
     """

@@ -80,8 +80,10 @@ def compressing(
     compression: type[Compressor],
     tell: Callable[[str, Exception], None],
 ) -> Callable[[Any, str], _Waitable]:
-    """`start(gradient, name)` for gradients that travel compressed. `tell(name, error)`: tells the other ranks that
-    this one's reduction will not come."""
+    """`start(gradient, name)` for gradients that travel compressed.
+
+    `tell(name, error)`: tells the other ranks that this one's reduction will not come.
+    """
     if compression is NoneCompressor:
         return start
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a list of gradients becomes the ranks' average (step 2 of a gradient's way), for frameworks that have all
-gradients in a list: TensorFlow's tape, and the optimizers of Keras. Imports no framework: a subclass says how tensors
-are reduced. (PyTorch's gradients come one by one: core/gradient_reducer.py.)
+"""How a list of gradients becomes the ranks' average (step 2 of a gradient's way).
+
+For frameworks that have all gradients in a list: TensorFlow's tape, and the optimizers of Keras. Imports no framework:
+a subclass says how tensors are reduced. (PyTorch's gradients come one by one: core/gradient_reducer.py.)
 
 The ranks' gradients meet by their place in the list, not by their variables' names: Keras numbers layers by what a
 process has built before, which may differ. The name holds a sum over all shapes, so that two models of one program do
@@ -26,9 +27,11 @@ __all__ = ["GradientList", "local_variables"]
 
 
 class GradientList(abc.ABC):
-    """Averages gradients over the ranks of a process set. `name`: that of the optimizer or tape, if the options have
-    none. even_alone: reduces in a job of one rank, too, for measurements. Raises ValueError for groups that cannot
-    be."""
+    """Averages gradients over the ranks of a process set.
+
+    `name`: that of the optimizer or tape, if the options have none. even_alone: reduces in a job of one rank, too, for
+    measurements. Raises ValueError for groups that cannot be.
+    """
 
     def __init__(self, options: ReductionOptions, name: str = "gradients", even_alone: bool = False) -> None:
         self.options = options
@@ -137,8 +140,10 @@ class GradientList(abc.ABC):
 
 
 def local_variables(local_layers: Any) -> list[Any]:
-    """The trainable variables of a Keras layer or a list of layers. Raises ValueError for anything else, and for a
-    layer that is not built."""
+    """The trainable variables of a Keras layer or a list of layers.
+
+    Raises ValueError for anything else, and for a layer that is not built.
+    """
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):

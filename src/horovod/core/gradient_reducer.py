@@ -71,9 +71,12 @@ class Gradients(Protocol[P_contra, T]):
 
 
 class _Slot(Generic[P]):
-    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing
-    gradients must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be
-    told apart. `kept`: a paused pass has put something into the gradient that no reduction has seen."""
+    """One registered parameter.
+
+    `reduced`: the gradient object that the last round left, held weakly: clearing gradients must free them. `spent`:
+    that round was in this step and carried something, so more on top of it cannot be told apart. `kept`: a paused pass
+    has put something into the gradient that no reduction has seen.
+    """
 
     __slots__ = ("added", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 
@@ -173,8 +176,10 @@ class GradientReducer(Generic[P, T]):
         self._round_done = True
 
     def complete_step(self) -> None:
-        """Before the optimizer uses the gradients: reduces them where no backward has (gradients set by hand, or
-        accumulated in fewer passes than a step has)."""
+        """Reduces the gradients that no backward has reduced, before the optimizer uses them.
+
+        They were set by hand, or accumulated in fewer passes than a step has.
+        """
         if self._in_flight or not self._round_done:
             self.reduce_all()
 

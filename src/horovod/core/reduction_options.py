@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of every optimizer wrapper and tape: their defaults, checks and error texts, once (step 2 of a gradient's
-way). Imports no framework."""
+"""The options of every optimizer wrapper and tape, once (step 2 of a gradient's way).
+
+Their defaults, checks and error texts stand here. Imports no framework.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class ReductionOptions:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """(prescale, postscale)"""
+        """(prescale, postscale)."""
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
 
     @property
@@ -89,8 +91,10 @@ def check_groups(
     key_of: Callable[[Any], Hashable],
     smallest: int = 0,
 ) -> list[Any]:
-    """Raises ValueError for groups that cannot be. Returns all members. `noun`: what members are called; `smallest`:
-    number of groups."""
+    """Raises ValueError for groups that cannot be.
+
+    Returns all members. `noun`: what members are called; `smallest`: number of groups.
+    """
     if groups is None:
         return []
     if isinstance(groups, int) and not isinstance(groups, bool) and groups >= smallest:

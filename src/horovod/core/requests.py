@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests: the checks that a call's fixed part gets once, and the cache of those that are prepared (step 4 of a
-gradient's way). core/collectives.py says what goes into them.
+"""Requests: the checks that a call's fixed part gets once, and the cache of those that are prepared.
+
+Step 4 of a gradient's way. core/collectives.py says what goes into them.
 
 A RequestCache belongs to one generation. Everything here runs on the caller's thread and never blocks on a peer.
 """
@@ -71,8 +72,11 @@ class Prepared:
 
 
 class RequestCache:
-    """The prepared requests of one generation, by key. A key is prepared when it comes the second time, so that a name
-    which never comes back leaves nothing behind in the native core."""
+    """The prepared requests of one generation, by key.
+
+    A key is prepared when it comes the second time, so that a name which never comes back leaves nothing behind in the
+    native core.
+    """
 
     def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
         self.library = library

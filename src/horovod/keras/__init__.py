@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for Keras 3, with any of its backends that train (TensorFlow, PyTorch, JAX):
+"""Horovod for Keras 3, with its backends TensorFlow, PyTorch and JAX.
 
     import horovod.keras as hvd
 

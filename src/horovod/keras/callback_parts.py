@@ -23,8 +23,10 @@ __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAve
 
 
 def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
-    """Assigns the root's values to Keras variables of any backend. Raises MismatchError where the ranks' variables
-    differ in number, shape or dtype."""
+    """Assigns the root's values to Keras variables of any backend.
+
+    Raises MismatchError where the ranks' variables differ in number, shape or dtype.
+    """
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     everybody = allgather_object(described, "broadcast_variables.shapes")
     for rank, theirs in enumerate(everybody):
@@ -77,8 +79,10 @@ class Broadcast:
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts where the model is built; a model without weights yet does so at its first update. Once for each
-        model: scripts give one list of callbacks to the models of all folds."""
+        """Broadcasts where the model is built; a model without weights yet does so at its first update.
+
+        Once for each model: scripts give one list of callbacks to the models of all folds.
+        """
         if self._hvd_of is not self.model:
             self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Keras optimizer becomes distributed (steps 1 and 2 of a gradient's way): in place, so its slots, its iterations
-and the name it is saved under stay what they are.
+"""How a Keras optimizer becomes distributed (steps 1 and 2 of a gradient's way): in place.
+
+So its slots, its iterations and the name it is saved under stay what they are.
 
 Keras 3, on every backend: one subclass of the optimizer's own class that overrides apply(). Clipping and Keras' own
 gradient accumulation come after that, so they see averages. tf-keras: aggregate_gradients (new optimizers) and
@@ -31,8 +32,11 @@ __all__ = [
 
 
 class _Distributed:
-    """Mixed into the optimizer's class. `_hvd_gradients` and `_hvd_accumulation` are set beside Keras' own tracking of
-    attributes; `_hvd_start` runs before an update, until it is taken away."""
+    """Mixed into the optimizer's class.
+
+    `_hvd_gradients` and `_hvd_accumulation` are set beside Keras' own tracking of attributes; `_hvd_start` runs before
+    an update, until it is taken away.
+    """
 
     _hvd_gradients: GradientList
     _hvd_accumulation: Any = None
@@ -90,8 +94,10 @@ class Keras3(_Distributed):
 
 
 class _LossScale(Keras3):
-    """Keras' scaling of the loss, around an optimizer. JAX takes its stateless_apply, which does not go through
-    apply()."""
+    """Keras' scaling of the loss, around an optimizer.
+
+    JAX takes its stateless_apply, which does not go through apply().
+    """
 
     def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
         """As the optimizer's own, with gradients averaged over the ranks."""
@@ -183,8 +189,11 @@ def mixin_of(optimizer: Any) -> type[_Distributed]:
 
 
 def reducing(optimizer: Any) -> Any:
-    """The optimizer that reduces, or is to reduce. tf-keras' LossScaleOptimizer asks the one inside of it to put the
-    gradients together, before it looks for infinities."""
+    """The optimizer that reduces, or is to reduce.
+
+    tf-keras' LossScaleOptimizer asks the one inside of it to put the gradients together, before it looks for
+    infinities.
+    """
     is_scaling = not isinstance(optimizer, keras.optimizers.Optimizer) and hasattr(optimizer, "get_scaled_loss")
     return optimizer.inner_optimizer if is_scaling else optimizer
 
@@ -225,7 +234,9 @@ def undistributed(optimizer: Any) -> dict[str, Any]:
 
 
 def start_from(optimizer: Any, broadcast: Callable[[], None] | None) -> None:
-    """Has `broadcast` run when the optimizer is about to make an update (its variables exist then), until this is
-    called with None. Not for tf-keras' LossScaleOptimizer, whose first updates are those that it does not skip."""
+    """Has `broadcast` run when the optimizer is about to make an update, until this is called with None.
+
+    Its variables exist then. Not for tf-keras' LossScaleOptimizer, whose first updates are those that it does not skip.
+    """
     if isinstance(optimizer, _Distributed):
         optimizer.__dict__["_hvd_start"] = broadcast

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on values on the host: what NumPy takes, and tensors. A tensor gives a tensor of the same framework, an
-array an array, and a scalar a scalar."""
+"""Operations on values on the host: what NumPy takes, and tensors.
+
+A tensor gives a tensor of the same framework, an array an array, and a scalar a scalar.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def allreduce(
     compression: type[Compressor] = Compression.none,
 ) -> Any:
     """The reduction of a host value over all ranks: Average where neither `op` nor the old `average` says otherwise.
-    `compression` is accepted; host values travel as they are."""
+
+    `compression` is accepted; host values travel as they are.
+    """
     result = operations.allreduce(
         _host(value), average, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor
     )

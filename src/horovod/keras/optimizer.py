@@ -57,9 +57,11 @@ def DistributedOptimizer(  # noqa: N802
     num_groups: int = 0,
     groups: Any = None,
 ) -> Any:
-    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
-    iterations stay. groups: a number of groups, or lists of variables, whose gradients are reduced as one; num_groups
-    is its old name."""
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it.
+
+    Its slots and iterations stay. groups: a number of groups, or lists of variables, whose gradients are reduced as
+    one; num_groups is its old name.
+    """
     return distributed(optimizer, ReductionOptions.among(locals()))
 
 
@@ -79,8 +81,11 @@ def PartialDistributedOptimizer(  # noqa: N802
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer that leaves the variables of `local_layers`, a built layer or a list of them, local: every
-    rank trains its own. Their gradients are divided by the size where scale_local_gradients."""
+    """Makes an optimizer distributed, but leaves the variables of `local_layers` local.
+
+    local_layers: a built layer or a list of them. Every rank trains their variables by itself; their gradients are
+    divided by the size if scale_local_gradients.
+    """
     made = distributed(optimizer, ReductionOptions.among(locals()))
     for variable in local_variables(local_layers):
         made.register_local_var(variable)

@@ -26,8 +26,10 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
-    beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    """keras.models.load_model, with the model's optimizer distributed and its state kept.
+
+    custom_optimizers: classes beside Keras' own that the file may name. legacy_opts is accepted for old scripts.
+    """
     return load_with(keras, filepath, custom_optimizers, custom_objects, compression)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for TensorFlow 2, and for graphs of TensorFlow 1:
+"""Horovod for TensorFlow 2, and for graphs of TensorFlow 1.
 
     import horovod.tensorflow as hvd
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of the operations themselves, for those who differentiate through one: each is a collective in turn, so
-every rank must take it. (The ranks' average of a model's gradients: gradient_list.py.)"""
+"""The gradients of the operations themselves, for scripts that differentiate through one.
+
+Each is a collective in turn, so every rank must take it. (The ranks' average of a model's gradients: gradient_list.py.)
+"""
 
 from __future__ import annotations
 

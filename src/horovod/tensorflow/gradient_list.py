@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in a list, for TensorFlow (steps 1 and 2 of a gradient's way): what the tape and every optimizer wrapper
-share.
+"""Gradients in a list, for TensorFlow (steps 1 and 2 of a gradient's way).
+
+The tape and every optimizer wrapper share this.
 
 In a graph each dense gradient is a node of its own, which runs as soon as backward has computed it; the native engine
 fuses what is ready together. Eagerly there is nothing to overlap with, so all dense gradients are one operation.

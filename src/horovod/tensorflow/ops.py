@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations for TensorFlow: eagerly, in tf.function, and in graphs of TensorFlow 1 (steps 1 and 3 of a gradient's
-way).
+"""The operations for TensorFlow (steps 1 and 3 of a gradient's way).
+
+They work eagerly, in tf.function, and in graphs of TensorFlow 1.
 
 Each is a node that the native kernels run (native/shims/tensorflow). What the operations mean stands in
 core/collectives.py; arguments are checked while a graph is built (tensors.py), and errors of the ranks' meeting are
@@ -80,8 +81,11 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The reduction of `tensor` over all ranks: postscale * reduce(prescale * x), divided by the size for Average,
-    which is the default. tf.IndexedSlices stay sparse: the ranks' slices are concatenated (Sum and Average only)."""
+    """Reduces `tensor` over all ranks.
+
+    The result is postscale * reduce(prescale * x), divided by the size for Average, which is the default.
+    tf.IndexedSlices stay sparse: the ranks' slices are concatenated (Sum and Average only).
+    """
     how = (op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, how, device_sparse, ignore_name_scope)
@@ -248,8 +252,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Assigns the root's values to `variables`, all as one operation. Returns the variables' new values; in a graph
-    of TensorFlow 1, the operations that assign."""
+    """Assigns the root's values to `variables`, all as one operation.
+
+    Returns the variables' new values; in a graph of TensorFlow 1, the operations that assign.
+    """
     variables = list(variables)
     if not variables:
         return []
@@ -267,8 +273,10 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows to every member: `splits[i]` of them to member i, evenly many without it. Returns the rows received,
-    in member order; with `splits`, also how many came from each (int32)."""
+    """Sends rows to every member: `splits[i]` of them to member i, evenly many without it.
+
+    Returns the rows received, in member order; with `splits`, also how many came from each (int32).
+    """
 
     def build() -> Any:
         (sent,) = movable([tensor])
@@ -302,8 +310,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """This rank's rows of the allreduce of `tensor`: they are dealt in rank order, one more to the first ranks where
-    they do not come out even."""
+    """Gives this rank its rows of the allreduce of `tensor`.
+
+    They are dealt in rank order, one more to the first ranks if they do not come out even.
+    """
     how = (op, None, prescale_factor, postscale_factor, process_set)
     return _scattered("reducescatter", [tensor], name, how, compression, device_dense, ignore_name_scope)[0]
 
@@ -351,8 +361,10 @@ def _scattered(
 
 
 def join() -> tf.Tensor:
-    """Says that this rank has no more data: it gives zeros to the others' allreduces until all have joined. The rank
-    that came last (int32). See horovod.core.join."""
+    """Says that this rank has no more data: it gives zeros to the others' allreduces until all have joined.
+
+    The rank that came last (int32). See horovod.core.join.
+    """
     if tf.executing_eagerly():
         return tf.constant(core_join(), tf.int32)
     xla.refuse("join")

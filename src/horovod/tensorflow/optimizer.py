@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.DistributedOptimizer for TensorFlow: chooses the wrapper for the optimizer's kind, and holds that for
-tf.compat.v1.train (steps 1 and 2 of a gradient's way). Keras optimizers: horovod.keras."""
+"""hvd.DistributedOptimizer for TensorFlow (steps 1 and 2 of a gradient's way).
+
+Chooses the wrapper for the optimizer's kind, and holds that for tf.compat.v1.train. Keras optimizers: horovod.keras.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ _LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class _DistributedV1Optimizer(_LegacyOptimizer):
-    """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's. With Adasum
-    apply_gradients combines what each rank's own step has changed."""
+    """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's.
+
+    With Adasum apply_gradients combines what each rank's own step has changed.
+    """
 
     def __init__(self, optimizer: Any, reduction: TensorFlowGradients, use_locking: bool) -> None:
         options = reduction.options
@@ -111,8 +115,9 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that averages gradients over the ranks before it applies them. Takes optimizers of Keras 3, of
-    tf-keras, and of tf.compat.v1.train.
+    """An optimizer that averages gradients over the ranks before it applies them.
+
+    Takes optimizers of Keras 3, of tf-keras, and of tf.compat.v1.train.
 
     backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose

@@ -35,8 +35,11 @@ class _DistributedGradientTape(tf.GradientTape):
         use_generic_names: Any = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """As tf.GradientTape.gradient, averaged over the ranks. The fourth place is TensorFlow's
-        unconnected_gradients unless it is a bool, which old Horovod scripts give there."""
+        """As tf.GradientTape.gradient, averaged over the ranks.
+
+        The fourth place is TensorFlow's unconnected_gradients unless it is a bool, which old Horovod scripts give
+        there.
+        """
         if not isinstance(use_generic_names, bool):
             unconnected_gradients = use_generic_names
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before a node of a collective is made (step 3 of a gradient's way, for TensorFlow): its name, and the
-checks of what it is given. Eager calls tell the peers, who wait already, what is wrong; in a graph, which nobody runs
-yet, it is an error of this rank alone."""
+"""Checks and names for TensorFlow's tensors, before a node of a collective is made (step 3).
+
+Eager calls tell the peers, who wait already, what is wrong. In a graph, which is not run yet, it is an error of this
+rank alone.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,10 @@ def wire_name(label: str, name: str | None) -> str:
 
 
 class InvalidArgument(InvalidRequestError, tf.errors.InvalidArgumentError):
-    """A call that is wrong on this rank, as TensorFlow raises it where only a running node can tell, and as a
-    ValueError."""
+    """A call that is wrong on this rank.
+
+    It is what TensorFlow raises if only a running node can tell, and a ValueError.
+    """
 
     def __init__(self, text: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, text)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions inside of what XLA compiles (jit_compile=True), on the host: one custom call for all tensors of a step
-(native/shims/tensorflow/xla.cc). Shapes must be static, and nothing overlaps with the backward pass."""
+"""Reductions inside of what XLA compiles (jit_compile=True), on the host.
+
+One custom call reduces all tensors of a step (native/shims/tensorflow/xla.cc). Shapes must be static, and nothing
+overlaps with the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ __all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
 
 
 def is_available() -> bool:
-    """Whether this TensorFlow can hold reductions in compiled steps: the probe of its XLA succeeded, and steps are
-    compiled for the host."""
+    """Whether this TensorFlow can hold reductions in compiled steps.
+
+    It can if the probe of its XLA succeeded, and steps are compiled for the host.
+    """
     return bool(library().hvd_tensorflow_xla_available()) and not tf.config.list_physical_devices("GPU")
 
 

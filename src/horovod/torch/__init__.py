@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for PyTorch. Five lines make a training script data-parallel:
+"""Horovod for PyTorch.
+
+Five lines make a training script data-parallel:
 
     import horovod.torch as hvd
 

@@ -135,6 +135,11 @@ def _keep_ticket(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[2])
 
 
+def _taking_operator(name: str, schema: str, backward: Callable[..., Any]) -> Any:
+    """The second half: gives what the ticket stands for."""
+    return _operator(name, schema, _taken, _taken_fake, backward, has_effect=False)
+
+
 # Allreduce
 
 
@@ -209,13 +214,10 @@ _allgather_run_operator = _operator(
     _allgather_run,
     _allgather_run_fake,
 )
-_allgather_operator = _operator(
+_allgather_operator = _taking_operator(
     "allgather",
     "(Tensor[] tensors, Tensor ticket, Tensor rows, bool grouped, str? name, int process_set) -> Tensor[]",
-    _taken,
-    _taken_fake,
     _allgather_backward,
-    has_effect=False,
 )
 
 
@@ -290,13 +292,10 @@ _alltoall_run_operator = _operator(
     _alltoall_run,
     _alltoall_run_fake,
 )
-_alltoall_operator = _operator(
+_alltoall_operator = _taking_operator(
     "alltoall",
     "(Tensor[] tensors, Tensor ticket, Tensor received, str? name, int process_set) -> Tensor[]",
-    _taken,
-    _taken_fake,
     _alltoall_backward,
-    has_effect=False,
 )
 
 

@@ -35,8 +35,11 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _EndOfBackward:
-    """Called by autograd at the end of the backward that owns it. It dies with that backward, so one that is alive says
-    that this very backward still runs; a backward inside of it (a checkpointed layer) is a part of it."""
+    """Called by autograd at the end of the backward that owns it.
+
+    It dies with that backward, so one that is alive says that this very backward still runs; a backward inside of it (a
+    checkpointed layer) is a part of it.
+    """
 
     def __init__(self, reducer: GradientReducer[Tensor, Tensor]) -> None:
         self._reducer = reducer
@@ -77,8 +80,11 @@ class _DistributedOptimizer:
                     parameter.requires_grad_(trained)
 
     def _hvd_free_name(self, name: str, parameter: Tensor) -> str:
-        """`name`, unless another optimizer reduces another parameter under it: two may be in one backward, and ranks
-        meet by name. Ranks that wrap their optimizers in one order choose alike."""
+        """Gives `name`, unless another optimizer reduces another parameter under it.
+
+        Two optimizers may be in one backward, and ranks meet by name. Ranks that wrap their optimizers in one order
+        choose alike.
+        """
 
         def is_taken() -> bool:
             used = [one._hvd_taken for one in list(_living) if one._hvd_process_set is self._hvd_process_set]
@@ -129,8 +135,10 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate on this rank and do not count as passes of the step; the next one
-        outside, or step(), reduces the sum. All ranks use it alike."""
+        """Backward passes inside only accumulate on this rank and do not count as passes of the step.
+
+        The next one outside, or step(), reduces the sum. All ranks use it alike.
+        """
         before, self._hvd_reducer.paused = self._hvd_reducer.paused, True
         try:
             yield
@@ -145,10 +153,12 @@ class _DistributedOptimizer:
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
-        than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
-        decides by the closure's loss, as LBFGS does, each rank decides for itself, unless the closure returns the
-        average of the ranks' losses."""
+        """The optimizer's own step.
+
+        Gradients that no backward has reduced (set by hand, or accumulated in fewer passes than a step has) are reduced
+        first, those that a closure computes after each of its calls. What an optimizer decides by the closure's loss,
+        as LBFGS does, each rank decides for itself, unless the closure returns the average of the ranks' losses.
+        """
         if self._hvd_active:
             if closure is None:
                 self._hvd_reducer.complete_step()
@@ -207,8 +217,9 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward(); on other
-    ranks it stays as it is.
+    """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward().
+
+    On other ranks it stays as it is.
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:

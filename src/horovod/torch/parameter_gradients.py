@@ -15,8 +15,10 @@ __all__ = ["ParameterGradients"]
 
 
 class ParameterGradients:
-    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them. A parameter whose last gradient was
-    sparse contributes no elements if it has none, which its peers expect."""
+    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them.
+
+    A parameter whose last gradient was sparse contributes no elements if it has none, which its peers expect.
+    """
 
     def __init__(self, options: ReductionOptions) -> None:
         self._sparse_as_dense = options.sparse_as_dense

@@ -42,8 +42,10 @@ def of_tensorflow() -> Any:
 
 
 def graph_backend() -> Any:
-    """tf-keras' backend if it trains in a graph of TensorFlow 1, whose variables have values in its session only; None
-    otherwise."""
+    """tf-keras' backend if it trains in a graph of TensorFlow 1, whose variables have values in its session only.
+
+    None otherwise.
+    """
     in_tensorflow = of_tensorflow()
     return None if in_tensorflow is None else in_tensorflow.graph_backend()
 

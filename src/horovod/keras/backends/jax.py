@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras on JAX: one call out of the compiled step for all gradients (steps 1 and 2 of a gradient's way), since what a
-compiled step calls one by one may run in any order."""
+"""Keras on JAX: one call out of the compiled step for all gradients (steps 1 and 2 of a gradient's way).
+
+What a compiled step calls one by one may run in any order.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras on TensorFlow, and tf-keras: gradients are horovod.tensorflow's nodes (steps 1 and 2 of a gradient's way); and
-what callbacks do while a step is traced."""
+"""Keras on TensorFlow, and tf-keras: gradients are horovod.tensorflow's nodes (steps 1 and 2 of a gradient's way).
+
+And what callbacks do while a step is traced.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,10 @@ def run_broadcast(backend: Any, variables: Sequence[Any], root_rank: int) -> Non
 
 
 class FirstRun:
-    """A broadcast for a step of TensorFlow that is being traced, whose variables get values only when it runs. It may
-    be traced more than once before it runs."""
+    """A broadcast for a step of TensorFlow that is being traced, whose variables get values only when it runs.
+
+    It may be traced more than once before it runs.
+    """
 
     def __init__(self) -> None:
         with tf.init_scope():

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compute job of TensorFlow's data service: `horovodrun -np N python -m horovod.tensorflow.data.compute_worker
-CONFIG`. Its first rank writes CONFIG, which the training job reads. Runs until the training job calls shutdown()."""
+"""The compute job of TensorFlow's data service.
+
+`horovodrun -np N python -m horovod.tensorflow.data.compute_worker CONFIG` starts it. Its first rank writes CONFIG,
+which the training job reads. Runs until the training job calls shutdown().
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ __all__ = ["main"]
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """What each rank runs. `timeout`: seconds to wait for each other part's registration. Raises ValueError where the
-    ranks cannot be dealt to the dispatchers evenly."""
+    """What each rank runs.
+
+    `timeout`: seconds to wait for each other part's registration. Raises ValueError where the ranks cannot be dealt to
+    the dispatchers evenly.
+    """
     has_started = not basics.is_initialized()
     basics.init()
     size = basics.size()

@@ -66,8 +66,9 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
-    iterations stay.
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it.
+
+    Its slots and iterations stay.
 
     backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
@@ -83,6 +84,8 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """tf.keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
-    beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    """tf.keras.models.load_model, with the model's optimizer distributed and its state kept.
+
+    custom_optimizers: classes beside Keras' own that the file may name. legacy_opts is accepted for old scripts.
+    """
     return load_with(tf.keras, filepath, custom_optimizers, custom_objects, compression)
