@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,26 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
     for path in (PACKAGE / "tensorflow").rglob("*.py"):
         if path.parent.name != "keras":
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
+
+
+@pytest.mark.parametrize("folder", ["core", "torch", "tensorflow/data", "keras", "common", "launcher"])
+def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> None:
+    """Imports inside of functions count as well."""
+    paths = (PACKAGE / folder).rglob("*.py")
+    inside = {path: ".".join(("horovod", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in paths}
+    edges = {}
+    for path, name in inside.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        edges[name] = (found & set(inside.values())) - {name}
+    assert len(edges) > 1 and any(edges.values())
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"they import each other: {' -> '.join(error.args[1])}") from None
 
 
 def test_horovodrun_loads_no_framework_and_no_numpy() -> None:
