@@ -94,7 +94,8 @@ class TorchOperations(Operations[Tensor]):
     def _reduce_into(self, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
         if is_compiling():
             return _written(tensor, compiled.allreduce([tensor], False, name, how)[0])
-        return super()._reduce_into(tensor, name, how)
+        self._overwritten(tensor)
+        return self.collectives.run_allreduce(tensor, name, how, True)  # as super(), whose call costs time here
 
     def _reduce_group(self, tensors: Sequence[Tensor], name: str | None, how: Reduction) -> Sequence[Tensor]:
         if is_compiling():
