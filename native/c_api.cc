@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
 #include "platform/fault_point.h"
@@ -104,6 +106,38 @@ const char* hvd_build_info(void) {
     return text + "}";
   }();
   return info.c_str();
+}
+
+const char* hvd_communicators(void) {
+  static const std::string rows = [] {
+    std::string text = "[";
+    for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
+      const std::string why = row->why_unavailable();
+      text += (text.size() > 1 ? ", {" : "{") + std::string("\"name\": \"") + row->name + "\", \"title\": \"" +
+              row->title + "\", \"available\": " + (why.empty() ? "true" : "false") + ", \"why\": \"" + why + "\"}";
+    }
+    return text + "]";
+  }();
+  return rows.c_str();
+}
+
+int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
+             const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    const std::vector<int> ranks(members, members + nmembers);
+    if (!std::ranges::all_of(ranks, [&](int member) { return member >= 0 && member < world_size; })) {
+      return {HVD_INVALID_ARGUMENT, "a member is no rank of this world"};
+    }
+    const auto topology = hvd::Topology({host_of_rank, host_of_rank + world_size}).among(ranks);
+    const hvd::CommunicatorRow* row = nullptr;
+    HVD_RETURN_IF_ERROR(hvd::choose_communicator(transport, topology, must != 0, &row));
+    name[std::string(row->name).copy(name, 31)] = '\0';
+    const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+    for (int other = 0; place < nmembers && other < nmembers; ++other) {
+      if (row->needs_link(topology, place, other)) linked[ranks[static_cast<size_t>(other)]] = 1;
+    }
+    return {};
+  });
 }
 
 int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {

@@ -96,15 +96,15 @@ MUTATIONS = (
         "const std::byte* const result = ring_.result_slot(owner, chunk(k));",
         "const std::byte* const result = ring_.result_slot(peer(ring_.size() - step), chunk(k));",
         "with three members and more, two of the result's shares are swapped",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     Mutation(
         "tcp-input-left-out",
         "native/collectives/mesh_allreduce.cc",
-        "kernels_.fold(reduction_, sources_, count, {output});",
-        "kernels_.fold(reduction_, {sources_.data(), sources_.size() - 1}, count, {output});",
+        "fold_(reduction_, sources_, count, output);",
+        "fold_(reduction_, {sources_.data(), sources_.size() - 1}, count, output);",
         "the last rank's input is not part of large sums over TCP",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     # engine
     Mutation(
@@ -308,7 +308,7 @@ MUTATIONS = (
         "const std::byte* const section = ring.input_slot(m, chunk - 1) + ring.member() * section_bytes;",
         "const std::byte* const section = ring.input_slot(m, chunk - 1) + m * section_bytes;",
         "a member folds what the others meant for themselves",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     Mutation(
         "remainder-to-the-last",

@@ -234,13 +234,13 @@ void Engine::trace(Submission* submission, Submission::Stage next) {
   };
   if (before == Stage::kNegotiating) record(Timeline::Phase::kEnd, "NEGOTIATE_", operation);
   if (before == Stage::kQueued) record(Timeline::Phase::kEnd, "QUEUE", "");
-  if (before == Stage::kRunning) record(Timeline::Phase::kEnd, transport_name_, operation);
+  if (before == Stage::kRunning) record(Timeline::Phase::kEnd, world_row_->label, operation);
   if (next == Stage::kNegotiating) record(Timeline::Phase::kBegin, "NEGOTIATE_", operation);
   if (next == Stage::kQueued) {
     record(Timeline::Phase::kBegin, "", operation);
     record(Timeline::Phase::kBegin, "QUEUE", "");
   }
-  if (next == Stage::kRunning) record(Timeline::Phase::kBegin, transport_name_, operation);
+  if (next == Stage::kRunning) record(Timeline::Phase::kBegin, world_row_->label, operation);
   if (next == Stage::kDone && before >= Stage::kQueued) {
     std::string detail;
     if (!descriptor.tensors.empty()) {

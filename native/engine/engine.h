@@ -27,6 +27,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "communicators/registry.h"
 #include "engine/bells.h"
 #include "engine/link.h"
 #include "engine/monitor.h"
@@ -36,14 +37,13 @@
 #include "negotiation/coordinator.h"
 #include "negotiation/segment.h"
 #include "timeline/timeline.h"
-#include "transport/transport.h"
 
 namespace hvd {
 
 struct EngineOptions {
   int rank = 0;
   uint64_t generation = 0;
-  std::vector<int> host_of_rank;
+  std::vector<int> host_of_rank;  // equal numbers: these ranks share memory
   EngineSettings settings;
   struct Link {
     int peer;
@@ -54,6 +54,7 @@ struct EngineOptions {
   std::vector<Link> links;
   // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<const PollBell> poll_bell;  // likewise, of the host's leader
 };
 
 class Engine {
@@ -99,9 +100,11 @@ class Engine {
   Status connect_shared_memory();
   Status share_memory(const std::vector<const EngineOptions::Link*>& local);
   Status give_up(const Status& why);
-  Status make_transport();
+  Status take_control_links();
+  Status make_communicator();
+  CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
-  void drop_transport();
+  void drop_communicators();
 
   // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
   struct Announcement {
@@ -163,7 +166,7 @@ class Engine {
   void engine_thread();
 
   // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
-  // transport.
+  // communicator.
   void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc
@@ -174,14 +177,15 @@ class Engine {
   Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
   Status run_alltoall(Submission* submission);
-  Transport& transport_of(const ProcessSet& set) { return set.number == 0 ? *transport_ : *set.transport; }
-  void transport_failed(const Status& status, const std::string& doing);
+  Communicator& communicator_of(const ProcessSet& set) { return set.number == 0 ? *communicator_ : *set.communicator; }
+  void communicator_failed(const Status& status, const std::string& doing);
 
   // process_sets.cc
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
   Status run_add_process_set(Submission* submission);
   Status run_remove_process_set(Submission* submission);
-  Status make_set_transport(ProcessSet* set);
+  size_t shared_bytes_here(const ProcessSet& set) const;
+  Status make_set_communicator(ProcessSet* set);
   std::string close_set(ProcessSet* set);
   // The set, where it exists; for the holder of the token.
   ProcessSet* find_set(int32_t number) const {
@@ -235,7 +239,7 @@ class Engine {
 
   void poison(hvd_code code, int failed_rank, const std::string& text);
   bool poisoned() const { return segment_->header().abort.load() != 0; }
-  bool spans_hosts() const { return hosts_ > 1; }
+  bool spans_hosts() const { return topology_.hosts() > 1; }
   bool is_leader() const { return local_rank_ == 0; }
   bool coordinates() const { return rank_ == 0; }
 
@@ -243,14 +247,14 @@ class Engine {
   EngineOptions options_;
   const int rank_;
   const int world_size_;
-  int hosts_ = 1;
-  int host_ = 0;
-  std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
-  uint32_t local_rank_ = 0;
+  const Topology topology_;
+  const int host_;
+  const std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
+  const uint32_t local_rank_;
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Bells> bells_;
   std::unique_ptr<Monitor> monitor_;
-  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside the TCP transport
+  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside a communicator
   std::thread thread_;
 
   // Shared with users' threads.
@@ -281,15 +285,16 @@ class Engine {
   std::atomic<uint64_t> resumed_ns_{0};   // when this process last ran again after it had been held up
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
-  std::mutex transport_mutex_;
-  std::unique_ptr<Transport> transport_;
+  std::mutex communicator_mutex_;
+  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<const DataLinks> data_links_;
   std::atomic<uint64_t> cursor_{0};
   std::vector<std::shared_ptr<Entry>> entry_of_id_;
   std::vector<SubmissionPtr> open_;  // ready, not closed yet
   std::atomic<uint64_t> open_since_ns_{0};
   uint64_t open_bytes_ = 0;
-  std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
-  const char* transport_name_ = "";  // as the timeline shows it
+  std::vector<Announcement> later_;             // of completions and their callbacks: made once no batch is being run
+  const CommunicatorRow* world_row_ = nullptr;  // of all ranks' communicator
   std::optional<Coordinator> coordinator_;
   std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
   std::deque<SocketLink> control_;

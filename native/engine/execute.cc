@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running a closed batch: from submissions to slices, through the transport, back to results (steps 6 to 8).
+// Running a closed batch: from submissions to slices, through the communicator, back to results (steps 6 to 8).
 #include <cstring>
 #include <new>
 
@@ -77,7 +77,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     }
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure, quote_name(closed[batch.entry]->entry->name));
+      communicator_failed(failure, quote_name(closed[batch.entry]->entry->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -139,10 +139,10 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
   const ProcessSet& set = *closed[batch.entry]->entry->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return transport_of(set).allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return communicator_of(set).allreduce(slices, reduction);
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(options_.settings.instruction_set, &kernels));
-  return adasum(transport_of(set), kernels, slices, reduction);
+  return adasum(communicator_of(set), kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.
@@ -167,7 +167,7 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_of(set).reducescatter(parts, reduction_of(batch, set.size()));
+  return communicator_of(set).reducescatter(parts, reduction_of(batch, set.size()));
 }
 
 Status Engine::run_broadcast(const Submission& submission) {
@@ -184,7 +184,7 @@ Status Engine::run_broadcast(const Submission& submission) {
   if (bytes == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
   const ProcessSet& set = *submission.entry->set;
-  return transport_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  return communicator_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
@@ -199,7 +199,7 @@ Status Engine::run_allgather(Submission* submission) {
     std::vector<int64_t> mine(length);
     std::vector<int64_t> all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
-    HVD_RETURN_IF_ERROR(transport_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    HVD_RETURN_IF_ERROR(communicator_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
     for (size_t member = 0; member < members; ++member) {
       for (size_t i = 0; i < length; ++i) rows[(start + i) * members + member] = all[member * length + i];
     }
@@ -222,7 +222,7 @@ Status Engine::run_allgather(Submission* submission) {
     }
     HVD_RETURN_IF_ERROR(allocate(total_bytes, rank_, &result));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(transport_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      HVD_RETURN_IF_ERROR(communicator_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
       statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
     }
     submission->results.push_back(std::move(result));
@@ -237,7 +237,7 @@ Status Engine::run_alltoall(Submission* submission) {
   const size_t members = static_cast<size_t>(set.size());
   std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(
-      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+      communicator_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
   const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
@@ -257,7 +257,7 @@ Status Engine::run_alltoall(Submission* submission) {
     }
   }
   HVD_RETURN_IF_ERROR(allocate(received_bytes, rank_, &result));
-  HVD_RETURN_IF_ERROR(transport_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
+  HVD_RETURN_IF_ERROR(communicator_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
   statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));
   return {};

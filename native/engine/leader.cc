@@ -414,19 +414,23 @@ void Engine::spread_abort() {
   abort_spread_ = true;
   const std::string frame = abort_payload(segment_->cause());
   for (SocketLink& link : control_) link.send(FrameKind::kAbort, frame);
-  drop_transport();
+  drop_communicators();
   bells_->ring_others();
 }
 
 // A data link broke inside a collective. Its peer may have died, or may have ended because somebody else did: what the
 // control links say in the next moments decides who is named.
-void Engine::transport_failed(const Status& status, const std::string& doing) {
+void Engine::communicator_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
   // rank 0 above all, through which the cause reaches everybody.
-  if (spans_hosts()) drop_transport();
-  while (spans_hosts() && is_leader() && !poisoned() && now_ns() < deadline) {
+  if (spans_hosts()) drop_communicators();
+  while (spans_hosts() && !poisoned() && now_ns() < deadline) {
+    if (!is_leader()) {  // its leader's links say it
+      sleep_ms(1);
+      continue;
+    }
     std::vector<pollfd> watched;
     for (const SocketLink& link : control_) {
       if (!link.closed()) watched.push_back({link.fd(), POLLIN, 0});
@@ -435,7 +439,7 @@ void Engine::transport_failed(const Status& status, const std::string& doing) {
     ::poll(watched.data(), watched.size(), 50);
     serve();
   }
-  // On one host the monitor sees a death itself, at once; it may be a moment behind the transport.
+  // On one host the monitor sees a death itself, at once; it may be a moment behind the communicator.
   if (!poisoned()) poison(status.code(), status.failed_rank(), doing + ": " + status.text());
 }
 

@@ -12,6 +12,7 @@
 #include <new>
 #include <system_error>
 
+#include "communicators/registry.h"
 #include "engine/engine.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
@@ -19,7 +20,6 @@
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/warning.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
@@ -29,15 +29,13 @@ Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       rank_(options_.rank),
       world_size_(static_cast<int>(options_.host_of_rank.size())),
+      topology_(options_.host_of_rank),
+      host_(topology_.host_of(rank_)),
+      ranks_of_host_(topology_.ranks_of(host_)),
+      local_rank_(static_cast<uint32_t>(topology_.local_rank_of(rank_))),
       has_left_(options_.host_of_rank.size(), false),
       may_close_(options_.host_of_rank.size(), false) {
-  host_ = options_.host_of_rank[rank_];
-  for (int r = 0; r < world_size_; ++r) {
-    hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
-    if (options_.host_of_rank[r] != host_) continue;
-    if (r == rank_) local_rank_ = static_cast<uint32_t>(ranks_of_host_.size());
-    ranks_of_host_.push_back(r);
-  }
+  options_.host_of_rank = topology_.host_of_rank();
   auto all = std::make_shared<ProcessSet>();
   for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
   all->member = rank_;
@@ -46,11 +44,7 @@ Engine::Engine(EngineOptions options)
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
-  const int world_size = static_cast<int>(options.host_of_rank.size());
   std::unique_ptr<Engine> engine(new Engine(std::move(options)));
-  if (engine->spans_hosts() && engine->hosts_ != world_size) {
-    return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
-  }
   Status status;
   try {
     status = engine->connect();
@@ -88,10 +82,11 @@ Status Engine::give_up(const Status& why) {
 }
 
 Status Engine::connect() {
+  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, topology_, true, &world_row_));
   if (segment_ = options_.segment; segment_ == nullptr) {
     HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
-  bells_ = std::make_unique<Bells>(*segment_, local_rank_);
+  bells_ = std::make_unique<Bells>(*segment_, local_rank_, options_.poll_bell);
   to_leader_.attach(&segment_->ring(local_rank_));
   if (is_leader()) {
     from_followers_.resize(segment_->local_size());
@@ -99,27 +94,32 @@ Status Engine::connect() {
   }
   if (coordinates())
     coordinator_.emplace(options_.host_of_rank, NameLimits{options_.settings.cached_names, kMaxEntries});
-  if (spans_hosts()) {
+  if (world_size_ > 1) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-    std::vector<int> sockets;
-    for (EngineOptions::Link& link : options_.links) {
-      if (link.purpose != HVD_LINK_CONTROL) continue;
-      control_.emplace_back(std::exchange(link.fd, -1), link.peer);
-      sockets.push_back(control_.back().fd());
-    }
-    const size_t expected = coordinates() ? static_cast<size_t>(hosts_ - 1) : 1;
-    if (control_.size() != expected) {
-      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
-                                        " control links, seen " + std::to_string(control_.size())};
-    }
-    HVD_RETURN_IF_ERROR(bells_->watch(sockets));
   }
+  if (spans_hosts() && is_leader()) HVD_RETURN_IF_ERROR(take_control_links());
   // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
   HVD_RETURN_IF_ERROR(start_monitor());
-  Status status = make_transport();
+  Status status = make_communicator();
   // The reason why it was interrupted says more than that it was.
   return status.ok() || !poisoned() ? status : segment_->cause();
+}
+
+Status Engine::take_control_links() {
+  std::vector<int> sockets;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose != HVD_LINK_CONTROL) continue;
+    control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+    sockets.push_back(control_.back().fd());
+  }
+  const size_t expected = coordinates() ? static_cast<size_t>(topology_.hosts() - 1) : 1;
+  if (control_.size() != expected) {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
+                                      " control links, got " + std::to_string(control_.size())};
+  }
+  bells_->watch(sockets);
+  return {};
 }
 
 // What goes wrong on one rank of the host is told to all of them.
@@ -137,10 +137,11 @@ Status Engine::connect_shared_memory() {
   return Status(cause).while_doing("the ranks of this host cannot share memory");
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
+// Leader -> follower: the memfd, and with several hosts what wakes the leader. Follower -> leader: one byte, attached.
+// Leader -> follower: one byte, go.
 Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
   const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
-  const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
+  const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
@@ -149,17 +150,33 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
             "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
-    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
-    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    if (spans_hosts()) HVD_RETURN_IF_ERROR(PollBell::make(&options_.poll_bell));
+    for (const auto* link : local) {
+      HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+      for (size_t i = 0; spans_hosts() && i < PollBell::kSleepers; ++i) {
+        HVD_RETURN_IF_ERROR(send_descriptor(link->fd, options_.poll_bell->fd(i), link->peer));
+      }
+    }
     fault_point("attach");
     for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    if (spans_hosts()) {
+      int fds[PollBell::kSleepers] = {-1, -1};
+      Status status;
+      for (int& fd : fds) {
+        if (status.ok()) status = receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &fd);
+      }
+      options_.poll_bell = std::make_shared<const PollBell>(fds);
+      if (!status.ok()) close(memfd);
+      HVD_RETURN_IF_ERROR(status);
+    }
     fault_point("attach");
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
@@ -168,29 +185,23 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   return {};
 }
 
-Status Engine::make_transport() {
-  transport_name_ = world_size_ == 1 ? "LOOPBACK_" : spans_hosts() ? "TCP_" : "SHM_";
-  TransportOptions options;
-  options.isa = options_.settings.instruction_set;
-  const Interrupt interrupt{&segment_->header().abort, poison_fd_};
-  if (world_size_ == 1) {
-    transport_ = make_loopback_transport(options);
-    return {};
-  }
-  if (!spans_hosts()) {
-    return make_shm_transport(segment_->transport_area(), static_cast<int>(local_rank_), ranks_of_host_, options,
-                              interrupt, &transport_);
-  }
-  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
-  std::vector<int> world_ranks(static_cast<size_t>(world_size_));
-  for (int r = 0; r < world_size_; ++r) world_ranks[static_cast<size_t>(r)] = r;
+Status Engine::make_communicator() {
   std::sort(options_.links.begin(), options_.links.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
-  return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
+  data_links_ = std::make_shared<const DataLinks>(std::move(sockets));
+  const ProcessSet& all = *sets_.at(0);
+  return world_row_->make({all.ranks, all.member, topology_}, parts_in(segment_->transport_area()), &communicator_);
+}
+
+CommunicatorParts Engine::parts_in(std::byte* area) const {
+  CommunicatorSettings settings;
+  settings.isa = options_.settings.instruction_set;
+  return {area, data_links_, settings, {&segment_->header().abort, poison_fd_}};
 }
 
 Status Engine::start_monitor() {
@@ -267,8 +278,9 @@ Status Engine::stop(uint32_t timeout_ms) {
   bells_->ring(local_rank_);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
-    return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
-           now_ns() > deadline_ns;
+    // Whoever would pass on this rank's leave has left itself.
+    const bool unheard = has_left_[static_cast<size_t>(ranks_of_host_.front())] || (spans_hosts() && has_left_[0]);
+    return poisoned() || has_left_[static_cast<size_t>(rank_)] || unheard || now_ns() > deadline_ns;
   };
   for (;;) {
     if (take_token()) {
@@ -293,16 +305,17 @@ Status Engine::stop(uint32_t timeout_ms) {
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
   for (SocketLink& link : control_) link.finish_sending();
-  drop_transport();
+  drop_communicators();
   drop_token();
   timeline_.stop();
   return {};
 }
 
-void Engine::drop_transport() {
-  const std::lock_guard lock(transport_mutex_);
-  for (const auto& [number, set] : sets_) set->transport.reset();
-  transport_.reset();
+void Engine::drop_communicators() {
+  const std::lock_guard lock(communicator_mutex_);
+  for (const auto& [number, set] : sets_) set->communicator.reset();
+  communicator_.reset();
+  data_links_.reset();
 }
 
 Engine::~Engine() {
@@ -313,7 +326,7 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  transport_.reset();
+  communicator_.reset();
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
@@ -326,8 +339,8 @@ std::string Engine::statistics() {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
   {
-    const std::lock_guard lock(transport_mutex_);
-    if (transport_ != nullptr) text += transport_->describe();  // names itself
+    const std::lock_guard lock(communicator_mutex_);
+    if (communicator_ != nullptr) text += communicator_->describe();  // names itself
   }
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));

@@ -401,7 +401,7 @@ bool Engine::wait_for_readers(bool driving, const std::function<bool()>& have_re
              "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
       return false;
     }
-    // Decisions that come in while a failed batch is looked into (transport_failed): it ends in poison in any case.
+    // Decisions that come in while a failed batch is looked into (communicator_failed): it ends in poison in any case.
     if (following == this) return false;
     if (driving) {
       while (!poisoned() && follow_log()) {

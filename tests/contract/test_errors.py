@@ -13,7 +13,7 @@ from support import frameworks
 from support.frameworks import NAMES
 from support.world import World, WorldPool
 
-WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm")]
+WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
 
 
 @pytest.fixture(params=NAMES)

@@ -13,7 +13,7 @@ from support import frameworks
 from support.frameworks import NAMES
 from support.world import WorldPool
 
-WORLDS = [(3, "shm"), (4, "tcp")]
+WORLDS = [(3, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
 
 
 @pytest.fixture(params=NAMES)

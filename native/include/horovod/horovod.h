@@ -82,8 +82,8 @@ enum {
 typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
   HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
-  HVD_LINK_DATA = 2,    /* TCP between two ranks on different hosts; one or more per pair, the same number everywhere */
-  HVD_LINK_BEAT = 3 /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
+  HVD_LINK_DATA = 2, /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
+  HVD_LINK_BEAT = 3  /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
@@ -165,6 +165,17 @@ typedef struct {
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
 HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
+
+/* JSON, one object for each communicator of this build, in the order in which "auto" tries them: name, title, available
+   and, if it is not, why. */
+HVD_EXPORT const char* hvd_communicators(void);
+/* Which of them joins these members (world ranks, ascending) of a world, before there is a context. `transport`: a
+   name, or "auto"; HVD_UNAVAILABLE if it does not fit and `must` is not 0, else the first one that fits is taken.
+   `name` gets at most 32 bytes. linked[r] becomes 1 for each rank r with which `rank` needs a data link; the others
+   stay as they are. */
+HVD_EXPORT int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
+                        const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked,
+                        hvd_status* status);
 
 /* Joins the generation: blocks until every rank of the host has attached, bounded by setting start_timeout_ms. */
 HVD_EXPORT int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status);

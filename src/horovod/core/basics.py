@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core import bootstrap, native, stacks
+from horovod.core import bootstrap, communicators, native, stacks
 from horovod.core import context as contexts
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError
@@ -150,8 +150,8 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used: this version has no MPI transport."""
-    return False
+    """Whether MPI can be used."""
+    return communicators.is_built("mpi")
 
 
 def gloo_enabled() -> bool:
@@ -165,18 +165,18 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of NCCL, 0 without it: this version has no NCCL transport."""
-    return 0
+    """The version code of NCCL, 0 without it."""
+    return int(communicators.is_built("nccl"))
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL can be used: no."""
-    return False
+    """Whether IBM's DDL can be used."""
+    return communicators.is_built("ddl")
 
 
 def ccl_built() -> bool:
-    """Whether Intel's oneCCL can be used: no."""
-    return False
+    """Whether Intel's oneCCL can be used."""
+    return communicators.is_built("ccl")
 
 
 def cuda_built() -> bool:

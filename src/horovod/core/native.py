@@ -175,6 +175,11 @@ scratch = Scratch()
 _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
     "hvd_build_info": (c_char_p, []),
+    "hvd_communicators": (c_char_p, []),
+    "hvd_plan": (
+        ctypes.c_int,
+        [c_char_p, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p],
+    ),
     "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
     "hvd_end_seen": (ctypes.c_int, [c_void_p, c_void_p]),

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TCP transport (step 7): direct exchange between the members, over sockets that others connected and
+// The communicator over TCP (step 7): direct exchange between the members, over sockets that others connected and
 // authenticated.
 #include <string>
 #include <utility>
 
+#include "collectives/levels.h"
 #include "collectives/mesh_allreduce.h"
 #include "collectives/mesh_copy.h"
 #include "collectives/mesh_scatter.h"
+#include "communicators/registry.h"
 #include "platform/float_state.h"
-#include "transport/factories.h"
 #include "transport/tcp/mesh.h"
 
 namespace hvd {
@@ -18,19 +19,14 @@ namespace {
 // Below, a second message's latency costs more than sending everything to everybody.
 constexpr size_t kGatheredBytes = size_t{16} << 10;
 
-class TcpTransport final : public Transport {
+class Tcp final : public Communicator {
  public:
-  TcpTransport(std::vector<std::vector<int>> sockets, int member, const std::vector<int>& world_ranks,
-               const Interrupt& interrupt)
-      : mesh_(std::move(sockets), member, world_ranks, interrupt) {}
+  Tcp(const Members& members, const CommunicatorParts& parts, const Kernels& kernels)
+      : kernels_(kernels),
+        fold_(kernels, members.topology),
+        mesh_(parts.links, members.member, members.ranks, parts.interrupt) {}
 
-  TcpTransport(const TcpTransport& whole, std::span<const int> places, int member)
-      : kernels_(whole.kernels_), mesh_(whole.mesh_, places, member) {}
-
-  Status start(InstructionSet isa) {
-    HVD_RETURN_IF_ERROR(Kernels::create(isa, &kernels_));
-    return mesh_.open();
-  }
+  Status start() { return mesh_.open(); }
 
   const char* name() const override { return "tcp"; }
   int member() const override { return mesh_.member(); }
@@ -42,8 +38,8 @@ class TcpTransport final : public Transport {
     const FloatState state;
     const size_t others = static_cast<size_t>(std::max(1, mesh_.size() - 1));
     const bool gathered = list.bytes() * others <= kGatheredBytes || mesh_.size() == 1;
-    return gathered ? gathered_allreduce(mesh_, kernels_, list, reduction, &scratch_)
-                    : direct_allreduce(mesh_, kernels_, list, reduction, &scratch_);
+    return gathered ? gathered_allreduce(mesh_, kernels_, fold_, list, reduction, &scratch_)
+                    : direct_allreduce(mesh_, fold_, list, reduction, &scratch_);
   }
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
     return tree_broadcast(mesh_, kernels_, SliceList(slices, element_bytes), root_member);
@@ -57,17 +53,12 @@ class TcpTransport final : public Transport {
   }
   Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
     const FloatState state;
-    return mesh_reducescatter(mesh_, kernels_, parts, reduction, &scratch_);
+    return mesh_reducescatter(mesh_, fold_, parts, reduction, &scratch_);
   }
   Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
     return mesh_alltoall(mesh_, kernels_, mine, bytes, all);
   }
   Status barrier() override { return mesh_barrier(mesh_); }
-
-  std::unique_ptr<Transport> among(std::span<const int> places, int member) const override {
-    auto part = std::make_unique<TcpTransport>(*this, places, member);
-    return part->mesh_.open().ok() ? std::move(part) : nullptr;
-  }
 
   std::string describe() const override {
     return "\"transport\": \"tcp\", \"links_per_peer\": " + std::to_string(mesh_.links_per_peer()) + ", \"isa\": \"" +
@@ -75,20 +66,28 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  Kernels kernels_;
+  const Kernels kernels_;
+  MemberFold fold_;
   Mesh mesh_;
   std::vector<std::byte> scratch_;
 };
 
+std::string why_unfit(const Topology& members) { return members.size() > 1 ? "" : "it needs two members"; }
+
+bool needs_link(const Topology&, int a, int b) { return a != b; }
+
+Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
+  auto tcp = std::make_unique<Tcp>(members, parts, kernels);
+  HVD_RETURN_IF_ERROR(tcp->start());
+  *out = std::move(tcp);
+  return {};
+}
+
 }  // namespace
 
-Status make_tcp_transport(std::vector<std::vector<int>> sockets, int member, const std::vector<int>& world_ranks,
-                          const TransportOptions& options, const Interrupt& interrupt,
-                          std::unique_ptr<Transport>* out) {
-  auto transport = std::make_unique<TcpTransport>(std::move(sockets), member, world_ranks, interrupt);
-  HVD_RETURN_IF_ERROR(transport->start(options.isa));
-  *out = std::move(transport);
-  return Status();
-}
+extern const CommunicatorRow kTcpRow;
+const CommunicatorRow kTcpRow = {"tcp", "TCP", "TCP_", always_available, why_unfit, no_shared_bytes, needs_link, make};
 
 }  // namespace hvd

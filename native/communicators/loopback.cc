@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transport of a process set with one member (step 7): nothing travels, but scales still apply.
+// The communicator of a single member (step 7): nothing travels, but scales still apply.
 
+#include "communicators/registry.h"
 #include "platform/float_state.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
 namespace {
 
-class LoopbackTransport final : public Transport {
+class Loopback final : public Communicator {
  public:
-  explicit LoopbackTransport(const Kernels& kernels) : kernels_(kernels) {}
+  explicit Loopback(const Kernels& kernels) : kernels_(kernels) {}
 
   const char* name() const override { return "loopback"; }
   int member() const override { return 0; }
@@ -53,13 +53,22 @@ class LoopbackTransport final : public Transport {
   const Kernels kernels_;
 };
 
-}  // namespace
+std::string why_unfit(const Topology& members) {
+  return members.size() == 1 ? "" : "it joins one rank with itself, and there are " + std::to_string(members.size());
+}
 
-std::unique_ptr<Transport> make_loopback_transport(const TransportOptions& options) {
+Status make(const Members&, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
   // Without peers the instruction set cannot matter: one that the machine lacks is not worth a failure.
   Kernels kernels;
-  if (machine_has(options.isa)) (void)Kernels::create(options.isa, &kernels).ok();
-  return std::make_unique<LoopbackTransport>(kernels);
+  if (machine_has(parts.settings.isa)) HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
+  *out = std::make_unique<Loopback>(kernels);
+  return {};
 }
+
+}  // namespace
+
+extern const CommunicatorRow kLoopbackRow;
+const CommunicatorRow kLoopbackRow = {"loopback", "one rank",      "LOOPBACK_", always_available,
+                                      why_unfit,  no_shared_bytes, no_links,    make};
 
 }  // namespace hvd

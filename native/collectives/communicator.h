@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of operations behind which shared memory, TCP and the single-rank loopback stand (step 7).
+// The one table of operations behind which every way between ranks stands (step 7): shared memory, TCP, both of them
+// over several hosts, and the single rank's loopback.
 //
-// A Transport connects the members of one process set. The engine calls it from one thread at a time (whoever holds the
+// A Communicator joins the members of one process set. The engine calls it from one thread at a time (whoever holds the
 // driver's token); every member calls the same operations with the same sizes in the same order, and only when every
-// member is ready, so a call may block: only a death interrupts it. After a failed call the transport is unusable.
+// member is ready, so a call may block: only a death interrupts it. After a failed call the communicator is unusable.
 // On failure the text names the peer; `failed_rank` is a world rank. What outputs hold then is undefined.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,15 +27,15 @@ struct Slice {
   int64_t count;
 };
 
-class Transport {
+class Communicator {
  public:
-  virtual ~Transport() = default;
+  virtual ~Communicator() = default;
 
-  virtual const char* name() const = 0;  // "shm", "tcp" or "loopback"
+  virtual const char* name() const = 0;  // as in its row of the registry
   virtual int member() const = 0;        // this process' index among the members
   virtual int size() const = 0;
 
-  // Reduces the concatenation of the slices element by element over the members, in member order (see Reduction).
+  // Reduces the concatenation of the slices element by element over the members, in the order of levels.h.
   virtual Status allreduce(std::span<const Slice> slices, const Reduction& reduction) = 0;
   // Copies the root member's input into everybody's output. At the root, output may equal input or differ.
   virtual Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) = 0;
@@ -50,14 +50,6 @@ class Transport {
   // destination, one after another; `all` receives the parts by source.
   virtual Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) = 0;
   virtual Status barrier() = 0;
-
-  // A transport among some of the members (`places` among them, ascending, `member` an index into it) over the same
-  // links; nothing but links is shared, so only TCP has one. The two are used one after the other. Null where there is
-  // none.
-  virtual std::unique_ptr<Transport> among(std::span<const int> places, int member) const {
-    (void)places, (void)member;
-    return nullptr;
-  }
 
   // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for
   // example "\"hop_ns\": 41, \"stores\": \"cached\"".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared-memory transport of one host (step 7): chooses an algorithm by size, and cached or streamed stores by the
-// line hop.
+// The communicator of one host, over shared memory (step 7): chooses an algorithm by size, and cached or streamed
+// stores by the line hop.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -8,8 +8,8 @@
 #include "collectives/slot_allreduce.h"
 #include "collectives/slot_copy.h"
 #include "collectives/slot_scatter.h"
+#include "communicators/registry.h"
 #include "platform/float_state.h"
-#include "transport/factories.h"
 #include "transport/shm/line_hop.h"
 #include "transport/shm/slot_ring.h"
 
@@ -29,11 +29,11 @@ constexpr int kStartRounds = 400;
 constexpr int kAgainRounds = 32;
 constexpr uint32_t kMeasureInterval = 64;
 
-class ShmTransport final : public Transport {
+class Shm final : public Communicator {
  public:
-  ShmTransport(std::byte* area, int member, const std::vector<int>& world_ranks, const TransportOptions& options,
-               const Interrupt& interrupt, const Kernels& kernels)
-      : options_(options), kernels_(kernels), ring_(area, member, world_ranks, interrupt) {}
+  Shm(std::byte* area, int member, const std::vector<int>& world_ranks, const CommunicatorSettings& settings,
+      const Interrupt& interrupt, const Kernels& kernels)
+      : settings_(settings), kernels_(kernels), ring_(area, member, world_ranks, interrupt) {}
 
   Status start() {
     HVD_RETURN_IF_ERROR(ring_.attach());
@@ -102,7 +102,7 @@ class ShmTransport final : public Transport {
     return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());
   }
   bool streamed() const {
-    if (options_.force_streamed || options_.force_cached) return options_.force_streamed;
+    if (settings_.stores != Stores::kMeasured) return settings_.stores == Stores::kStreamed;
     // Streaming by mistake costs half as much again; not streaming by mistake costs eight times as much.
     const uint32_t hop = LineHop::nanoseconds(ring_);
     return hop == 0 || hop >= kFarHopNs;
@@ -121,26 +121,35 @@ class ShmTransport final : public Transport {
     return !due || hop_.measure(ring_, kAgainRounds);
   }
 
-  const TransportOptions options_;
+  const CommunicatorSettings settings_;
   const Kernels kernels_;
   SlotRing ring_;
   LineHop hop_;
   uint32_t large_operations_ = 0;
 };
 
+std::string why_unfit(const Topology& members) {
+  if (members.hosts() > 1) {
+    return "its members must be on one host, and are on " + std::to_string(members.hosts()) + " hosts";
+  }
+  return members.size() > 1 ? "" : "it needs two members";
+}
+
+size_t shared_bytes(const Topology& members, int) { return SlotRing::bytes(members.size()); }
+
+Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
+  auto shm = std::make_unique<Shm>(parts.area, members.member, members.ranks, parts.settings, parts.interrupt, kernels);
+  HVD_RETURN_IF_ERROR(shm->start());
+  *out = std::move(shm);
+  return {};
+}
+
 }  // namespace
 
-size_t shm_transport_bytes(int members) { return SlotRing::bytes(members); }
-
-Status make_shm_transport(std::byte* area, int member, const std::vector<int>& world_ranks,
-                          const TransportOptions& options, const Interrupt& interrupt,
-                          std::unique_ptr<Transport>* out) {
-  Kernels kernels;
-  HVD_RETURN_IF_ERROR(Kernels::create(options.isa, &kernels));
-  auto transport = std::make_unique<ShmTransport>(area, member, world_ranks, options, interrupt, kernels);
-  HVD_RETURN_IF_ERROR(transport->start());
-  *out = std::move(transport);
-  return Status();
-}
+extern const CommunicatorRow kShmRow;
+const CommunicatorRow kShmRow = {"shm",     "shared memory", "SHM_",   always_available,
+                                 why_unfit, shared_bytes,    no_links, make};
 
 }  // namespace hvd
