@@ -203,6 +203,20 @@ int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* con
                  [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user); });
 }
 
+int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output, int32_t timeout_ms,
+                  hvd_handle* handle, hvd_status* status) {
+  const int submitted = hvd_submit_entry(context, entry, &input, &output, HVD_SYNC, handle, status);
+  if (submitted != HVD_OK) {
+    *handle = 0;
+    return submitted;
+  }
+  const int outcome = hvd_wait(context, *handle, timeout_ms, status);
+  if (outcome != HVD_OK) return outcome;
+  hvd_release(context, *handle);
+  *handle = 0;
+  return HVD_OK;
+}
+
 int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     std::shared_ptr<const hvd::Prepared> prepared;

@@ -568,7 +568,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tensorflow-gradients-folded",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "anchor = ops.rank_op()",
         "anchor = tf.constant(0)",
         "a gradient that is a constant is reduced once, when the function is made",
@@ -595,7 +595,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keras-scaled-loss-alone",
-        "src/horovod/keras/optimizer.py",
+        "src/horovod/keras/distributed.py",
         "reduced = self._hvd_gradients(list(grads), self._trainable_variables)",
         "reduced = list(grads)",
         "with JAX and a scaled loss every rank trains alone",
@@ -635,7 +635,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients-of-gradients-detached",
-        "src/horovod/torch/gradients.py",
+        "src/horovod/torch/autograd.py",
         "return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)",
         "return False",
         "a penalty on gradients does not reach through an operation",
@@ -643,7 +643,7 @@ MUTATIONS = (
     ),
     Mutation(
         "lists-in-a-loop-without-order",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "        if tf.inside_function():",
         "        if False:",
         "the rounds of a loop meet under one name at once",
@@ -652,8 +652,8 @@ MUTATIONS = (
     Mutation(
         "generation-kept-by-its-error",
         "src/horovod/core/operations.py",
-        "                raise context.failure_of(code, status)",
-        "                error = context.failure_of(code, status)\n                raise error",
+        "                raise context.failure_of(code, native.scratch.status)",
+        "                error = context.failure_of(code, native.scratch.status)\n                raise error",
         "an error's traceback holds the generation's segments until the next garbage collection",
         (python("tests/processes/test_cycles.py", "-k", "nothing_behind and shm-mismatch"),),
     ),

@@ -36,6 +36,16 @@ bool add_rows(int64_t rows, int64_t row_bytes, int64_t* all_rows, int64_t* bytes
          !__builtin_add_overflow(*all_bytes, *bytes, all_bytes) && !__builtin_add_overflow(*all_rows, rows, all_rows);
 }
 
+// The memory of a result whose size the other ranks decide.
+Status allocate(int64_t bytes, int rank, Gathered* result) {
+  result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+  if (result->data != nullptr) return {};
+  return {HVD_OUT_OF_MEMORY,
+          "rank " + std::to_string(rank) + " does not have the memory for the result: " + std::to_string(bytes) +
+              " bytes\nhint: give the job more memory, or gather less at once",
+          rank};
+}
+
 Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
   return {HVD_RANK_LOST,
           "rank " + std::to_string(rank) + " says that it gives " + std::to_string(rows) + " rows of " +
@@ -67,8 +77,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     }
     failure = run(batch, closed);
     if (!failure.ok()) {
-      communicator_failed(
-          failure, std::string(name_of(batch.descriptor->kind)) + " of " + quote_name(*closed[batch.entry]->name));
+      communicator_failed(failure, quote_name(*closed[batch.entry]->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -80,7 +89,10 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (failure.ok()) {
       complete(closed[i], closed[i]->outcome);  // of no tensors
     } else {
-      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(*closed[i]->name) + " failed"));
+      const std::string name = quote_name(*closed[i]->name);
+      Status cause = segment_->cause();
+      const bool is_named = cause.text().starts_with(name + ": ");
+      complete(closed[i], is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
     }
   }
 }
@@ -208,7 +220,7 @@ Status Engine::run_allgather(Submission* submission) {
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, rank_, &result));
     if (total_bytes > 0) {
       HVD_RETURN_IF_ERROR(communicator_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
       statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
@@ -244,7 +256,7 @@ Status Engine::run_alltoall(Submission* submission) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(received_bytes));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, rank_, &result));
   HVD_RETURN_IF_ERROR(communicator_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
   statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));

@@ -234,3 +234,33 @@ def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() ->
 
     with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
         assert world.run(run) == [2.0, 2.0]
+
+
+def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
+    def run() -> float:
+        import signal
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        tensor = np.ones(3)
+        for _ in range(3):  # prepared from the second time on
+            tensor[:] = 1.0
+            hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+        tensor[:] = 1.0
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+            hvd.barrier()
+        else:
+            hvd.barrier()
+            hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+        hvd.barrier()
+        return float(tensor[0])
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert world.run(run) == [2.0, 2.0]

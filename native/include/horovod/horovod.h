@@ -202,6 +202,11 @@ HVD_EXPORT int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, cons
                                     void* const* outputs, uint32_t flags, void* user, hvd_handle* handle,
                                     hvd_status* status);
 HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status);
+/* hvd_submit_entry of a request with one tensor and HVD_SYNC, hvd_wait, and if that gives HVD_OK hvd_release, in one
+   call: for a small tensor a call from another language costs as much as the operation. *handle is 0 afterwards if
+   there is nothing left to wait for or to release: the operation is done, or could not be submitted. */
+HVD_EXPORT int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output,
+                             int32_t timeout_ms, hvd_handle* handle, hvd_status* status);
 /* Tells the other ranks that this rank's call of `name` failed before it could be submitted, so that they fail too
    (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
 HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why,

@@ -166,12 +166,7 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self.status = Status()
         self.status_address = ctypes.addressof(self.status)
-        self.handle = c_uint64()
-        self.handle_address = ctypes.addressof(self.handle)
-        self.input = (c_void_p * 1)()
-        self.input_address = ctypes.addressof(self.input)
-        self.output = (c_void_p * 1)()
-        self.output_address = ctypes.addressof(self.output)
+        self.status_argument = c_void_p(self.status_address)  # for functions without argument types
 
 
 scratch = Scratch()
@@ -193,6 +188,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_release_entry": (None, [c_void_p, c_void_p]),
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_run_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
     "hvd_add_process_set": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of the operations themselves, for those who differentiate through one: each is a collective in turn, so
-every rank must take it. (The ranks' average of a model's gradients: gradients.py.)"""
+"""The gradients of the operations themselves, for scripts that differentiate through one.
+
+Each is a collective in turn, so every rank must take it. (The ranks' average of a model's gradients: gradient_list.py.)
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,21 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.native import OP_NAMES, Average, Sum
-from horovod.tensorflow.places import rank_op, rank_within, size_op
+from horovod.tensorflow.rank_ops import rank_op, rank_within, size_op
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import among_concurrent, unscoped_name
 
 
 def _derived(node: Any) -> str:
     """The name of the operation that the gradient of `node` needs."""
     name = node.get_attr("tensor_name").decode()
-    return f"{name}.backward" if name else ""
+    if not name:
+        return ""
+    name = f"{name}.backward"
+    if tf.executing_eagerly():
+        return name
+    # An output of a node may be differentiated alone, so a node may have several gradients, which run at one time.
+    return among_concurrent(unscoped_name(tf.compat.v1.get_default_graph(), name))
 
 
 @tf.RegisterGradient("HorovodAllreduce")
@@ -71,8 +80,9 @@ def _alltoall_gradient(node: Any, gradient: tf.Tensor, _: Any) -> list[Any]:
     )
     tensor = node.inputs[0]
     missing = tf.shape(tensor)[0] - tf.shape(sent)[0]
-    filler = tf.zeros(tf.concat([[missing], tf.shape(tensor)[1:]], 0), tensor.dtype)
-    return [tf.concat([sent, filler], 0), None]
+    # The gradient that comes in may have another floating type than the input; what goes on has the input's.
+    filler = tf.zeros(tf.concat([[missing], tf.shape(tensor)[1:]], 0), sent.dtype)
+    return [tf.cast(tf.concat([sent, filler], 0), tensor.dtype), None]
 
 
 @tf.RegisterGradient("HorovodReducescatter")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in a list, for TensorFlow (steps 1 and 2 of a gradient's way): what the tape and every optimizer wrapper
-share.
+"""Gradients in a list, for TensorFlow (steps 1 and 2 of a gradient's way).
+
+The tape and every optimizer wrapper share this.
 
 In a graph each dense gradient is a node of its own, which runs as soon as backward has computed it; the native engine
 fuses what is ready together. Eagerly there is nothing to overlap with, so all dense gradients are one operation.
@@ -18,10 +19,10 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.collectives import resolved
-from horovod.core.gradient_lists import GradientList
+from horovod.core.gradient_list import GradientList
 from horovod.tensorflow import ops, xla
-from horovod.tensorflow.nodes import check_op
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import check_op, unique_name
 
 __all__ = ["TensorFlowGradients", "plain_variable"]
 
@@ -35,7 +36,7 @@ def plain_variable(variable: Any) -> Any:
 
 
 class TensorFlowGradients(GradientList):
-    """See core/gradient_lists.py."""
+    """See core/gradient_list.py."""
 
     def key_of(self, variable: Any) -> Any:
         plain = plain_variable(variable)
@@ -45,7 +46,7 @@ class TensorFlowGradients(GradientList):
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
 
     def to_dense(self, gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+        if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
             warnings.warn(
                 "sparse gradients are reduced as dense ones where XLA compiles the step: an optimizer that updates the "
                 "rows of sparse gradients alone, as Adam does, updates all rows then\n"
@@ -54,38 +55,43 @@ class TensorFlowGradients(GradientList):
             )
         return tf.convert_to_tensor(gradient)
 
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+        return gradient / divisor
+
     def unique(self, name: str) -> str:
-        return name if tf.executing_eagerly() else str(tf.compat.v1.get_default_graph().unique_name(name))
+        return name if tf.executing_eagerly() else unique_name(name)
 
     def reduce_sparse(self, gradient: Any, name: str) -> Any:
-        sent, ctx = self.compression.compress(gradient.values)
+        sent, ctx = self.options.compression.compress(gradient.values)
         reduced = ops.allreduce(
             tf.IndexedSlices(sent, gradient.indices, gradient.dense_shape),
-            op=self.op,
+            op=self.options.op,
             name=name,
-            process_set=self.process_set,
-            device_sparse=self.device_sparse,
+            process_set=self.options.process_set,
+            device_sparse=self.options.device_sparse,
         )
-        values = self.compression.decompress(reduced.values, ctx)
+        values = self.options.compression.decompress(reduced.values, ctx)
         return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)
 
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
-        prescale, postscale = self.factors
-        with tf.device(self.device_dense or None):
+        prescale, postscale = self.options.factors
+        with tf.device(self.options.device_dense or None):
             if not (tf.executing_eagerly() or xla.is_compiling()):
                 return self._nodes(tensors, grouped, name)
             return ops.grouped_allreduce(
                 tensors,
-                op=self.op,
+                op=self.options.op,
                 prescale_factor=prescale,
                 postscale_factor=postscale,
-                process_set=self.process_set,
+                process_set=self.options.process_set,
                 name=name,
             )
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
-        op, prescale, postscale, set_number = resolved((self.op, None, *self.factors, self.process_set))
-        check_op(op, tensors, self.process_set)
+        op, prescale, postscale, set_number = resolved(self.options.how)
+        check_op(op, tensors, self.options.process_set)
         received = list(tensors)
         step = f"{name}#{next(_steps)}"
         anchor = ops.rank_op()

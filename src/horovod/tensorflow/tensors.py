@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before a node of a collective is made (step 3 of a gradient's way, for TensorFlow): its name, and the
-checks of what it is given. Eager calls tell the peers, who wait already, what is wrong; in a graph, which nobody runs
-yet, it is an error of this rank alone."""
+"""Checks and names for TensorFlow's tensors, before a node of a collective is made (step 3).
+
+Eager calls tell the peers, who wait already, what is wrong. In a graph, which is not run yet, it is an error of this
+rank alone.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core.collectives import Reduction, resolved
+from horovod.core.context import LOCAL_ERRORS
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.core.requests import LOCAL_ERRORS, check_adasum_ranks, check_name, check_reduction, refuse
+from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
 from horovod.tensorflow import xla
 
 __all__ = [
+    "among_concurrent",
     "check_op",
     "check_rows",
     "checked",
@@ -27,6 +31,8 @@ __all__ = [
     "node_name",
     "reducible",
     "reduction_attributes",
+    "unique_name",
+    "unscoped_name",
     "wire_name",
 ]
 
@@ -46,7 +52,40 @@ def node_name(label: str, name: str | None, tensors: Sequence[Any], ignore_name_
         camel = "".join(part.capitalize() for part in label.split("_"))
         name = "_".join([f"Horovod{camel}", *(re.sub(r"\W", "_", end.name) for end in ends)])
     unique: str = graph.unique_name(name)
-    return unique.rsplit("/", 1)[-1] if ignore_name_scope else unique
+    return among_concurrent(unique.rsplit("/", 1)[-1] if ignore_name_scope else unique)
+
+
+def unique_name(name: str) -> str:
+    """`name` with its scope, made different from all other names whose nodes may run at the same time."""
+    return among_concurrent(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def among_concurrent(name: str) -> str:
+    """`name`, with a number behind it if a node of another function that may run at the same time has it already.
+
+    Functions that TensorFlow runs one after the other may share names, and must: one rank alone may trace a function
+    again. A graph of TensorFlow 1 (or tf.compat.v1.wrap_function) does not order the functions that it calls. It is
+    built once, in the same order on all ranks, so counting in it gives the same names everywhere.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    unordered = None
+    around = graph
+    while around is not None:
+        is_function = around.building_function
+        if not is_function and tf.compat.v1.executing_eagerly_outside_functions():
+            break  # eagerly, functions run one after the other
+        if not around._add_control_dependencies:
+            unordered = around
+        around = around.outer_graph if is_function else None
+    if unordered is None or unordered is graph:
+        return name
+    return unscoped_name(unordered, name)
+
+
+def unscoped_name(graph: Any, name: str) -> str:
+    """`name`, made different from all names of `graph`, without the scope that the graph is in."""
+    with graph.name_scope(None):
+        return str(graph.unique_name(name))
 
 
 def wire_name(label: str, name: str | None) -> str:
@@ -55,8 +94,10 @@ def wire_name(label: str, name: str | None) -> str:
 
 
 class InvalidArgument(InvalidRequestError, tf.errors.InvalidArgumentError):
-    """A call that is wrong on this rank, as TensorFlow raises it where only a running node can tell, and as a
-    ValueError."""
+    """A call that is wrong on this rank.
+
+    It is what TensorFlow raises if only a running node can tell, and a ValueError.
+    """
 
     def __init__(self, text: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, text)
@@ -85,7 +126,7 @@ def _built(label: str, name: str | None, process_set: ProcessSet, build: Callabl
             number = number_of(process_set)
         except InvalidRequestError:
             number = 0
-        refuse(contexts.current(), label, name, error, number)
+        contexts.current().refuse(label, name, error, number)
 
 
 def reducible(values: Sequence[Any]) -> list[tf.Tensor]:

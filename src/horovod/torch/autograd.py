@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations as functions that autograd can differentiate. Every backward is itself an operation: all ranks run it,
-under the name of the forward with `.backward` behind it.
+"""The operations as functions that autograd can differentiate.
+
+Every backward is itself an operation: all ranks run it, under the name of the forward with `.backward` behind it.
 
     allreduce       the same allreduce of the gradient
     allgather       the average of the gradients, of which each rank takes its rows
