@@ -51,7 +51,7 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
 // The rows that an alltoall sends to each member.
 Status check_splits(const hvd_request& request, int members, const std::string& what, std::vector<int64_t>* splits) {
   const int64_t rows = request.tensors[0].shape[0];
-  const bool given = request.size >= offsetof(hvd_request, reserved) && request.splits != nullptr;
+  const bool given = request.splits != nullptr;
   if (!given) {
     if (rows % members != 0) {
       return invalid(what + ": expected a number of rows that " + std::to_string(members) +
@@ -97,9 +97,6 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
 
 Status check_request(const hvd_request& request, const ProcessSet& set, const std::string& what) {
   if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
-  if (request.tensor_size != 0 && request.tensor_size != sizeof(hvd_tensor)) {
-    return invalid(what + ": hvd_tensor has another size in the caller");
-  }
   if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
       (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");

@@ -16,6 +16,8 @@ ENDED_WITHIN_S = 5.0
 # (ranks, transport, the one that dies): ten kills
 KILLS = [(size, transport, rank) for size, transport in ((2, "shm"), (2, "tcp"), (3, "shm")) for rank in range(size)]
 KILLS += [(4, "tcp", 0), (4, "tcp", 3), (4, "shm", 2)]
+# Leaders and followers of several hosts.
+KILLS += [*((4, "2+2", rank) for rank in range(4)), (4, "3+1", 1), (4, "3+1", 3), (4, "2+2 tcp", 3)]
 
 
 def reduce_for_ever(going: str) -> None:

@@ -3,8 +3,11 @@
  * horovod.h: THE boundary between the native core and every framework (step 4 of a gradient's way).
  *
  * ABI rules
- *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct): a
- *    newer library accepts an older, shorter struct; fields are only ever appended.
+ *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct);
+ *    the size of what stands in an array is a field beside the array, 0 for that of the first version. Fields are only
+ *    ever appended. A newer library accepts an older, shorter struct: what is not there is zero. An older library
+ * accepts a newer, longer one if what it does not know is zero, otherwise the call is HVD_INVALID_ARGUMENT. Results are
+ *    written as far as the caller's struct reaches.
  *  - Every function that can fail returns an hvd_code and, where `status` is not NULL, fills it. No exception leaves
  * the library.
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
@@ -119,6 +122,7 @@ typedef struct {
   uint32_t nsettings;
   uint32_t nlinks;
   const hvd_link* links;
+  uint32_t setting_size, link_size; /* sizeof(hvd_setting), sizeof(hvd_link) */
 } hvd_options;
 
 /* One tensor of a request: dense, row-major, aligned to its element size. */
@@ -164,6 +168,10 @@ typedef struct {
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
+/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
+HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
+/* How many of the first dimension's rows a member gets in a reducescatter. */
+HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
 HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
 
 /* JSON, one object for each communicator of this build, in the order in which "auto" tries them: name, title, available

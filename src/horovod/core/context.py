@@ -94,6 +94,8 @@ class Context:
             nsettings=len(pairs),
             nlinks=len(world.links),
             links=links,
+            setting_size=ctypes.sizeof(native.Setting),
+            link_size=ctypes.sizeof(native.Link),
         )
         status = native.Status()
         pointer = ctypes.c_void_p()

@@ -115,6 +115,8 @@ class Options(ctypes.Structure):
         ("nsettings", c_uint32),
         ("nlinks", c_uint32),
         ("links", POINTER(Link)),
+        ("setting_size", c_uint32),
+        ("link_size", c_uint32),
     ]
 
 
@@ -174,6 +176,8 @@ scratch = Scratch()
 # name: (result type, argument types). c_void_p stands for every pointer that the hot path passes as an integer.
 _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
+    "hvd_dtype_bytes": (c_int32, [c_int32]),
+    "hvd_rows_of_member": (c_int64, [c_int64, c_int32, c_int32]),
     "hvd_build_info": (c_char_p, []),
     "hvd_communicators": (c_char_p, []),
     "hvd_plan": (
