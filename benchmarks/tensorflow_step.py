@@ -31,7 +31,8 @@ import tensorflow as tf
 import horovod.tensorflow
 from horovod import core
 from horovod.bench.record import Session
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.core.reduction_options import ReductionOptions
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 TENSORS = 160
 WIDTH = 32
@@ -92,7 +93,7 @@ def main() -> int:
     x = tf.ones([4, WIDTH])
     steps = {
         "plain": make_step(weights, lambda gradients: gradients),
-        "horovod": make_step(weights, TensorFlowGradients(even_alone=True)),
+        "horovod": make_step(weights, TensorFlowGradients(ReductionOptions(), even_alone=True)),
         "py_function": make_step(weights, through_py_function),
     }
     results = {name: float(step(x)) for name, step in steps.items()}

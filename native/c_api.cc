@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -10,6 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "c_structs.h"
+#include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
 #include "platform/fault_point.h"
@@ -63,8 +66,37 @@ int guarded(hvd_status* status, Body&& body) {
   }
 }
 
-Status read_options(const hvd_options& in, hvd::EngineOptions* out) {
-  if (in.size < sizeof(hvd_options)) return {HVD_INVALID_ARGUMENT, "hvd_options is shorter than this library needs"};
+// Where the last field ends without which a struct makes no sense, and where those of the first version did.
+constexpr size_t kLeastOptions = offsetof(hvd_options, host_of_rank) + sizeof(void*);
+constexpr size_t kLeastRequest = offsetof(hvd_request, postscale) + sizeof(double);
+constexpr size_t kFirstSetting = offsetof(hvd_setting, value) + sizeof(void*);
+constexpr size_t kFirstLink = offsetof(hvd_link, index) + sizeof(int32_t);
+constexpr size_t kFirstTensor = offsetof(hvd_tensor, dtype) + sizeof(int32_t);
+
+// A caller's request as this library lays it out.
+struct Request {
+  hvd_request request;
+  std::vector<hvd_tensor> tensors;
+};
+Status read_request(const hvd_request* given, Request* out) {
+  HVD_RETURN_IF_ERROR(hvd::read_struct(given, given->size, kLeastRequest, "hvd_request", &out->request));
+  hvd_request& request = out->request;
+  HVD_RETURN_IF_ERROR(hvd::read_structs(request.tensors, request.ntensors, request.tensor_size, kFirstTensor,
+                                        "hvd_tensor", &out->tensors));
+  request.size = sizeof request;
+  request.tensors = out->tensors.data();
+  request.tensor_size = sizeof(hvd_tensor);
+  return {};
+}
+
+Status read_options(const hvd_options& given, hvd::EngineOptions* out) {
+  hvd_options in;
+  std::vector<hvd_setting> settings;
+  std::vector<hvd_link> links;
+  HVD_RETURN_IF_ERROR(hvd::read_struct(&given, given.size, kLeastOptions, "hvd_options", &in));
+  HVD_RETURN_IF_ERROR(
+      hvd::read_structs(in.settings, in.nsettings, in.setting_size, kFirstSetting, "hvd_setting", &settings));
+  HVD_RETURN_IF_ERROR(hvd::read_structs(in.links, in.nlinks, in.link_size, kFirstLink, "hvd_link", &links));
   if (in.world_size < 1 || in.rank < 0 || in.rank >= in.world_size || in.host_of_rank == nullptr) {
     return {HVD_INVALID_ARGUMENT, "expected 0 <= rank < world_size and a host for each rank"};
   }
@@ -74,9 +106,8 @@ Status read_options(const hvd_options& in, hvd::EngineOptions* out) {
   for (const int host : out->host_of_rank) {
     if (host < 0 || host >= in.world_size) return {HVD_INVALID_ARGUMENT, "a host index is out of range"};
   }
-  HVD_RETURN_IF_ERROR(hvd::parse_settings(in.settings, in.nsettings, &out->settings));
-  for (uint32_t i = 0; i < in.nlinks; ++i) {
-    const hvd_link& link = in.links[i];
+  HVD_RETURN_IF_ERROR(hvd::parse_settings(settings.data(), in.nsettings, &out->settings));
+  for (const hvd_link& link : links) {
     const int fd = fcntl(link.fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0) {
       for (const auto& made : out->links) hvd::close_private(made.fd);
@@ -94,6 +125,14 @@ extern "C" {
 
 uint32_t hvd_abi_version(void) { return HVD_ABI_VERSION; }
 
+int32_t hvd_dtype_bytes(int32_t dtype) {
+  return static_cast<int32_t>(hvd::element_size(static_cast<hvd_dtype>(dtype)));
+}
+
+int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member) {
+  return hvd::rows_of_member(rows, members, member);
+}
+
 const char* hvd_build_info(void) {
   static const std::string info = [] {
     std::string text = "{\"version\": \"" HVD_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
@@ -104,6 +143,38 @@ const char* hvd_build_info(void) {
     return text + "}";
   }();
   return info.c_str();
+}
+
+const char* hvd_communicators(void) {
+  static const std::string rows = [] {
+    std::string text = "[";
+    for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
+      const std::string why = row->why_unavailable();
+      text += (text.size() > 1 ? ", {" : "{") + std::string("\"name\": \"") + row->name + "\", \"title\": \"" +
+              row->title + "\", \"available\": " + (why.empty() ? "true" : "false") + ", \"why\": \"" + why + "\"}";
+    }
+    return text + "]";
+  }();
+  return rows.c_str();
+}
+
+int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
+             const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    const std::vector<int> ranks(members, members + nmembers);
+    if (!std::ranges::all_of(ranks, [&](int member) { return member >= 0 && member < world_size; })) {
+      return {HVD_INVALID_ARGUMENT, "a member is no rank of this world"};
+    }
+    const auto topology = hvd::Topology({host_of_rank, host_of_rank + world_size}).among(ranks);
+    const hvd::CommunicatorRow* row = nullptr;
+    HVD_RETURN_IF_ERROR(hvd::choose_communicator(transport, topology, must != 0, &row));
+    name[std::string(row->name).copy(name, 31)] = '\0';
+    const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+    for (int other = 0; place < nmembers && other < nmembers; ++other) {
+      if (row->needs_link(topology, place, other)) linked[ranks[static_cast<size_t>(other)]] = 1;
+    }
+    return {};
+  });
 }
 
 int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {
@@ -142,7 +213,9 @@ void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {
 int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     auto made = std::make_unique<hvd_entry>();
-    HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &made->prepared));
+    Request ours;
+    HVD_RETURN_IF_ERROR(read_request(request, &ours));
+    HVD_RETURN_IF_ERROR(context->engine->prepare(ours.request, &made->prepared));
     *entry = made.get();
     const std::lock_guard lock(context->mutex);
     context->entries.emplace(*entry, std::move(made));
@@ -169,17 +242,33 @@ int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* con
                  [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user); });
 }
 
+int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output, int32_t timeout_ms,
+                  hvd_handle* handle, hvd_status* status) {
+  const int submitted = hvd_submit_entry(context, entry, &input, &output, HVD_SYNC, handle, status);
+  if (submitted != HVD_OK) {
+    *handle = 0;
+    return submitted;
+  }
+  const int outcome = hvd_wait(context, *handle, timeout_ms, status);
+  if (outcome != HVD_OK) return outcome;
+  hvd_release(context, *handle);
+  *handle = 0;
+  return HVD_OK;
+}
+
 int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     std::shared_ptr<const hvd::Prepared> prepared;
-    HVD_RETURN_IF_ERROR(context->engine->prepare(*request, &prepared));
+    Request ours;
+    HVD_RETURN_IF_ERROR(read_request(request, &ours));
+    HVD_RETURN_IF_ERROR(context->engine->prepare(ours.request, &prepared));
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
-    for (uint32_t i = 0; i < request->ntensors; ++i) {
-      inputs.push_back(request->tensors[i].input);
-      outputs.push_back(request->tensors[i].output);
+    for (const hvd_tensor& tensor : ours.tensors) {
+      inputs.push_back(tensor.input);
+      outputs.push_back(tensor.output);
     }
-    return context->engine->submit(std::move(prepared), inputs.data(), outputs.data(), request->flags, handle);
+    return context->engine->submit(std::move(prepared), inputs.data(), outputs.data(), ours.request.flags, handle);
   });
 }
 
@@ -221,10 +310,9 @@ int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_
     if (!submission->done.load()) return {HVD_PENDING, "the operation is not done"};
     if (index >= submission->results.size()) return {HVD_INVALID_ARGUMENT, "the operation has no such result"};
     const hvd::Gathered& gathered = submission->results[index];
-    result->ndim = static_cast<int32_t>(gathered.shape.size());
-    result->data = gathered.data.get();
-    result->shape = gathered.shape.data();
-    result->rows = gathered.rows.data();
+    hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered.shape.size()), gathered.data.get(),
+                                   gathered.shape.data(), gathered.rows.data()},
+                                  result);
     return {};
   });
 }

@@ -61,6 +61,13 @@ class Mutation:
     replacement: str
     why: str
     tests: tuple[Test, ...]
+    also: tuple[tuple[str, str, str], ...] = ()  # further file, text and replacement, if one edit is not enough
+    # Built with -fsanitize=this, and caught only if the output holds the report: such a test may pass otherwise.
+    sanitizer: str = ""
+    report: str = ""
+
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        return ((self.file, self.text, self.replacement), *self.also)
 
 
 CONTRACT = "tests/contract/test_results.py::test_results_are_those_of_the_reference"
@@ -96,15 +103,15 @@ MUTATIONS = (
         "const std::byte* const result = ring_.result_slot(owner, chunk(k));",
         "const std::byte* const result = ring_.result_slot(peer(ring_.size() - step), chunk(k));",
         "with three members and more, two of the result's shares are swapped",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     Mutation(
         "tcp-input-left-out",
         "native/collectives/mesh_allreduce.cc",
-        "kernels_.fold(reduction_, sources_, count, {output});",
-        "kernels_.fold(reduction_, {sources_.data(), sources_.size() - 1}, count, {output});",
+        "fold_(reduction_, sources_, count, output);",
+        "fold_(reduction_, {sources_.data(), sources_.size() - 1}, count, output);",
         "the last rank's input is not part of large sums over TCP",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     # engine
     Mutation(
@@ -134,9 +141,37 @@ MUTATIONS = (
     Mutation(
         "look-before-announce",
         "native/engine/doorbell.h",
-        "static constexpr bool kLookBeforeAnnounce = false;",
-        "static constexpr bool kLookBeforeAnnounce = true;",
+        "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
+        "        seen_ = door.bell(who_).load();\n        state_ = State::kLook;",
         "a sleeper looks for work before it has said that it sleeps: a wake-up is lost now and then",
+        (native("doorbell_model_test", "no_interleaving"),),
+        also=(
+            (
+                "native/engine/doorbell.h",
+                "        }\n        state_ = State::kLook;",
+                "        }\n        state_ = State::kSleep;",
+            ),
+            ("native/engine/doorbell.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
+        ),
+    ),
+    Mutation(
+        "read-bell-after-look",
+        "native/engine/doorbell.h",
+        "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
+        "        seen_ = door.bell(who_).load();\n        state_ = State::kSleep;",
+        "a sleeper reads its bell after it has looked for work: it sleeps through a bell in between",
+        (native("doorbell_model_test", "no_interleaving"),),
+        also=(
+            ("native/engine/doorbell.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
+            ("native/engine/doorbell.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
+        ),
+    ),
+    Mutation(
+        "leave-without-look",
+        "native/engine/doorbell.h",
+        "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kLook;",
+        "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kDone;",
+        "a caller that leaves does not look for what has come since",
         (native("doorbell_model_test", "no_interleaving"),),
     ),
     # negotiation
@@ -157,11 +192,74 @@ MUTATIONS = (
     ),
     Mutation(
         "announce-before-reset",
-        "native/negotiation/tally.h",
-        "static constexpr bool kAnnounceBeforeReset = false;",
-        "static constexpr bool kAnnounceBeforeReset = true;",
+        "native/negotiation/publisher.h",
+        "override { board_.begin_next_round(id); }",
+        "override { (void)id; }",
         "READY is announced before the count is fresh",
         (native("negotiation_model_test", "two_ranks_of_one_host"),),
+        also=(
+            (
+                "native/negotiation/publisher.cc",
+                '  fault_point("append");',
+                '  board_.begin_next_round(entry.id);\n  fault_point("append");',
+            ),
+        ),
+    ),
+    Mutation(
+        "recall-ignored",
+        "native/negotiation/tally.h",
+        "if ((before & (kRecalledBit | kRetiredBit)) != 0) return {Arrived",
+        "if (false) return {Arrived",
+        "a rank is counted though its entry was recalled",
+        (native("negotiation_model_test", "two_ranks_of_one_host"),),
+    ),
+    Mutation(
+        "recall-answered-too-early",
+        "native/negotiation/spread.cc",
+        "  HVD_RETURN_IF_ERROR(say_pending());\n  send_up(FrameKind::kRecalled",
+        "  send_up(FrameKind::kRecalled",
+        "a leader answers a recall before it has told what was complete by then",
+        (native("negotiation_model_test", "two_hosts_that_join"),),
+    ),
+    Mutation(
+        "local-ready-across-hosts",
+        "native/engine/serve.cc",
+        "  if (spans_hosts()) {\n    publisher_ =",
+        "  if (false) {\n    publisher_ =",
+        "with several hosts each of them runs what is complete on it, whatever the others do",
+        (native("engine_sets_test", "one_name_may_be_in_flight"),),
+    ),
+    Mutation(
+        "followers-do-not-ring",
+        "native/negotiation/publisher.cc",
+        "entry.sync}));\n    waker_.ring(0);",
+        "entry.sync}));",
+        "a rank tells its leader that an entry is complete, and lets it sleep",
+        (native("simulate_test", "a_thousand_ranks"),),
+    ),
+    Mutation(
+        "requests-not-merged",
+        "native/negotiation/leader.cc",
+        "return request.ranks.size() >= static_cast<size_t>(waited_for);",
+        "return waited_for >= 0;",
+        "each rank's whole request travels to rank 0",
+        (native("simulate_test", "a_thousand_ranks"),),
+    ),
+    Mutation(
+        "leader-speaks-at-once",
+        "native/negotiation/leader.cc",
+        "if (pending.urgent || pending.bytes",
+        "if (true || pending.bytes",
+        "a leader sends a message for each tensor that is complete",
+        (native("simulate_test", "a_thousand_ranks"),),
+    ),
+    Mutation(
+        "other-hosts-wait-unseen",
+        "native/negotiation/waiting.cc",
+        "waiting_there_[static_cast<size_t>(host)] = std::move(waiting);",
+        "",
+        "a stall report names ranks of other hosts as missing that wait themselves",
+        (native("simulate_test", "a_thousand_ranks"),),
     ),
     Mutation(
         "recall-dropped",
@@ -174,11 +272,14 @@ MUTATIONS = (
     # join and Adasum
     Mutation(
         "join-forgets-what-was-counted",
-        "native/engine/join.cc",
-        "if (entry->counted_in.has_value())",
-        "if (entry->counted_in.has_value() && entry->id < 0)",
+        "native/negotiation/member.cc",
+        "if (entry.counted_in.has_value()) join.counted",
+        "if (entry.counted_in.has_value() && !entry.id) join.counted",
         "a call in flight when its rank joins counts twice: READY comes before the others have submitted",
-        (native("engine_join_test", "what_was_in_flight"),),
+        (
+            native("engine_join_test", "what_was_in_flight"),
+            native("negotiation_model_test", "three_ranks_of_one_host_that_join"),
+        ),
     ),
     Mutation(
         "join-forgotten-after-one-round",
@@ -191,16 +292,16 @@ MUTATIONS = (
     Mutation(
         "recall-of-a-complete-round-dropped",
         "native/negotiation/tally.h",
-        "static constexpr bool kDropTheRecall = false;",
-        "static constexpr bool kDropTheRecall = true;",
+        "next_round(before) | (before & kRecalledBit)",
+        "next_round(before)",
         "a join that meets a round just complete leaves the entry on the fast way, where nobody decides",
         (native("negotiation_model_test", "three_ranks_of_one_host_that_join"),),
     ),
     Mutation(
         "slow-for-ever-after-join",
-        "native/engine/join.cc",
-        "if (tally.recalled()) tally.reset(false);",
-        "if (tally.recalled()) tally.reset(true);",
+        "native/negotiation/spread.cc",
+        "if (board_.is_recalled(id)) board_.reset(id, false);",
+        "if (board_.is_recalled(id)) board_.reset(id, true);",
         "every call takes the slow way once all ranks have joined",
         (native("engine_join_test", "the_fast_way_is_back"),),
     ),
@@ -308,7 +409,7 @@ MUTATIONS = (
         "const std::byte* const section = ring.input_slot(m, chunk - 1) + ring.member() * section_bytes;",
         "const std::byte* const section = ring.input_slot(m, chunk - 1) + m * section_bytes;",
         "a member folds what the others meant for themselves",
-        (native("transport_test", "random_operations_among_threads"),),
+        (native("communicator_test", "random_operations_among_threads"),),
     ),
     Mutation(
         "remainder-to-the-last",
@@ -320,17 +421,20 @@ MUTATIONS = (
     ),
     Mutation(
         "sets-count-everybody",
-        "native/engine/leader.cc",
-        "segment_->assign(decision.id, number, set == nullptr ? 0 : set->local_members);",
-        "segment_->assign(decision.id, number, segment_->local_size());",
+        "native/negotiation/spread.cc",
+        "static_cast<uint32_t>(set->second.members.size())",
+        "static_cast<uint32_t>(map_.ranks_here.size())",
         "a set's tally waits for ranks that are no members",
-        (native("engine_sets_test", "every_operation_works_over_a_set"),),
+        (
+            native("engine_sets_test", "every_operation_works_over_a_set"),
+            native("sets_model_test", "a_set_without_the_leader"),
+        ),
     ),
     Mutation(
         "foreign-leader-sleeps",
-        "native/engine/leader.cc",
-        "(is_about_entry(decision.kind) && !takes_part_in(decision.id))",
-        "false",
+        "native/negotiation/spread.cc",
+        "return set == sets_.end() || !set->second.has_leader;",
+        "return set == sets_.end();",
         "members are not woken by a leader that takes no part",
         (native("engine_sets_test", "what_nobody_waits_for"),),
     ),
@@ -345,10 +449,18 @@ MUTATIONS = (
     # names that come and go, what is seen of a run
     Mutation(
         "retires-in-flight",
-        "native/negotiation/tally.h",
-        "Bugs::kRetireInFlight ? State::kIdle : State::kLook;",
-        "State::kIdle;",
+        "native/negotiation/spread.cc",
+        "if (board_.in_flight_since_ms(rank, id) != 0) return false;",
+        "",
         "a name goes although a rank has arrived whose READY is still to come",
+        (native("negotiation_model_test", "two_ranks_whose"),),
+    ),
+    Mutation(
+        "number-back-unread",
+        "native/negotiation/spread.cc",
+        "!retired_here_.empty() && board_.all_have_read(retired_here_.front().end)",
+        "!retired_here_.empty()",
+        "a number comes back before all ranks have read that its name is gone",
         (native("negotiation_model_test", "two_ranks_whose"),),
     ),
     Mutation(
@@ -361,9 +473,9 @@ MUTATIONS = (
     ),
     Mutation(
         "retired-forgets-nothing",
-        "native/engine/drive.cc",
-        "  entry->counted_in.reset();\n  forget_if_idle(entry);\n",
-        "  entry->counted_in.reset();\n",
+        "native/negotiation/member.cc",
+        "  forget_if_idle(std::exchange(slot_of_id_[id], kNoSlot));",
+        "  slot_of_id_[id] = kNoSlot;",
         "each rank keeps every name it has ever heard of",
         (python("tests/processes/test_names.py", "-k", "leaves_nothing_in_memory"),),
     ),
@@ -402,9 +514,9 @@ MUTATIONS = (
     ),
     Mutation(
         "anybody-may-leave-for-anybody",
-        "native/engine/leader.cc",
-        "!parse_leave(payload, world_size_, &rank) || options_.host_of_rank[rank] != host",
-        "!parse_leave(payload, world_size_, &rank)",
+        "native/negotiation/leader.cc",
+        "if (!parse_leave(payload, world_size, &rank) || !lives_there(rank)) return false;",
+        "if (!parse_leave(payload, world_size, &rank)) return false;",
         "a host may say that another host's rank leaves",
         (native("hostile_test", "rank_0_names_a_leader"),),
     ),
@@ -459,9 +571,9 @@ MUTATIONS = (
     ),
     Mutation(
         "every-step-is-new",
-        "native/engine/submit.cc",
-        "entry->definition == submission->prepared->bytes;",
-        "entry->definition == submission->prepared->bytes && submission->sync;",
+        "native/negotiation/member.cc",
+        "entry->definition == call->descriptor;",
+        "entry->definition == call->descriptor && call->sync;",
         "asynchronous operations ask the coordinator at every step",
         (python("tests/contract/test_steady_state.py", "-k", "fourth"),),
     ),
@@ -500,7 +612,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nohup-is-overruled",
-        "src/horovod/launcher/supervise.py",
+        "src/horovod/launcher/terminal.py",
         "if before[number] is not signal.SIG_IGN:  # nohup",
         "if before[number] is not None:",
         "a job started under nohup ends with its terminal",
@@ -568,7 +680,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tensorflow-gradients-folded",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "anchor = ops.rank_op()",
         "anchor = tf.constant(0)",
         "a gradient that is a constant is reduced once, when the function is made",
@@ -595,7 +707,7 @@ MUTATIONS = (
     ),
     Mutation(
         "keras-scaled-loss-alone",
-        "src/horovod/keras/optimizer.py",
+        "src/horovod/keras/distributed.py",
         "reduced = self._hvd_gradients(list(grads), self._trainable_variables)",
         "reduced = list(grads)",
         "with JAX and a scaled loss every rank trains alone",
@@ -635,7 +747,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients-of-gradients-detached",
-        "src/horovod/torch/gradients.py",
+        "src/horovod/torch/autograd.py",
         "return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)",
         "return False",
         "a penalty on gradients does not reach through an operation",
@@ -643,7 +755,7 @@ MUTATIONS = (
     ),
     Mutation(
         "lists-in-a-loop-without-order",
-        "src/horovod/tensorflow/gradients.py",
+        "src/horovod/tensorflow/gradient_list.py",
         "        if tf.inside_function():",
         "        if False:",
         "the rounds of a loop meet under one name at once",
@@ -652,8 +764,8 @@ MUTATIONS = (
     Mutation(
         "generation-kept-by-its-error",
         "src/horovod/core/operations.py",
-        "                raise context.failure_of(code, status)",
-        "                error = context.failure_of(code, status)\n                raise error",
+        "                raise context.failure_of(code, native.scratch.status)",
+        "                error = context.failure_of(code, native.scratch.status)\n                raise error",
         "an error's traceback holds the generation's segments until the next garbage collection",
         (python("tests/processes/test_cycles.py", "-k", "nothing_behind and shm-mismatch"),),
     ),
@@ -672,6 +784,27 @@ MUTATIONS = (
         "return",
         "a rank that is slow with the rest of a list of gradients is said to have another model",
         (native("negotiation_test", "different_lists"),),
+    ),
+    # what only a sanitizer sees
+    Mutation(
+        "overrun",
+        "native/negotiation/wire.h",
+        "if (broken_ || rest_.size() < length) {",
+        "if (broken_ || length > kMaxFrameBytes) {",
+        "a text's length in a frame is believed",
+        (native("hostile_test", "nonsense"),),
+        sanitizer="address,undefined",
+        report="ERROR: AddressSanitizer",
+    ),
+    Mutation(
+        "release-missing",
+        "native/platform/wait.h",
+        "signal.value.store(value, std::memory_order_seq_cst);",
+        "signal.value.store(value, std::memory_order_relaxed);",
+        "data that a flag announces may come after the flag",
+        (native("communicator_test", "random"),),
+        sanitizer="thread",
+        report="WARNING: ThreadSanitizer: data race",
     ),
 )
 
@@ -732,13 +865,16 @@ class Scratch:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
 
-    def build(self, tests: tuple[Test, ...]) -> None:
-        build = self.folder / "build"
+    def build(self, tests: tuple[Test, ...], sanitizer: str = "") -> None:
+        build = self.build_folder(sanitizer)
         commands = [["cmake", "--build", str(build), "--target", *sorted({t.arguments[0] for t in tests if t.native})]]
         if not all(t.native for t in tests):
             commands[0] += LIBRARIES
         if not build.exists():
-            commands.insert(0, ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DHVD_BUILD_TESTS=ON"])
+            configure = ["cmake", "-S", ".", "-B", str(build), "-G", "Ninja", "-DHVD_BUILD_TESTS=ON"]
+            if sanitizer:
+                configure += ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DHVD_SANITIZE={sanitizer}"]
+            commands.insert(0, configure)
         for command in commands:
             outcome, output = run(command, self.folder, BUILD_LIMIT_S, self.environment)
             if outcome != "ok":
@@ -746,6 +882,9 @@ class Scratch:
         if not all(t.native for t in tests):
             self.library.mkdir(exist_ok=True)
             self.install()
+
+    def build_folder(self, sanitizer: str) -> Path:
+        return self.folder / (f"build-{sanitizer.replace(',', '-')}" if sanitizer else "build")
 
     def install(self) -> None:
         for name in LIBRARIES:
@@ -761,10 +900,10 @@ class Scratch:
         if self.library.exists():
             self.install()
 
-    def test(self, test: Test, limit_s: float) -> tuple[str, str]:
+    def test(self, test: Test, limit_s: float, sanitizer: str = "") -> tuple[str, str]:
         program, *rest = test.arguments
         if test.native:
-            command = [str(self.folder / "build" / program), *rest]
+            command = [str(self.build_folder(sanitizer) / program), *rest]
         else:
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.arguments]
         outcome, output = run(command, self.folder, limit_s, self.environment)
@@ -790,24 +929,40 @@ def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> None:
 
 def try_mutation(scratch: Scratch, mutation: Mutation) -> list[str]:
     """What each test made of it. The copy is as before afterwards."""
-    path = scratch.folder / mutation.file
-    original = path.read_text(encoding="utf-8")
-    times = path.stat()
-    if original.count(mutation.text) != 1:
-        raise StaleTable(
-            f"{mutation.name}: {mutation.file} holds the text {original.count(mutation.text)} times, not 1"
-        )
-    path.write_text(original.replace(mutation.text, mutation.replacement), encoding="utf-8")
+    paths = [scratch.folder / file for file in dict.fromkeys(edit[0] for edit in mutation.edits())]
+    originals = [(path, path.read_text(encoding="utf-8"), path.stat()) for path in paths]
     compiled = mutation.file.startswith("native/")
     try:
+        for file, text, replacement in mutation.edits():
+            edit(scratch.folder / file, text, replacement, mutation.name)
         if compiled:
-            scratch.build(mutation.tests)
-        return [scratch.test(test, MUTATION_LIMIT_S)[0] for test in mutation.tests]
+            scratch.build(mutation.tests, mutation.sanitizer)
+        limit_s = UNBROKEN_LIMIT_S if mutation.sanitizer else MUTATION_LIMIT_S
+        results = [scratch.test(test, limit_s, mutation.sanitizer) for test in mutation.tests]
+        return [reported(outcome, output, mutation.report) for outcome, output in results]
     finally:
-        path.write_text(original, encoding="utf-8")
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        if compiled:
+        for path, original, times in originals:
+            path.write_text(original, encoding="utf-8")
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if mutation.sanitizer:
+            shutil.rmtree(scratch.build_folder(mutation.sanitizer), ignore_errors=True)
+        elif compiled:
             scratch.restore_build()
+
+
+def edit(path: Path, text: str, replacement: str, name: str) -> None:
+    """Replace what stands in the file exactly once."""
+    original = path.read_text(encoding="utf-8")
+    if original.count(text) != 1:
+        raise StaleTable(f"{name}: {path.name} holds the text {original.count(text)} times, not 1")
+    path.write_text(original.replace(text, replacement), encoding="utf-8")
+
+
+def reported(outcome: str, output: str, report: str) -> str:
+    """What a test came to; one that should end with a sanitizer's report, and does not, noticed nothing."""
+    if not report:
+        return outcome
+    return f"reported: {report}" if report in output and outcome != "ok" else "ok"
 
 
 def main() -> int:

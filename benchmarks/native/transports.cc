@@ -16,50 +16,50 @@
 
 namespace {
 
+using hvd::Communicator;
 using hvd::Slice;
-using hvd::Transport;
 
 constexpr int kRounds = 15;
 
 // The slowest member's time per operation, in nanoseconds.
-double timed_round(Transport& transport, const Slice& slice, const hvd::Reduction& reduction, int operations) {
-  EXPECT(transport.barrier().ok());
+double timed_round(Communicator& communicator, const Slice& slice, const hvd::Reduction& reduction, int operations) {
+  EXPECT(communicator.barrier().ok());
   const int64_t start = static_cast<int64_t>(hvd::now_ns());
-  for (int i = 0; i < operations; ++i) EXPECT(transport.allreduce({&slice, 1}, reduction).ok());
+  for (int i = 0; i < operations; ++i) EXPECT(communicator.allreduce({&slice, 1}, reduction).ok());
   const int64_t mine = (static_cast<int64_t>(hvd::now_ns()) - start) / operations;
-  std::vector<int64_t> all(static_cast<size_t>(transport.size()));
-  EXPECT(transport.exchange(&mine, sizeof mine, all.data()).ok());
+  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
+  EXPECT(communicator.exchange(&mine, sizeof mine, all.data()).ok());
   return static_cast<double>(*std::max_element(all.begin(), all.end()));
 }
 
-void measure(Transport& transport, size_t bytes) {
+void measure(Communicator& communicator, size_t bytes) {
   std::vector<float> values(bytes / 4, 1.0f);
   // The average of equal values stays what it was, so the buffer can be used again and checked at the end.
-  const hvd::Reduction average{HVD_FLOAT32, HVD_SUM, 1.0, 1.0, transport.size()};
+  const hvd::Reduction average{HVD_FLOAT32, HVD_SUM, 1.0, 1.0, communicator.size()};
   const Slice slice{reinterpret_cast<std::byte*>(values.data()), reinterpret_cast<std::byte*>(values.data()),
                     static_cast<int64_t>(values.size())};
   const int operations = static_cast<int>(std::clamp<size_t>((size_t{8} << 20) / bytes, 1, 2000));
-  timed_round(transport, slice, average, operations);
+  timed_round(communicator, slice, average, operations);
   std::vector<double> rounds;
-  for (int i = 0; i < kRounds; ++i) rounds.push_back(timed_round(transport, slice, average, operations));
+  for (int i = 0; i < kRounds; ++i) rounds.push_back(timed_round(communicator, slice, average, operations));
   std::sort(rounds.begin(), rounds.end());
   const bool right = std::all_of(values.begin(), values.end(), [](float v) { return v == 1.0f; });
   EXPECT(right);
-  if (transport.member() != 0) return;
+  if (communicator.member() != 0) return;
   const double median = rounds[kRounds / 2];
-  std::printf("%-4s %2d %10zu B  median %12.2f us  q1 %12.2f us  min %12.2f us  %7.2f GB/s%s\n", transport.name(),
-              transport.size(), bytes, median / 1e3, rounds[kRounds / 4] / 1e3, rounds[0] / 1e3,
+  std::printf("%-4s %2d %10zu B  median %12.2f us  q1 %12.2f us  min %12.2f us  %7.2f GB/s%s\n", communicator.name(),
+              communicator.size(), bytes, median / 1e3, rounds[kRounds / 4] / 1e3, rounds[0] / 1e3,
               static_cast<double>(bytes) / median, right ? "" : "  WRONG");
   std::fflush(stdout);
 }
 
-void run(Transport& transport) {
-  if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());
+void run(Communicator& communicator) {
+  if (communicator.member() == 0) std::printf("{%s}\n", communicator.describe().c_str());
   for (size_t bytes : {4ul, 56ul, 64ul, 1024ul, 4096ul, 16384ul, 32768ul, 65536ul, 131072ul, 262144ul, 524288ul,
                        1ul << 20, 4ul << 20, 16ul << 20, 64ul << 20, 256ul << 20}) {
-    measure(transport, bytes);
+    measure(communicator, bytes);
   }
-  if (transport.member() == 0) std::printf("{%s}\n", transport.describe().c_str());
+  if (communicator.member() == 0) std::printf("{%s}\n", communicator.describe().c_str());
 }
 
 }  // namespace
@@ -69,9 +69,9 @@ int main(int argc, char** argv) {
   const std::string which = argc > 2 ? argv[2] : "both";
   const int links = argc > 3 ? std::atoi(argv[3]) : 2;
   const std::string stores = argc > 4 ? argv[4] : "";
-  hvd::TransportOptions options;
-  options.force_cached = stores == "cached";
-  options.force_streamed = stores == "streamed";
+  hvd::CommunicatorSettings options;
+  if (stores == "cached") options.stores = hvd::Stores::kCached;
+  if (stores == "streamed") options.stores = hvd::Stores::kStreamed;
   for (members::Wire wire : {members::Wire::kShm, members::Wire::kTcp}) {
     if (which != "both" && which != (wire == members::Wire::kShm ? "shm" : "tcp")) continue;
     members::World world(wire, n, links);

@@ -48,19 +48,20 @@ double factor(double norm, double product) { return norm == 0 ? 1 : 1 - product 
 template <class Real>
 class Combination {
  public:
-  Combination(Transport& transport, const Kernels& kernels, std::span<const Slice> tensors, const Reduction& reduction)
-      : transport_(transport),
+  Combination(Communicator& communicator, const Kernels& kernels, std::span<const Slice> tensors,
+              const Reduction& reduction)
+      : communicator_(communicator),
         kernels_(kernels),
         tensors_(tensors),
         reduction_(reduction),
-        members_(transport.size()),
+        members_(communicator.size()),
         element_bytes_(static_cast<int64_t>(element_size(reduction.dtype))),
         shares_(static_cast<size_t>(members_), 0) {
     for (const Slice& tensor : tensors_) {
       for (int m = 0; m < members_; ++m) shares_[static_cast<size_t>(m)] += share(tensor, m).count;
     }
     for (const int64_t elements : shares_) count_ += elements;
-    own_ = shares_[static_cast<size_t>(transport.member())];
+    own_ = shares_[static_cast<size_t>(communicator.member())];
   }
 
   Status run() {
@@ -92,7 +93,7 @@ class Combination {
     }
     const size_t elements = size * static_cast<size_t>(own_);
     Bytes received = std::make_unique_for_overwrite<std::byte[]>(elements * static_cast<size_t>(element_bytes_));
-    HVD_RETURN_IF_ERROR(transport_.alltoall(packed.get(), matrix, received.get()));
+    HVD_RETURN_IF_ERROR(communicator_.alltoall(packed.get(), matrix, received.get()));
     if (element_bytes_ == sizeof(Real)) {
       vectors_ = std::move(received);
     } else {
@@ -117,7 +118,7 @@ class Combination {
     for (size_t start = 0; start < parts.size(); start += kProductsAtOnce) {
       const size_t length = std::min(kProductsAtOnce, parts.size() - start);
       std::vector<Products> all(length * static_cast<size_t>(members_));
-      HVD_RETURN_IF_ERROR(transport_.exchange(parts.data() + start, length * sizeof(Products), all.data()));
+      HVD_RETURN_IF_ERROR(communicator_.exchange(parts.data() + start, length * sizeof(Products), all.data()));
       for (size_t i = 0; i < all.size(); ++i) {
         Products& sum = whole[start + i % length];
         sum.aa += all[i].aa;
@@ -141,7 +142,7 @@ class Combination {
       Real* a = vector_of(first);
       Real* b = vector_of(first + distance);
       for (const Slice& tensor : tensors_) {
-        const int64_t count = share(tensor, transport_.member()).count;
+        const int64_t count = share(tensor, communicator_.member()).count;
         visit(a, b, count);
         a += count;
         b += count;
@@ -157,7 +158,7 @@ class Combination {
     std::vector<int64_t> bytes_of_member;
     for (const int64_t elements : shares_) bytes_of_member.push_back(elements * element_bytes_);
     const Bytes result = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(count_ * element_bytes_));
-    HVD_RETURN_IF_ERROR(transport_.allgather(vectors_.get(), bytes_of_member, result.get()));
+    HVD_RETURN_IF_ERROR(communicator_.allgather(vectors_.get(), bytes_of_member, result.get()));
     const std::byte* from = result.get();
     for (int m = 0; m < members_; ++m) {
       for (const Slice& tensor : tensors_) {
@@ -170,7 +171,7 @@ class Combination {
     return {};
   }
 
-  Transport& transport_;
+  Communicator& communicator_;
   const Kernels& kernels_;
   const std::span<const Slice> tensors_;
   const Reduction& reduction_;
@@ -183,11 +184,11 @@ class Combination {
 
 }  // namespace
 
-Status adasum(Transport& transport, const Kernels& kernels, std::span<const Slice> tensors,
+Status adasum(Communicator& communicator, const Kernels& kernels, std::span<const Slice> tensors,
               const Reduction& reduction) {
   const FloatState state;
-  if (reduction.dtype == HVD_FLOAT64) return Combination<double>(transport, kernels, tensors, reduction).run();
-  return Combination<float>(transport, kernels, tensors, reduction).run();
+  if (reduction.dtype == HVD_FLOAT64) return Combination<double>(communicator, kernels, tensors, reduction).run();
+  return Combination<float>(communicator, kernels, tensors, reduction).run();
 }
 
 }  // namespace hvd

@@ -4,6 +4,7 @@
 //
 //   adasum(a, b) = a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), a vector of zeros counts for nothing;
 //   of the members' vectors: pairs of neighbours first, then pairs of pairs, so there must be a power of two.
+//   Neighbours are neighbours by rank, on whichever hosts they are: hosts change no bit of it.
 //
 // Every member gets a *share* of each tensor from all, which it combines by itself; of each level only the dot products
 // go around. So the bytes are those of an allreduce, on any transport. Products are accumulated in float64, halves are
@@ -15,16 +16,15 @@
 
 #include <span>
 
+#include "collectives/communicator.h"
 #include "reduction/kernels.h"
-#include "transport/transport.h"
 
 namespace hvd {
 
-constexpr bool has_adasum(DataType dtype) {
-  return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16 || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
-}
+constexpr bool has_adasum(DataType dtype) { return is_floating(dtype); }
 
 // A slice is a tensor. postscale * adasum(prescale * x_0, ...).
-Status adasum(Transport& transport, const Kernels& kernels, std::span<const Slice> tensors, const Reduction& reduction);
+Status adasum(Communicator& communicator, const Kernels& kernels, std::span<const Slice> tensors,
+              const Reduction& reduction);
 
 }  // namespace hvd

@@ -16,10 +16,10 @@ constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
 class DirectExchange {
  public:
-  DirectExchange(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+  DirectExchange(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                  std::vector<std::byte>* scratch)
       : mesh_(mesh),
-        kernels_(kernels),
+        fold_(fold),
         slices_(slices),
         reduction_(reduction),
         scratch_(scratch),
@@ -95,7 +95,7 @@ class DirectExchange {
                         for (int m = 0; m < mesh_.size(); ++m) {
                           sources_[static_cast<size_t>(m)] = m == mesh_.member() ? input : scratch(k, m) + offset;
                         }
-                        kernels_.fold(reduction_, sources_, count, {output});
+                        fold_(reduction_, sources_, count, output);
                       });
   }
 
@@ -116,7 +116,7 @@ class DirectExchange {
   }
 
   Mesh& mesh_;
-  const Kernels& kernels_;
+  MemberFold& fold_;
   const SliceList& slices_;
   const Reduction& reduction_;
   std::vector<std::byte>* const scratch_;
@@ -129,8 +129,8 @@ class DirectExchange {
 
 }  // namespace
 
-Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
-                          std::vector<std::byte>* scratch) {
+Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, const SliceList& slices,
+                          const Reduction& reduction, std::vector<std::byte>* scratch) {
   const size_t bytes = slices.bytes();
   const size_t stride = (bytes + 63) / 64 * 64;
   scratch->resize(std::max(scratch->size(), static_cast<size_t>(mesh.size()) * stride));
@@ -151,14 +151,14 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& s
   std::vector<const std::byte*> pieces(sources.size());
   slices.for_range(0, slices.count(), [&](const std::byte*, std::byte* output, size_t offset, int64_t count) {
     for (size_t m = 0; m < pieces.size(); ++m) pieces[m] = sources[m] + offset;
-    kernels.fold(reduction, pieces, count, {output});
+    fold(reduction, pieces, count, output);
   });
   return Status();
 }
 
-Status direct_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch) {
-  return DirectExchange(mesh, kernels, slices, reduction, scratch).run();
+  return DirectExchange(mesh, fold, slices, reduction, scratch).run();
 }
 
 }  // namespace hvd

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allreduce over a Mesh (step 7): two algorithms, both the same fold in member order.
+// Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h).
 //
 // gathered  small: everybody sends its whole input to everybody and folds; one message's latency.
 // direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Everybody sends share j
 // straight to
-//           member j, which folds the shares in member order as soon as the last has come, and sends the result
+//           member j, which folds the shares as soon as the last has come, and sends the result
 //           straight back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links,
 //           both ways.
 //
@@ -13,6 +13,7 @@
 // chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle.
 #pragma once
 
+#include "collectives/levels.h"
 #include "collectives/slices.h"
 #include "reduction/kernels.h"
 #include "transport/tcp/mesh.h"
@@ -20,9 +21,9 @@
 namespace hvd {
 
 // `scratch` is kept between operations to save its page faults.
-Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
-                          std::vector<std::byte>* scratch);
-Status direct_allreduce(Mesh& mesh, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
+Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, const SliceList& slices,
+                          const Reduction& reduction, std::vector<std::byte>* scratch);
+Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch);
 
 }  // namespace hvd

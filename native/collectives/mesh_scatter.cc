@@ -16,7 +16,7 @@ constexpr int64_t kManyLinksBytes = int64_t{1} << 20;
 
 }  // namespace
 
-Status mesh_reducescatter(Mesh& mesh, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
+Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const std::vector<Slice>> parts,
                           const Reduction& reduction, std::vector<std::byte>* scratch) {
   const int size = mesh.size();
   const int64_t element_bytes = static_cast<int64_t>(element_size(reduction.dtype));
@@ -57,7 +57,7 @@ Status mesh_reducescatter(Mesh& mesh, const Kernels& kernels, std::span<const st
                     for (int m = 0; m < size; ++m) {
                       sources[static_cast<size_t>(m)] = m == mesh.member() ? input : from_member(m, k) + offset;
                     }
-                    kernels.fold(reduction, sources, count, {output});
+                    member_fold(reduction, sources, count, output);
                   });
   };
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/transport.h"
+#include "collectives/communicator.h"
 
 namespace hvd {
 

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "collectives/communicator.h"
 #include "reduction/kernels.h"
 #include "transport/shm/slot_ring.h"
-#include "transport/transport.h"
 
 namespace hvd {
 

@@ -43,19 +43,11 @@ class SharedWord32 {
   std::atomic<uint32_t>& word_;
 };
 
-// Mistakes that the model checker must find; compiled into tests only.
-struct NoDoorbellBugs {
-  static constexpr bool kLookBeforeAnnounce = false;
-  static constexpr bool kReadBellAfterLook = false;
-  static constexpr bool kLeaveWithoutLook = false;
-};
-
-template <class Bugs = NoDoorbellBugs>
 class FallAsleep {
  public:
   enum class State : uint8_t { kReadBell, kAnnounce, kLook, kSleep, kWithdraw, kAwake };
 
-  explicit FallAsleep(Sleeper who) : who_(who), state_(first()) {}
+  explicit FallAsleep(Sleeper who) : who_(who) {}
   State state() const { return state_; }
   uint32_t seen() const { return seen_; }  // what the bell showed: sleep while it still does
 
@@ -65,7 +57,7 @@ class FallAsleep {
     switch (state_) {
       case State::kReadBell:
         seen_ = door.bell(who_).load();
-        state_ = Bugs::kReadBellAfterLook ? State::kSleep : Bugs::kLookBeforeAnnounce ? State::kLook : State::kAnnounce;
+        state_ = State::kAnnounce;
         return;
       case State::kAnnounce:
         // The engine's thread must not hide a caller.
@@ -74,16 +66,10 @@ class FallAsleep {
         } else {
           door.sleeping.compare_exchange(number(Sleeper::kNobody), number(who_));
         }
-        state_ = Bugs::kLookBeforeAnnounce ? State::kSleep : State::kLook;
+        state_ = State::kLook;
         return;
       case State::kLook:
-        if (there_is_work()) {
-          state_ = State::kWithdraw;
-        } else {
-          state_ = Bugs::kReadBellAfterLook    ? State::kReadBell
-                   : Bugs::kLookBeforeAnnounce ? State::kAnnounce
-                                               : State::kSleep;
-        }
+        state_ = there_is_work() ? State::kWithdraw : State::kSleep;
         return;
       case State::kSleep:
         state_ = State::kWithdraw;
@@ -103,10 +89,9 @@ class FallAsleep {
 
  private:
   static uint32_t number(Sleeper who) { return static_cast<uint32_t>(who); }
-  static State first() { return Bugs::kReadBellAfterLook ? State::kAnnounce : State::kReadBell; }
 
   Sleeper who_;
-  State state_;
+  State state_ = State::kReadBell;
   uint32_t seen_ = 0;
 };
 
@@ -133,7 +118,6 @@ class Ring {
   Sleeper who_ = Sleeper::kNobody;
 };
 
-template <class Bugs = NoDoorbellBugs>
 class HandOver {
  public:
   enum class State : uint8_t { kAnnounce, kLook, kRing, kDone };
@@ -146,7 +130,7 @@ class HandOver {
       case State::kAnnounce:
         door.sleeping.compare_exchange(static_cast<uint32_t>(Sleeper::kNobody),
                                        static_cast<uint32_t>(Sleeper::kEngine));
-        state_ = Bugs::kLeaveWithoutLook ? State::kDone : State::kLook;
+        state_ = State::kLook;
         return;
       case State::kLook:
         state_ = there_is_work() ? State::kRing : State::kDone;

@@ -10,13 +10,16 @@
 // What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
-// Files: submit.cc (the user's side), drive.cc (the log), execute.cc (batches), process_sets.cc, join.cc, leader.cc
-// (rank 0's coordinator and the leaders' duties), wait.cc (who drives and who sleeps), stall.cc, stacks.cc,
-// lifecycle.cc (start, stop), monitor.h (deaths).
+// What runs next is decided in negotiation/: the member knows this rank's names and calls, the leader serves a host.
+// The engine gives both their ports, and feeds them: calls from submit.cc, records from drive.cc, frames from serve.cc.
+//
+// Files: submit.cc (the user's side), drive.cc (the log), complete.cc (ends of calls), execute.cc (batches),
+// process_sets.cc, join.cc, serve.cc (frames of this host's ranks and of other hosts), wait.cc (who drives and who
+// sleeps), stall.h (stall reports), stacks.h, lifecycle.cc (start, stop), monitor.h (deaths). Ports: board.h, bells.h,
+// control_links.h.
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,26 +27,32 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
+#include "communicators/registry.h"
 #include "engine/bells.h"
-#include "engine/link.h"
+#include "engine/board.h"
+#include "engine/control_links.h"
 #include "engine/monitor.h"
+#include "engine/on_thread.h"
 #include "engine/process_set.h"
 #include "engine/settings.h"
+#include "engine/stall.h"
 #include "engine/submission.h"
-#include "negotiation/coordinator.h"
+#include "negotiation/host_map.h"
+#include "negotiation/leader.h"
+#include "negotiation/member.h"
+#include "negotiation/publisher.h"
 #include "negotiation/segment.h"
+#include "platform/clock.h"
 #include "timeline/timeline.h"
-#include "transport/transport.h"
 
 namespace hvd {
 
 struct EngineOptions {
   int rank = 0;
   uint64_t generation = 0;
-  std::vector<int> host_of_rank;
+  std::vector<int> host_of_rank;  // equal numbers: these ranks share memory
   EngineSettings settings;
   struct Link {
     int peer;
@@ -54,12 +63,13 @@ struct EngineOptions {
   std::vector<Link> links;
   // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<const PollBell> poll_bell;  // likewise, of the host's leader
 };
 
-class Engine {
+class Engine : private Readers {
  public:
   static Status start(EngineOptions options, std::unique_ptr<Engine>* out);
-  ~Engine();  // stop() first; a destructor alone abandons the peers
+  ~Engine() override;  // stop() first; a destructor alone abandons the peers
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -99,26 +109,20 @@ class Engine {
   Status connect_shared_memory();
   Status share_memory(const std::vector<const EngineOptions::Link*>& local);
   Status give_up(const Status& why);
-  Status make_transport();
+  Status take_control_links();
+  Status make_communicator();
+  CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
-  void drop_transport();
+  void add_control_link(EngineOptions::Link* link);
+  void drop_communicators();
 
-  // submit.cc. begin() and what it calls need mutex_; what must happen after unlocking is returned.
-  struct Announcement {
-    int64_t id = -1;  // of the entry that is complete on this host: tell the others
-    uint64_t bytes = 0;
-    bool sync = false;
-    bool asked_leader = false;  // a slow request went out
-  };
-  Status enter(const SubmissionPtr& submission, Announcement* announcement);
-  std::shared_ptr<Entry> intern(ProcessSet* set, const std::string& name);
-  std::shared_ptr<Entry> next_unnamed(ProcessSet* set);
-  void forget_if_idle(const std::shared_ptr<Entry>& entry);
-  Announcement begin(const SubmissionPtr& submission);
-  void announce(const Announcement& announcement, bool driving = false);
-  void became_ready(uint64_t position, uint64_t bytes, bool sync);
-  bool wait_for_room_in_log(bool driving);
-  bool wait_for_readers(bool driving, const std::function<bool()>& have_read);
+  // serve.cc
+  void make_negotiation();
+
+  // submit.cc
+  Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
+  Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
+  void announce(const Member::Announcement& announcement, bool driving = false);
   Status refuse_if_over();
   Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
@@ -147,23 +151,25 @@ class Engine {
   bool drive(bool somebody_waits);                        // true where something moved
   bool advance(bool somebody_waits);
   bool follow_log();
-  bool has_work(bool somebody_waits);
+  bool has_work();  // whether drive() would move something
   bool linger_is_over() const;
   int64_t linger_left_ns() const;
+  void engine_thread();
   void apply(Record record);
-  void apply_definition(uint32_t id);
-  void apply_error(uint32_t id);
-  void apply_retirement(uint32_t id);
+  void apply_leave(uint32_t rank);
+  void open(SubmissionPtr submission);
   void close_batch();
   bool may_close(bool somebody_waits) const;
+  // Readers: the log's slowest reader may be this rank itself, so it reads on.
+  bool wait_until(const std::function<bool()>& have_read, bool driving) override;
+
+  // complete.cc
+  void complete(const SubmissionPtr& submission, Status status);
   void fail_all(const Status& cause);
   Status end_of_job() const;                // why nothing can be submitted any more
   void remember_end(const Status& status);  // needs mutex_
-  void complete(const SubmissionPtr& submission, Status status);
-  void engine_thread();
-
   // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
-  // transport.
+  // communicator.
   void trace(Submission* submission, Submission::Stage next);
 
   // execute.cc
@@ -174,95 +180,66 @@ class Engine {
   Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
   Status run_alltoall(Submission* submission);
-  Transport& transport_of(const ProcessSet& set) { return set.number == 0 ? *transport_ : *set.transport; }
-  void transport_failed(const Status& status, const std::string& doing);
+  Communicator& communicator_of(const ProcessSet& set) { return set.number == 0 ? *communicator_ : *set.communicator; }
+  void communicator_failed(const Status& status, const std::string& doing);
 
   // process_sets.cc
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
   Status run_add_process_set(Submission* submission);
   Status run_remove_process_set(Submission* submission);
-  Status make_set_transport(ProcessSet* set);
+  size_t shared_bytes_here(const ProcessSet& set) const;
+  Status make_set_communicator(ProcessSet* set);
   std::string close_set(ProcessSet* set);
   // The set, where it exists; for the holder of the token.
   ProcessSet* find_set(int32_t number) const {
     const auto found = sets_.find(number);
     return found == sets_.end() ? nullptr : found->second.get();
   }
-  bool takes_part_in(uint32_t id) const {
-    const int32_t number = id < kMaxEntries ? segment_->set_of(id) : 0;
-    if (number == 0) return true;  // what nearly every record is about
-    const ProcessSet* set = find_set(number);
-    return set != nullptr && set->member >= 0;
-  }
 
   // join.cc
-  Announcement send_join();
-  void apply_join(uint32_t last_rank);
-  SubmissionPtr ready_submission(uint32_t id);
-  SubmissionPtr zeros_for(const std::shared_ptr<Entry>& entry);
-  void back_to_the_fast_way();
+  void say_join();
+  void all_have_joined(const SubmissionPtr& join, uint32_t last_rank);
+  SubmissionPtr zeros_for(const Member::Applied& ready);
 
-  // leader.cc
+  // serve.cc
   bool serve();
-  void serve_control(SocketLink* link);
-  void handle_upward(int from, FrameKind kind, const std::string& payload);
-  bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
-  void poison_unreadable(int from, const std::string& what, size_t bytes);
-  void handle_downward(FrameKind kind, const std::string& payload);
-  void answer_recall(uint32_t id, Effects* effects);
-  void answer_may_retire(const std::vector<uint32_t>& ids, Effects* effects);
-  bool tell_retired();
-  void warn_of_eviction();
-  void spread(Effects effects);
-  void apply_decisions(const std::vector<Decision>& decisions);
-  void flush_ready(bool somebody_waits);
-  void hand_out_decisions();
-  void send_upward(FrameKind kind, const std::string& payload);
+  bool serve_ranks();
+  bool serve_hosts();
+  void serve_link(ControlLinks::Link* link);
+  void follow_orders(const Status& outcome);
   void take_abort(int from, const std::string& payload);
-  void link_closed(SocketLink* link);
+  void link_closed(ControlLinks::Link* link);
   void spread_abort();
-  void assign_entry(const Decision& decision);
-  void send_leave();
-
-  // stall.cc, stacks.cc
-  void report_stalls();
-  void answer_stack_question();
-  void ask_here(int rank);
-  void ask_for_stacks(const std::vector<int>& ranks);
-  void collect_stacks();
-  std::string stacks_in_words(const std::vector<int>& ranks) const;
-  std::vector<Undecided> undecided_on_this_host();
+  void warn_of_eviction();
 
   void poison(hvd_code code, int failed_rank, const std::string& text);
+  void poison(const Status& cause) { poison(cause.code(), cause.failed_rank(), cause.text()); }
   bool poisoned() const { return segment_->header().abort.load() != 0; }
-  bool spans_hosts() const { return hosts_ > 1; }
-  bool is_leader() const { return local_rank_ == 0; }
-  bool coordinates() const { return rank_ == 0; }
+  bool spans_hosts() const { return map_.spans_hosts(); }
+  bool is_leader() const { return map_.is_leader(); }
+  bool coordinates() const { return map_.coordinates(); }
 
   // Fixed after start.
   EngineOptions options_;
+  const Topology topology_;
+  const HostMap map_;
   const int rank_;
   const int world_size_;
-  int hosts_ = 1;
-  int host_ = 0;
-  std::vector<int> ranks_of_host_;  // world ranks on this host, by local rank
-  uint32_t local_rank_ = 0;
+  const uint32_t local_rank_;
   std::shared_ptr<Segment> segment_;
+  std::unique_ptr<SegmentBoard> board_;
   std::unique_ptr<Bells> bells_;
+  SteadyClock clock_;
   std::unique_ptr<Monitor> monitor_;
-  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside the TCP transport
+  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside a communicator
   std::thread thread_;
+  std::unique_ptr<Publisher> publisher_;
 
   // Shared with users' threads.
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
-  size_t deferred_ = 0;                                  // submissions that wait for their entry's earlier one
-  const std::shared_ptr<Entry> join_ = std::make_shared<Entry>();  // in flight: this rank has joined, not all have
-  Status end_seen_;                                                // that an operation ended with because the job did
-  RingSender to_leader_;
-  std::vector<uint32_t> ready_here_;  // complete on this host, not yet told to rank 0
-  std::atomic<uint64_t> ready_here_bytes_{0};
-  std::atomic<uint64_t> ready_here_since_ns_{0};
+  std::optional<Member> member_;                         // the mutex guards all of it
+  Status end_seen_;                                      // that an operation ended with because the job did
   HandleTable handles_;
   Timeline timeline_;
   std::atomic<bool> started_{false};
@@ -275,42 +252,35 @@ class Engine {
   std::atomic<uint32_t> completion_waiters_{0};
   std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
-  std::atomic<bool> stall_check_due_{false};
-  std::atomic<bool> ids_pending_{false};  // leader: retired_here_ is not empty
-  std::atomic<uint64_t> ticked_ns_{0};    // the monitor's last tick
-  std::atomic<uint64_t> resumed_ns_{0};   // when this process last ran again after it had been held up
+  std::atomic<bool> ids_pending_{false};  // leader: somebody has yet to read a RETIRE
+  std::atomic<bool> abort_spread_{false};
+  OnThread following_;     // reads the log, batches and callbacks included: it cannot read on in the middle
+  OnThread calling_back_;  // runs a completion callback: it may submit but must not wait
 
   // Token; statistics() looks at it under the mutex, under which it is let go.
-  std::mutex transport_mutex_;
-  std::unique_ptr<Transport> transport_;
+  std::mutex communicator_mutex_;
+  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<const DataLinks> data_links_;
+  const CommunicatorRow* world_row_ = nullptr;  // of all ranks' communicator
+  // Token. leader_ is there on each host's lowest rank; its pending() is any thread's.
+  std::unique_ptr<Leader> leader_;
+  std::vector<RingReceiver> from_ranks_;  // leader: by local rank, its own included
+  ControlLinks control_;                  // leader
+  std::optional<StallReport> stall_;      // rank 0
   std::atomic<uint64_t> cursor_{0};
-  std::vector<std::shared_ptr<Entry>> entry_of_id_;
-  std::vector<SubmissionPtr> open_;  // ready, not closed yet
-  std::atomic<uint64_t> open_since_ns_{0};
-  uint64_t open_bytes_ = 0;
-  std::vector<Announcement> later_;  // of completions and their callbacks: made once no batch is being run
-  const char* transport_name_ = "";  // as the timeline shows it
-  std::optional<Coordinator> coordinator_;
-  std::vector<RingReceiver> from_followers_;  // leader: by local rank, its own included
-  std::deque<SocketLink> control_;
-  std::deque<std::vector<uint64_t>> closes_;  // rank 0: by CLOSE to come, what each control link must have sent before
-  std::vector<uint64_t> text_read_at_;        // leader: by entry, the log position behind the last record with a text
-  struct RetiredHere {
-    uint64_t end;  // the log position behind its RETIRE
-    uint32_t id;
-  };
-  std::deque<RetiredHere> retired_here_;  // leader: not read by all ranks of the host, as far as is known
-  bool eviction_warned_ = false;
+  struct {
+    std::vector<SubmissionPtr> calls;  // ready, not closed yet
+    std::atomic<uint64_t> since_ns{0};
+    uint64_t bytes = 0;
+  } open_;
+  std::vector<Member::Announcement> later_;  // of completions and callbacks: made once no batch is being run
+  bool join_later_ = false;                  // ... and the join after them
   std::vector<bool> has_left_;
-  std::vector<bool> may_close_;  // leader: ranks whose control link may end without that being a loss
-  std::atomic<bool> abort_spread_{false};
-  uint64_t stall_reported_ns_ = 0;
-  uint64_t stacks_asked_ns_ = 0;        // rank 0, of the report to come; 0: not asked
-  std::map<int, std::string> stacks_;   // rank 0: the answers
-  std::vector<int> stacks_asked_here_;  // leader: of this host, without an answer
+  bool eviction_warned_ = false;
+  std::atomic<bool> facts_due_{false};  // leader: the monitor has ticked
 
   struct Statistics {
-    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, slow_requests{0}, control_messages{0}, engine_wakes{0};
+    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, engine_wakes{0};
     std::atomic<uint64_t> names_evicted{0};  // rank 0 knows
   } statistics_;
 };

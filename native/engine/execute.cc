@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running a closed batch: from submissions to slices, through the transport, back to results (steps 6 to 8).
+// Running a closed batch: from submissions to slices, through the communicator, back to results (steps 6 to 8).
 #include <cstring>
 #include <new>
 
@@ -36,6 +36,16 @@ bool add_rows(int64_t rows, int64_t row_bytes, int64_t* all_rows, int64_t* bytes
          !__builtin_add_overflow(*all_bytes, *bytes, all_bytes) && !__builtin_add_overflow(*all_rows, rows, all_rows);
 }
 
+// The memory of a result whose size the other ranks decide.
+Status allocate(int64_t bytes, int rank, Gathered* result) {
+  result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+  if (result->data != nullptr) return {};
+  return {HVD_OUT_OF_MEMORY,
+          "rank " + std::to_string(rank) + " does not have the memory for the result: " + std::to_string(bytes) +
+              " bytes\nhint: give the job more memory, or gather less at once",
+          rank};
+}
+
 Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
   return {HVD_RANK_LOST,
           "rank " + std::to_string(rank) + " says that it gives " + std::to_string(rows) + " rows of " +
@@ -67,8 +77,7 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     }
     failure = run(batch, closed);
     if (!failure.ok()) {
-      transport_failed(failure, std::string(name_of(batch.descriptor->kind)) + " of " +
-                                    quote_name(closed[batch.entry]->entry->name));
+      communicator_failed(failure, quote_name(*closed[batch.entry]->name));
       break;
     }
     for (const BatchTensor& tensor : batch.tensors) {
@@ -80,7 +89,10 @@ void Engine::execute(std::vector<SubmissionPtr> closed) {
     if (failure.ok()) {
       complete(closed[i], closed[i]->outcome);  // of no tensors
     } else {
-      complete(closed[i], Status(segment_->cause()).while_doing(quote_name(closed[i]->entry->name) + " failed"));
+      const std::string name = quote_name(*closed[i]->name);
+      Status cause = segment_->cause();
+      const bool is_named = cause.text().starts_with(name + ": ");
+      complete(closed[i], is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
     }
   }
 }
@@ -125,17 +137,17 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return transport_of(set).allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return communicator_of(set).allreduce(slices, reduction);
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(options_.settings.instruction_set, &kernels));
-  return adasum(transport_of(set), kernels, slices, reduction);
+  return adasum(communicator_of(set), kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.
 Status Engine::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
-  const ProcessSet& set = *closed[batch.entry]->entry->set;
+  const ProcessSet& set = *closed[batch.entry]->prepared->set;
   std::vector<std::vector<Slice>> parts(static_cast<size_t>(set.size()));
   int64_t elements = 0;
   for (const BatchTensor& tensor : batch.tensors) {
@@ -155,7 +167,7 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
   }
   if (elements == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return transport_of(set).reducescatter(parts, reduction_of(batch, set.size()));
+  return communicator_of(set).reducescatter(parts, reduction_of(batch, set.size()));
 }
 
 Status Engine::run_broadcast(const Submission& submission) {
@@ -171,14 +183,14 @@ Status Engine::run_broadcast(const Submission& submission) {
   }
   if (bytes == 0) return {};
   statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
-  const ProcessSet& set = *submission.entry->set;
-  return transport_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  const ProcessSet& set = *submission.prepared->set;
+  return communicator_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
 Status Engine::run_allgather(Submission* submission) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
-  const ProcessSet& set = *submission->entry->set;
+  const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
   constexpr size_t kTensorsAtOnce = 4096;  // an exchange carries at most 64 KiB a member
   std::vector<int64_t> rows(tensors.size() * members);
@@ -187,7 +199,7 @@ Status Engine::run_allgather(Submission* submission) {
     std::vector<int64_t> mine(length);
     std::vector<int64_t> all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
-    HVD_RETURN_IF_ERROR(transport_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    HVD_RETURN_IF_ERROR(communicator_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
     for (size_t member = 0; member < members; ++member) {
       for (size_t i = 0; i < length; ++i) rows[(start + i) * members + member] = all[member * length + i];
     }
@@ -208,9 +220,9 @@ Status Engine::run_allgather(Submission* submission) {
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(total_bytes));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, rank_, &result));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(transport_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      HVD_RETURN_IF_ERROR(communicator_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
       statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
     }
     submission->results.push_back(std::move(result));
@@ -221,11 +233,11 @@ Status Engine::run_allgather(Submission* submission) {
 // Everybody's splits first; then all know how much goes between any two members.
 Status Engine::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
-  const ProcessSet& set = *submission->entry->set;
+  const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
   std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(
-      transport_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+      communicator_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
   const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
@@ -244,8 +256,8 @@ Status Engine::run_alltoall(Submission* submission) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  result.data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(received_bytes));
-  HVD_RETURN_IF_ERROR(transport_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, rank_, &result));
+  HVD_RETURN_IF_ERROR(communicator_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
   statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
   submission->results.push_back(std::move(result));
   return {};

@@ -12,45 +12,35 @@
 #include <new>
 #include <system_error>
 
+#include "communicators/registry.h"
 #include "engine/engine.h"
+#include "engine/stacks.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/warning.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
-extern thread_local bool in_completion_callback;
-
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
-      rank_(options_.rank),
-      world_size_(static_cast<int>(options_.host_of_rank.size())),
-      has_left_(options_.host_of_rank.size(), false),
-      may_close_(options_.host_of_rank.size(), false) {
-  host_ = options_.host_of_rank[rank_];
-  for (int r = 0; r < world_size_; ++r) {
-    hosts_ = std::max(hosts_, options_.host_of_rank[r] + 1);
-    if (options_.host_of_rank[r] != host_) continue;
-    if (r == rank_) local_rank_ = static_cast<uint32_t>(ranks_of_host_.size());
-    ranks_of_host_.push_back(r);
-  }
+      topology_(options_.host_of_rank),
+      map_(topology_, options_.rank),
+      rank_(map_.rank),
+      world_size_(topology_.size()),
+      local_rank_(map_.local_rank),
+      has_left_(options_.host_of_rank.size(), false) {
+  options_.host_of_rank = topology_.host_of_rank();
   auto all = std::make_shared<ProcessSet>();
   for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
   all->member = rank_;
-  all->local_members = static_cast<uint32_t>(ranks_of_host_.size());
   sets_.emplace(0, std::move(all));
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
-  const int world_size = static_cast<int>(options.host_of_rank.size());
   std::unique_ptr<Engine> engine(new Engine(std::move(options)));
-  if (engine->spans_hosts() && engine->hosts_ != world_size) {
-    return {HVD_UNAVAILABLE, "several hosts with several ranks on one of them are not supported yet"};
-  }
   Status status;
   try {
     status = engine->connect();
@@ -78,48 +68,49 @@ Status Engine::give_up(const Status& why) {
   const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : rank_);
   if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
   for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) control_.emplace_back(std::exchange(link.fd, -1), link.peer);
+    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) add_control_link(&link);
   }
-  for (SocketLink& link : control_) {
-    link.send(FrameKind::kAbort, abort_payload(cause));
-    link.finish_sending();
-  }
+  control_.send_to_all(FrameKind::kAbort, abort_payload(cause));
+  control_.finish_sending();
   return cause;
 }
 
 Status Engine::connect() {
+  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, topology_, true, &world_row_));
   if (segment_ = options_.segment; segment_ == nullptr) {
     HVD_RETURN_IF_ERROR(connect_shared_memory());
   }
-  bells_ = std::make_unique<Bells>(*segment_, local_rank_);
-  to_leader_.attach(&segment_->ring(local_rank_));
-  if (is_leader()) {
-    from_followers_.resize(segment_->local_size());
-    for (uint32_t r = 0; r < segment_->local_size(); ++r) from_followers_[r].attach(&segment_->ring(r));
-  }
-  if (coordinates())
-    coordinator_.emplace(options_.host_of_rank, NameLimits{options_.settings.cached_names, kMaxEntries});
-  if (spans_hosts()) {
+  make_negotiation();
+  if (world_size_ > 1) {
     poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-    std::vector<int> sockets;
-    for (EngineOptions::Link& link : options_.links) {
-      if (link.purpose != HVD_LINK_CONTROL) continue;
-      control_.emplace_back(std::exchange(link.fd, -1), link.peer);
-      sockets.push_back(control_.back().fd());
-    }
-    const size_t expected = coordinates() ? static_cast<size_t>(hosts_ - 1) : 1;
-    if (control_.size() != expected) {
-      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
-                                        " control links, seen " + std::to_string(control_.size())};
-    }
-    HVD_RETURN_IF_ERROR(bells_->watch(sockets));
   }
+  if (spans_hosts() && is_leader()) HVD_RETURN_IF_ERROR(take_control_links());
   // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
   HVD_RETURN_IF_ERROR(start_monitor());
-  Status status = make_transport();
+  Status status = make_communicator();
   // The reason why it was interrupted says more than that it was.
   return status.ok() || !poisoned() ? status : segment_->cause();
+}
+
+void Engine::add_control_link(EngineOptions::Link* link) {
+  control_.add(std::exchange(link->fd, -1), link->peer, topology_.host_of(link->peer));
+}
+
+Status Engine::take_control_links() {
+  std::vector<int> sockets;
+  for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose != HVD_LINK_CONTROL) continue;
+    add_control_link(&link);
+    sockets.push_back(control_.all().back().socket.fd());
+  }
+  const size_t expected = coordinates() ? static_cast<size_t>(topology_.hosts() - 1) : 1;
+  if (control_.size() != expected) {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
+                                      " control links, got " + std::to_string(control_.size())};
+  }
+  bells_->watch(sockets);
+  return {};
 }
 
 // What goes wrong on one rank of the host is told to all of them.
@@ -137,10 +128,11 @@ Status Engine::connect_shared_memory() {
   return Status(cause).while_doing("the ranks of this host cannot share memory");
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
+// Leader -> follower: the memfd, and with several hosts what wakes the leader. Follower -> leader: one byte, attached.
+// Leader -> follower: one byte, go.
 Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
-  const auto local_size = static_cast<uint32_t>(ranks_of_host_.size());
-  const size_t transport_bytes = local_size > 1 ? shm_transport_bytes(static_cast<int>(local_size)) : 0;
+  const auto local_size = static_cast<uint32_t>(map_.ranks_here.size());
+  const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
   const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
@@ -149,17 +141,33 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
             "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
   }
   if (is_leader()) {
-    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
-    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    if (spans_hosts()) HVD_RETURN_IF_ERROR(PollBell::make(&options_.poll_bell));
+    for (const auto* link : local) {
+      HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+      for (size_t i = 0; spans_hosts() && i < PollBell::kSleepers; ++i) {
+        HVD_RETURN_IF_ERROR(send_descriptor(link->fd, options_.poll_bell->fd(i), link->peer));
+      }
+    }
     fault_point("attach");
     for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    if (spans_hosts()) {
+      int fds[PollBell::kSleepers] = {-1, -1};
+      Status status;
+      for (int& fd : fds) {
+        if (status.ok()) status = receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &fd);
+      }
+      options_.poll_bell = std::make_shared<const PollBell>(fds);
+      if (!status.ok()) close(memfd);
+      HVD_RETURN_IF_ERROR(status);
+    }
     fault_point("attach");
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, transport_bytes, &segment));
+    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
     HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
     HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
@@ -168,29 +176,23 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   return {};
 }
 
-Status Engine::make_transport() {
-  transport_name_ = world_size_ == 1 ? "LOOPBACK_" : spans_hosts() ? "TCP_" : "SHM_";
-  TransportOptions options;
-  options.isa = options_.settings.instruction_set;
-  const Interrupt interrupt{&segment_->header().abort, poison_fd_};
-  if (world_size_ == 1) {
-    transport_ = make_loopback_transport(options);
-    return {};
-  }
-  if (!spans_hosts()) {
-    return make_shm_transport(segment_->transport_area(), static_cast<int>(local_rank_), ranks_of_host_, options,
-                              interrupt, &transport_);
-  }
-  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
-  std::vector<int> world_ranks(static_cast<size_t>(world_size_));
-  for (int r = 0; r < world_size_; ++r) world_ranks[static_cast<size_t>(r)] = r;
+Status Engine::make_communicator() {
   std::sort(options_.links.begin(), options_.links.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
-  return make_tcp_transport(std::move(sockets), rank_, world_ranks, options, interrupt, &transport_);
+  data_links_ = std::make_shared<const DataLinks>(std::move(sockets));
+  const ProcessSet& all = *sets_.at(0);
+  return world_row_->make({all.ranks, all.member, topology_}, parts_in(segment_->transport_area()), &communicator_);
+}
+
+CommunicatorParts Engine::parts_in(std::byte* area) const {
+  CommunicatorSettings settings;
+  settings.isa = options_.settings.instruction_set;
+  return {area, data_links_, settings, {&segment_->header().abort, poison_fd_}};
 }
 
 Status Engine::start_monitor() {
@@ -202,9 +204,9 @@ Status Engine::start_monitor() {
       continue;  // a thread of this process, in tests
     int socket = -1;
     for (const EngineOptions::Link& link : options_.links) {
-      if (link.purpose == HVD_LINK_LOCAL && link.peer == ranks_of_host_[r]) socket = link.fd;
+      if (link.purpose == HVD_LINK_LOCAL && link.peer == map_.ranks_here[r]) socket = link.fd;
     }
-    peers.push_back({ranks_of_host_[r], r, pid, socket});
+    peers.push_back({map_.ranks_here[r], r, pid, socket});
   }
   std::vector<Monitor::FarPeer> far_peers;
   for (EngineOptions::Link& link : options_.links) {
@@ -218,10 +220,10 @@ Status Engine::start_monitor() {
              "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
                  " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
     }
-    answer_stack_question();
-    if (!coordinates()) return;
-    ticked_ns_.store(now_ns());
-    stall_check_due_.store(true);
+    answer_stack_question(*segment_, local_rank_, *bells_);
+    if (!is_leader()) return;
+    if (stall_.has_value()) stall_->note_tick();
+    facts_due_.store(true);
     // Only where something is on its way: an idle job sleeps.
     if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
   };
@@ -231,14 +233,16 @@ Status Engine::start_monitor() {
     if (kind == FrameKind::kAbort) {
       take_abort(peer, payload);
     } else {
-      poison_unreadable(peer, "a sign of life", payload.size());
+      poison(unreadable_from(peer, rank_, "a sign of life", payload.size()));
     }
   };
   events.on_debugger = [this](const std::string& text) {
     if (options_.settings.warnings) warn(text, options_.settings.log_time);
   };
   events.on_tick = on_tick;
-  events.on_pause = [this] { resumed_ns_.store(now_ns()); };
+  events.on_pause = [this] {
+    if (stall_.has_value()) stall_->note_pause();
+  };
   return Monitor::start(*segment_, local_rank_,
                         {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
                          options_.settings.lost_timeout_ms, poison_fd_},
@@ -257,7 +261,7 @@ void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
 void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
-  if (in_completion_callback) {
+  if (calling_back_.is_here()) {
     return {HVD_WOULD_DEADLOCK,
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
@@ -267,13 +271,13 @@ Status Engine::stop(uint32_t timeout_ms) {
   bells_->ring(local_rank_);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
-    return poisoned() || has_left_[static_cast<size_t>(rank_)] || (spans_hosts() && has_left_[0]) ||
+    return poisoned() || has_left_[static_cast<size_t>(rank_)] || publisher_->is_cut_off(has_left_) ||
            now_ns() > deadline_ns;
   };
   for (;;) {
     if (take_token()) {
       if (!asked) fault_point("shutdown");
-      if (!asked && world_size_ > 1 && !poisoned()) send_leave();
+      if (!asked && world_size_ > 1 && !poisoned()) publisher_->leave();
       asked = true;
       drive(true);
       const bool done = world_size_ == 1 || ended();
@@ -292,17 +296,18 @@ Status Engine::stop(uint32_t timeout_ms) {
   monitor_.reset();
   while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
   fail_all(poisoned() ? segment_->cause() : end_of_job());
-  for (SocketLink& link : control_) link.finish_sending();
-  drop_transport();
+  control_.finish_sending();
+  drop_communicators();
   drop_token();
   timeline_.stop();
   return {};
 }
 
-void Engine::drop_transport() {
-  const std::lock_guard lock(transport_mutex_);
-  for (const auto& [number, set] : sets_) set->transport.reset();
-  transport_.reset();
+void Engine::drop_communicators() {
+  const std::lock_guard lock(communicator_mutex_);
+  for (const auto& [number, set] : sets_) set->communicator.reset();
+  communicator_.reset();
+  data_links_.reset();
 }
 
 Engine::~Engine() {
@@ -313,7 +318,7 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  transport_.reset();
+  communicator_.reset();
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
@@ -326,14 +331,19 @@ std::string Engine::statistics() {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
   {
-    const std::lock_guard lock(transport_mutex_);
-    if (transport_ != nullptr) text += transport_->describe();  // names itself
+    const std::lock_guard lock(communicator_mutex_);
+    if (communicator_ != nullptr) text += communicator_->describe();  // names itself
+  }
+  uint64_t slow_requests = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    slow_requests = member_->slow_requests();
   }
   field("batches", std::to_string(statistics_.batches.load()));
   field("tensors", std::to_string(statistics_.tensors.load()));
   field("bytes", std::to_string(statistics_.bytes.load()));
-  field("slow_requests", std::to_string(statistics_.slow_requests.load()));
-  field("control_messages", std::to_string(statistics_.control_messages.load()));
+  field("slow_requests", std::to_string(slow_requests));
+  field("control_messages", std::to_string(control_.messages()));
   field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
   field("names_evicted", std::to_string(statistics_.names_evicted.load()));
   field("in_flight", std::to_string(in_flight_.load()));

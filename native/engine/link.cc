@@ -16,11 +16,18 @@
 namespace hvd {
 
 void RingSender::send(FrameKind kind, std::string_view payload) {
+  const std::lock_guard lock(mutex_);
   unsent_ += make_frame(kind, payload);
-  pump();
+  pump_locked();
 }
 
 bool RingSender::pump() {
+  if (!waits_for_room_.load()) return false;
+  const std::lock_guard lock(mutex_);
+  return pump_locked();
+}
+
+bool RingSender::pump_locked() {
   if (unsent_.empty()) return false;
   const uint64_t written = ring_->written.load(std::memory_order_relaxed);
   const uint64_t room = kRingBytes - (written - ring_->read.load(std::memory_order_acquire));

@@ -2,10 +2,11 @@
 // How negotiation frames travel: through a ring in the segment from a rank to its host's leader, and through a control
 // socket between the leaders and rank 0. Sending never blocks: what does not fit waits in the process and goes out on
 // the next pump(), for which the receiver of a ring rings the sender when it has made room, and Bells watches sockets.
-// Callers serialise sends to one link.
+// Any thread may send into a ring; callers serialise what they do with a socket.
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -18,14 +19,16 @@ namespace hvd {
 class RingSender {
  public:
   void attach(RequestRing* ring) { ring_ = ring; }
-  // Callers serialise these two.
   void send(FrameKind kind, std::string_view payload);
-  bool pump();  // true where bytes went into the ring, which the reader does not know of
+  bool pump();  // true if bytes went into the ring, which the reader does not know of
   // Something waits here for room, and there is some. From any thread.
   bool can_pump() const;
 
  private:
+  bool pump_locked();
+
   RequestRing* ring_ = nullptr;
+  std::mutex mutex_;
   std::string unsent_;
   std::atomic<bool> waits_for_room_{false};
 };

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process set as one rank's engine has it: the members, the names in use among them, and the transport that joins
-// them. Set 0, all ranks, is one of them. The rules of coming and going stand in engine/process_sets.cc.
+// A process set as one rank's engine has it: the members, the names in use among them, and the communicator that
+// joins them. Set 0, all ranks, is one of them. The rules of coming and going stand in engine/process_sets.cc.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "communicators/registry.h"
 #include "engine/submission.h"
-#include "transport/transport.h"
 
 namespace hvd {
 
@@ -20,19 +19,19 @@ namespace hvd {
 struct ProcessSet {
   // Fixed.
   int32_t number = 0;
-  std::vector<int> ranks;      // world ranks, ascending; a member is an index into it
-  int member = -1;             // this rank's; -1 where it is none
-  uint32_t local_members = 0;  // on this host
+  std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
+  int member = -1;         // this rank's; -1 where it is none
+  Topology topology;       // of the members
+  const CommunicatorRow* row = nullptr;
 
-  // Token. Null where this rank is no member, and in set 0, whose transport is the engine's own.
-  std::unique_ptr<Transport> transport;
-  std::shared_ptr<std::byte> area;  // the shared memory that it stands in, if any, and its place
+  // Token. Null where this rank is no member, and in set 0, whose communicator is the engine's own.
+  std::unique_ptr<Communicator> communicator;
+  std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;
+  size_t area_bytes = 0;
 
   // mutex
   bool closing = false;  // takes nothing new: it is being removed, or has been
-  std::unordered_map<std::string, std::shared_ptr<Entry>> entries;
-  uint64_t unnamed = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }
   // The member that a world rank is; -1 where it is none.

@@ -2,9 +2,9 @@
 // Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
 // make the change between the same two batches.
 //
-// Adding. The number is the lowest free one, on all ranks alike. The host's leader takes memory for the transport and
-// says where; the members map it and say so; only when all could do the transport is made, which nothing but a death
-// can prevent. A failure before is everybody's, and the job goes on.
+// Adding. The number is the lowest free one, on all ranks alike. The host's leader takes memory for the communicator,
+// if that wants some of the host, and says where; the members map it and say so; only when all could do, the
+// communicator is made, which nothing but a death can prevent. A failure before is everybody's, and the job goes on.
 //
 // Removing. Each rank closes the set, so that nothing new comes in, and says whether something is in flight in it. If
 // so anywhere, all reopen it and the removal fails. Otherwise no tally, no coordinator's entry, no ring and no link
@@ -14,7 +14,6 @@
 
 #include "engine/engine.h"
 #include "negotiation/names.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
@@ -109,69 +108,66 @@ Status Engine::run_add_process_set(Submission* submission) {
   set->ranks = submission->prepared->descriptor.ranks;
   set->member = set->member_of(rank_);
   while (find_set(set->number) != nullptr) ++set->number;
-  for (const int rank : ranks_of_host_) set->local_members += set->member_of(rank) >= 0 ? 1 : 0;
 
-  const bool shares_memory = !spans_hosts() && set->size() > 1;
-  const size_t bytes = shares_memory ? shm_transport_bytes(set->size()) : 0;
+  set->topology = topology_.among(set->ranks);
+  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, set->topology, false, &set->row));
+  set->area_bytes = shared_bytes_here(*set);
+  const bool shares_memory = set->area_bytes > 0;
   Fact mine;
   std::vector<Fact> facts(static_cast<size_t>(world_size_));
   if (shares_memory && is_leader()) {
-    if (const Status taken = segment_->take_area(bytes, &mine.offset); !taken.ok())
+    if (const Status taken = segment_->take_area(set->area_bytes, &mine.offset); !taken.ok())
       mine.say(taken.code(), taken.text());
   }
-  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
-  const uint64_t offset = facts[static_cast<size_t>(ranks_of_host_.front())].offset;
+  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
+  const uint64_t offset = facts[static_cast<size_t>(map_.ranks_here.front())].offset;
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) return {};
 
   if (shares_memory && set->member >= 0) {
     set->area_offset = offset;
-    if (const Status mapped = segment_->map_area(offset, bytes, &set->area); !mapped.ok()) {
+    if (const Status mapped = segment_->map_area(offset, set->area_bytes, &set->area); !mapped.ok()) {
       mine.say(mapped.code(), mapped.text());
     }
   }
-  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
+  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) {
     set->area.reset();
-    HVD_RETURN_IF_ERROR(transport_->barrier());
+    HVD_RETURN_IF_ERROR(communicator_->barrier());
     if (shares_memory && is_leader()) segment_->release_area(offset);
     return {};
   }
-  if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_transport(set.get()));
+  if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_communicator(set.get()));
   if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
-  if (coordinates()) coordinator_->add_set(set->number, set->ranks);
+  if (leader_ != nullptr) leader_->add_set(set->number, set->ranks);
   Gathered result;
   result.rows.push_back(set->number);
   submission->results.push_back(std::move(result));
   const std::lock_guard lock(mutex_);
+  if (set->member >= 0) member_->add_set(set->number);
   sets_.emplace(set->number, std::move(set));
   return {};
 }
 
-Status Engine::make_set_transport(ProcessSet* set) {
-  TransportOptions options;
-  options.isa = options_.settings.instruction_set;
-  if (set->size() == 1) {
-    set->transport = make_loopback_transport(options);
-  } else if (set->area != nullptr) {
-    const Interrupt interrupt{&segment_->header().abort, poison_fd_};
-    return make_shm_transport(set->area.get(), set->member, set->ranks, options, interrupt, &set->transport);
-  } else {
-    set->transport = transport_->among(set->ranks, set->member);
-    if (set->transport == nullptr) return {HVD_INTERNAL, "the data links cannot be used for a process set"};
+// What the set's members on this host need of its memory, whether or not this rank is one of them.
+size_t Engine::shared_bytes_here(const ProcessSet& set) const {
+  for (const int rank : map_.ranks_here) {
+    if (const int member = set.member_of(rank); member >= 0) return set.row->shared_bytes(set.topology, member);
   }
-  return {};
+  return 0;
+}
+
+Status Engine::make_set_communicator(ProcessSet* set) {
+  return set->row->make({set->ranks, set->member, set->topology}, parts_in(set->area.get()), &set->communicator);
 }
 
 // What is in flight in the set on this rank, in words; empty where nothing is. Takes nothing new from here on.
 std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;
-  for (const auto& [name, entry] : set->entries) {
-    if (entry->in_flight != nullptr) return quote_name(name);
-  }
-  return "";
+  const std::string name = set->member < 0 ? "" : member_->name_in_flight(set->number);
+  return name.empty() ? "" : quote_name(name);
 }
 
 Status Engine::run_remove_process_set(Submission* submission) {
@@ -187,29 +183,27 @@ Status Engine::run_remove_process_set(Submission* submission) {
     mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
                                " is in flight in it on rank " + std::to_string(rank_) + "\nhint: wait for it first");
   }
-  HVD_RETURN_IF_ERROR(transport_->exchange(&mine, sizeof mine, facts.data()));
+  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) {
     const std::lock_guard lock(mutex_);
     set->closing = false;
     return {};
   }
-  const bool shares_memory = !spans_hosts() && set->size() > 1;
+  const bool shares_memory = set->area_bytes > 0;
   const uint64_t offset = set->area_offset;
-  if (coordinates()) coordinator_->remove_set(number);
+  if (leader_ != nullptr) leader_->remove_set(number);
   std::shared_ptr<ProcessSet> removed;
   {
     const std::lock_guard lock(mutex_);
-    for (std::shared_ptr<Entry>& entry : entry_of_id_) {
-      if (entry != nullptr && entry->set == set) entry = nullptr;
-    }
+    member_->remove_set(number);
     removed = std::move(sets_.at(number));
     sets_.erase(number);
   }
-  removed->transport.reset();  // prepared requests may keep the rest
+  removed->communicator.reset();  // prepared requests may keep the rest
   removed->area.reset();
   // Nobody has it mapped any more.
-  HVD_RETURN_IF_ERROR(transport_->barrier());
+  HVD_RETURN_IF_ERROR(communicator_->barrier());
   if (shares_memory && is_leader()) segment_->release_area(offset);
   return {};
 }

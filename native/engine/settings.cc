@@ -64,6 +64,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"lost_timeout_ms", [&](auto& text) { return parse_integer(text, &out->lost_timeout_ms); }},
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
+      {"transport", [&](auto& text) { return !(out->communicator = text).empty(); }},
       {"log_level", [&](auto& text) { return parse_log_level(text, &out->warnings); }},
       {"log_time", [&](auto& text) { return parse_integer(text, &log_time); }},
   };

@@ -24,6 +24,7 @@ struct EngineSettings {
   uint64_t start_timeout_ms = 30000;
   uint64_t frozen_timeout_ms = 3000;  // silence of a process of this host that is a loss; 0: never
   uint64_t lost_timeout_ms = 5000;    // ... of another host; 0: never
+  std::string communicator = "auto";  // a row of the registry
   InstructionSet instruction_set = InstructionSet::kBest;
   bool warnings = true;   // on stderr
   bool log_time = false;  // ... with the time in front

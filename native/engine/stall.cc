@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stall report, by rank 0: what some ranks have waited for so long that somebody should look, and who is missing.
-// One report for all that stalls, repeated as long as anything does; the missing ranks are asked first where they
-// stand.
+#include "engine/stall.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <utility>
 
-#include "engine/engine.h"
+#include "engine/stacks.h"
 #include "negotiation/gradient_lists.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
@@ -77,54 +77,22 @@ bool is_crossed(const Groups& stalled) {
 
 }  // namespace
 
-// The in-flight rows tell who waits for an entry that is defined; who waits for a new name, the coordinator alone
-// knows.
-std::vector<Undecided> Engine::undecided_on_this_host() {
-  std::vector<Undecided> found;
-  std::vector<int> members;
-  Undecided item;
-  for (uint32_t id = 0; id < kMaxEntries; ++id) {
-    bool waited_for = false;
-    for (uint32_t r = 0; r < segment_->local_size(); ++r) waited_for |= segment_->in_flight(r, id).load() != 0;
-    if (!waited_for || !coordinator_->describe(id, &item, &members)) continue;
-    item.arrived.clear();
-    item.missing.clear();
-    uint64_t oldest_ms = 0;
-    for (uint32_t r = 0; r < segment_->local_size(); ++r) {
-      if (!std::binary_search(members.begin(), members.end(), ranks_of_host_[r])) continue;
-      const uint64_t since_ms = segment_->in_flight(r, id).load();
-      if (since_ms == 0 && coordinator_->has_joined(ranks_of_host_[r])) continue;
-      (since_ms != 0 ? item.arrived : item.missing).push_back(ranks_of_host_[r]);
-      if (since_ms != 0 && (oldest_ms == 0 || since_ms < oldest_ms)) oldest_ms = since_ms;
-    }
-    item.since = static_cast<double>(oldest_ms) * 1e-3;
-    if (!item.arrived.empty() && !item.missing.empty()) found.push_back(item);
-  }
-  return found;
-}
+StallReport::StallReport(const EngineSettings& settings, Leader& leader) : settings_(settings), leader_(leader) {}
 
-void Engine::report_stalls() {
-  const EngineSettings& settings = options_.settings;
-  if (settings.stall_warning_ms == 0) return;
+Status StallReport::report() {
+  if (settings_.stall_warning_ms == 0) return {};
   // Asked for before a pause that the monitor has yet to notice: it asks again.
   constexpr uint64_t kStaleNs = 1000000000;
-  if (now_ns() - ticked_ns_.load() > kStaleNs) return;
-  std::vector<Undecided> waiting = coordinator_->undecided();
-  if (!spans_hosts()) {
-    for (Undecided& item : undecided_on_this_host()) {
-      std::erase_if(waiting, [&](const Undecided& other) { return other.id == item.id; });
-      waiting.push_back(std::move(item));
-    }
-  }
+  if (now_ns() - ticked_ns_.load() > kStaleNs) return {};
+  const std::vector<Undecided> waiting = leader_.undecided();
   const double resumed_s = static_cast<double>(resumed_ns_.load()) * 1e-9;
   if (const double quiet_since = now_seconds() - kCrossedS; quiet_since > resumed_s) {
     int culprit = -1;
     if (const std::string text = disagreement_about_gradients(waiting, quiet_since, &culprit); !text.empty()) {
-      poison(HVD_MISMATCH, culprit, text);
-      return;
+      return {HVD_MISMATCH, text, culprit};
     }
   }
-  const double limit_s = static_cast<double>(settings.stall_warning_ms) * 1e-3;
+  const double limit_s = static_cast<double>(settings_.stall_warning_ms) * 1e-3;
   Groups stalled = stalled_for(waiting, resumed_s, std::min(limit_s, kCrossedS));
   const bool crossed = is_crossed(stalled);
   if (!crossed) std::erase_if(stalled, [limit_s](const auto& entry) { return entry.second.waited_s < limit_s; });
@@ -133,31 +101,36 @@ void Engine::report_stalls() {
   for (const auto& [ranks, group] : stalled) {
     const auto& [arrived, missing] = ranks;
     const std::string text = describe(arrived, missing, group, names_left);
-    if (settings.stall_shutdown_ms > 0 && group.waited_s * 1e3 >= static_cast<double>(settings.stall_shutdown_ms)) {
-      poison(HVD_ABORTED, missing.front(), text + " (the stall limit is reached)");
-      return;
+    if (settings_.stall_shutdown_ms > 0 && group.waited_s * 1e3 >= static_cast<double>(settings_.stall_shutdown_ms)) {
+      return {HVD_ABORTED, text + " (the stall limit is reached)", missing.front()};
     }
     names_left -= std::min(names_left, group.names.size());
     report += (report.empty() ? "" : ";\n  ") + text;
   }
-  if (report.empty()) stacks_asked_ns_ = 0;
-  if (report.empty() || !settings.warnings) return;
-  if (stall_reported_ns_ != 0 && now_ns() - stall_reported_ns_ < settings.stall_warning_ms * 1000000) return;
-  std::vector<int> asked = all_missing(stalled);
+  tell(report, all_missing(stalled), crossed);
+  return {};
+}
+
+// Once the missing ranks have said where they stand, or have had the time to.
+void StallReport::tell(const std::string& report, std::vector<int> asked, bool crossed) {
+  if (report.empty()) asked_ns_ = 0;
+  if (report.empty() || !settings_.warnings) return;
+  if (told_ns_ != 0 && now_ns() - told_ns_ < settings_.stall_warning_ms * 1000000) return;
   if (asked.size() > kShownStacks) asked.resize(kShownStacks);
-  if (stacks_asked_ns_ == 0) {
-    stacks_asked_ns_ = now_ns();
-    ask_for_stacks(asked);
+  if (asked_ns_ == 0) {
+    asked_ns_ = now_ns();
+    leader_.ask_for_stacks(asked);
     return;
   }
-  const bool answered = std::ranges::all_of(asked, [this](int rank) { return stacks_.contains(rank); });
-  if (!answered && now_ns() - stacks_asked_ns_ < kStackPatienceNs) return;
-  stacks_asked_ns_ = 0;
-  stall_reported_ns_ = now_ns();
-  warn("stall: " + report + stacks_in_words(asked) + "\nhint: every rank must call the same collectives; look for " +
+  const bool answered = std::ranges::all_of(asked, [this](int rank) { return leader_.stacks().contains(rank); });
+  if (!answered && now_ns() - asked_ns_ < kStackPatienceNs) return;
+  asked_ns_ = 0;
+  told_ns_ = now_ns();
+  warn("stall: " + report + stacks_in_words(leader_.stacks(), asked) +
+           "\nhint: every rank must call the same collectives; look for " +
            (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
                     : "a branch on the rank, uneven data, or a rank that is slow"),
-       settings.log_time);
+       settings_.log_time);
 }
 
 }  // namespace hvd

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A submission: one request on its way through the engine (steps 4 to 8), the entry (name) it belongs to, and the table
-// of handles by which a caller refers to it.
+// A submission: one request on its way through the engine (steps 4 to 8), and the table of handles by which a caller
+// refers to it.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "negotiation/member.h"
 #include "negotiation/wire.h"
 #include "platform/status.h"
 
 namespace hvd {
 
-struct Entry;
 struct ProcessSet;
 
 // A request without its tensor pointers; what hvd_prepare returns. Immutable once made.
@@ -30,8 +28,9 @@ struct Prepared {
   std::vector<int64_t> splits;      // alltoall: rows for each member
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;
-  // For named requests, from the first submission on; one that the set forgot is looked up anew. The engine's mutex.
-  mutable std::shared_ptr<Entry> entry;
+  // Of a named request, from the first submission on; looked up anew once the member has forgotten it. The engine's
+  // mutex.
+  mutable EntryRef entry;
   hvd_done_fn done = nullptr;
   void* user = nullptr;
 };
@@ -44,16 +43,12 @@ struct Gathered {
   std::vector<int64_t> rows;
 };
 
-struct Submission {
-  std::shared_ptr<const Prepared> prepared;
-  std::shared_ptr<Entry> entry;
+struct Submission : Contribution {
+  std::shared_ptr<const Prepared> prepared;  // null: a refusal
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  std::string refusal;  // not empty: stands for a call that failed before it could be submitted
   void* user = nullptr;
-  bool sync = false;
   bool urgent = false;
-  bool is_refusal = false;
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`
@@ -63,19 +58,8 @@ struct Submission {
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;
-
-// One name of a process set as this rank, a member, knows it. Guarded by the engine's mutex. The set forgets it where
-// it has no id and nothing in flight: then it is no more than its name.
-struct Entry {
-  ProcessSet* set = nullptr;
-  std::string name;
-  int64_t id = -1;         // given by the coordinator
-  std::string definition;  // the descriptor that all ranks know; empty where none has been agreed
-  bool forgotten = false;
-  SubmissionPtr in_flight;
-  std::optional<uint32_t> counted_in;  // of what is in flight: the tally's round, where it took the fast way
-  std::deque<SubmissionPtr> deferred;  // unnamed requests of a later round, and what follows a refusal
-};
+// Every call that an engine gives to its member is a submission.
+inline SubmissionPtr submission_of(const ContributionPtr& call) { return std::static_pointer_cast<Submission>(call); }
 
 class HandleTable {
  public:

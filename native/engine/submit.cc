@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
-#include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "collectives/adasum.h"
 #include "engine/engine.h"
 #include "negotiation/names.h"
-#include "platform/clock.h"
 #include "platform/fault_point.h"
 
 namespace hvd {
 
-extern thread_local const Engine* following;
-
 namespace {
-
-// How many unnamed requests may be undecided at once; a later one waits in the process for an earlier one's place. Few,
-// so that a program without names soon repeats itself and takes the fast way.
-constexpr uint64_t kUnnamedEntries = 64;
 
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
@@ -59,7 +51,7 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
 // The rows that an alltoall sends to each member.
 Status check_splits(const hvd_request& request, int members, const std::string& what, std::vector<int64_t>* splits) {
   const int64_t rows = request.tensors[0].shape[0];
-  const bool given = request.size >= offsetof(hvd_request, reserved) && request.splits != nullptr;
+  const bool given = request.splits != nullptr;
   if (!given) {
     if (rows % members != 0) {
       return invalid(what + ": expected a number of rows that " + std::to_string(members) +
@@ -105,9 +97,6 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
 
 Status check_request(const hvd_request& request, const ProcessSet& set, const std::string& what) {
   if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
-  if (request.tensor_size != 0 && request.tensor_size != sizeof(hvd_tensor)) {
-    return invalid(what + ": hvd_tensor has another size in the caller");
-  }
   if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
       (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
     return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
@@ -189,33 +178,11 @@ Status Engine::find_set_for_use(int32_t number, const std::string& what, std::sh
                  describe_shape({ranks.begin(), ranks.end()}));
 }
 
-std::shared_ptr<Entry> Engine::intern(ProcessSet* set, const std::string& name) {
-  std::shared_ptr<Entry>& entry = set->entries[name];
-  if (entry == nullptr) {
-    entry = std::make_shared<Entry>();
-    entry->set = set;
-    entry->name = name;
-  }
-  return entry;
-}
-
-// With the mutex.
-void Engine::forget_if_idle(const std::shared_ptr<Entry>& entry) {
-  if (entry->id >= 0 || entry->in_flight != nullptr || entry->forgotten) return;
-  entry->forgotten = true;
-  const std::string name = entry->name;  // the map's may be the last pointer to it
-  entry->set->entries.erase(name);
-}
-
-std::shared_ptr<Entry> Engine::next_unnamed(ProcessSet* set) {
-  return intern(set, std::string(kUnnamedPrefix) + std::to_string(set->unnamed++ % kUnnamedEntries));
-}
-
 Status Engine::refuse_if_over() {
   if (stopping_.load()) return end_of_job();
   if (poisoned()) return segment_->cause();
   if (left_rank_.load() >= 0) return end_of_job();
-  if (join_->in_flight != nullptr) return invalid("this rank has joined: it can submit nothing before all ranks have");
+  if (member_->has_joined()) return invalid("this rank has joined: it can submit nothing before all ranks have");
   return {};
 }
 
@@ -229,12 +196,14 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->urgent = (flags & HVD_URGENT) != 0;
   submission->user = user == nullptr ? prepared->user : user;
+  submission->descriptor = prepared->bytes;
+  submission->total_bytes = prepared->total_bytes;
   submission->prepared = std::move(prepared);
   // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
   // that completes the operation meanwhile would wake it, which costs more than the operation.
   std::optional<Driving> driving;
   if (submission->sync) driving.emplace(*this);
-  Announcement announcement;
+  Member::Announcement announcement;
   *handle = handles_.add(submission);  // before it can be done: its callback may want it
   if (const Status refused = enter(submission, &announcement); !refused.ok()) {
     handles_.release(*handle);
@@ -246,97 +215,66 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   return {};
 }
 
-Status Engine::enter(const SubmissionPtr& submission, Announcement* announcement) {
+Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* announcement) {
   const std::lock_guard lock(mutex_);
+  const Prepared& prepared = *submission->prepared;
   // Under the lock: after that, fail_all() finds the submission.
   if (Status over = refuse_if_over(); !over.ok()) {
-    over = std::move(over).while_doing(describe(rank_, submission->prepared->name));
+    over = std::move(over).while_doing(describe(rank_, prepared.name));
     remember_end(over);
     return over;
   }
-  ProcessSet* const set = submission->prepared->set.get();
-  if (set->closing) return invalid("process set " + std::to_string(set->number) + " has been removed");
-  std::shared_ptr<Entry>& known = submission->prepared->entry;
-  const bool named = !submission->prepared->name.empty();
-  if (named && (known == nullptr || known->forgotten)) known = intern(set, submission->prepared->name);
-  const std::shared_ptr<Entry> entry = named ? known : next_unnamed(set);
-  submission->entry = entry;
-  if (named && entry->in_flight != nullptr && !entry->in_flight->is_refusal) {
-    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(entry->name) +
+  const ProcessSet& set = *prepared.set;
+  if (set.closing) return invalid("process set " + std::to_string(set.number) + " has been removed");
+  if (prepared.name.empty()) {
+    *announcement = give_to_member(member_->next_unnamed(set.number), submission);
+    return {};
+  }
+  if (!member_->knows(prepared.entry)) prepared.entry = member_->find_or_add(set.number, prepared.name);
+  if (member_->is_duplicate(prepared.entry)) {
+    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(prepared.name) +
                                     " while an operation of that name is in flight on it\nhint: wait for the first, "
                                     "or give the second another name"};
   }
-  if (submission->urgent) segment_->header().waiting.fetch_add(1);  // until it is complete
-  if (entry->in_flight == nullptr) {
-    *announcement = begin(submission);
-  } else {
-    entry->deferred.push_back(submission);
-    ++deferred_;
-  }
-  in_flight_.fetch_add(1);
+  *announcement = give_to_member(prepared.entry, submission);
   return {};
 }
 
+// With the mutex.
+Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
+  if (submission->urgent) board_->begin_waiting();  // until it is complete
+  in_flight_.fetch_add(1);
+  bool begun = false;
+  const Member::Announcement announcement = member_->submit(entry, submission, &begun);
+  if (begun && timeline_.is_on()) trace(submission.get(), Submission::Stage::kNegotiating);
+  return announcement;
+}
+
 Status Engine::refuse(const char* name, int32_t process_set, const std::string& why) {
-  if (name != nullptr && std::strlen(name) > kMaxNameBytes) {
-    return name_too_long(describe(rank_, name));
-  }
+  const std::string given = name == nullptr ? "" : name;
+  if (given.size() > kMaxNameBytes) return name_too_long(describe(rank_, given));
   auto submission = std::make_shared<Submission>();
   std::shared_ptr<ProcessSet> set;
-  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(rank_, name == nullptr ? "" : name), &set));
+  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(rank_, given), &set));
   submission->is_refusal = true;
   submission->refusal = why.substr(0, kMaxReasonBytes);
-  Announcement announcement;
+  Member::Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
     HVD_RETURN_IF_ERROR(refuse_if_over());
     if (set->closing) return invalid("the process set has been removed");
-    const bool named = name != nullptr && *name != '\0';
-    const std::shared_ptr<Entry> entry = named ? intern(set.get(), name) : next_unnamed(set.get());
-    submission->entry = entry;
-    if (entry->in_flight == nullptr) {
-      announcement = begin(submission);
-    } else {
-      entry->deferred.push_back(submission);
-      ++deferred_;
-    }
-    in_flight_.fetch_add(1);
+    const EntryRef entry =
+        given.empty() ? member_->next_unnamed(set->number) : member_->find_or_add(set->number, given);
+    announcement = give_to_member(entry, submission);
   }
   announce(announcement);
   return {};
 }
 
-Engine::Announcement Engine::begin(const SubmissionPtr& submission) {
-  Entry* entry = submission->entry.get();
-  entry->in_flight = submission;
-  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kNegotiating);
-  if (entry->id >= 0) segment_->in_flight(local_rank_, static_cast<uint32_t>(entry->id)).store(now_ns() / 1000000 + 1);
-  const bool fast = !submission->is_refusal && entry->id >= 0 && entry->definition == submission->prepared->bytes;
-  bool complete = false;
-  Arrival<> arrival(fast ? Arrival<>::State::kArrive : Arrival<>::State::kSlow);
-  if (fast) {
-    auto tally = segment_->tally(static_cast<uint32_t>(entry->id), spans_hosts());
-    // The last step, telling the others, may wait for room in the log: it follows when the lock is free again.
-    while (!arrival.finished()) arrival.step(tally, [&] { complete = true; });
-  }
-  if (arrival.state() != Arrival<>::State::kSlow) entry->counted_in = arrival.round();
-  if (complete) return {entry->id, submission->prepared->total_bytes, submission->sync, false};
-  if (arrival.state() != Arrival<>::State::kSlow) return {};
-
-  statistics_.slow_requests.fetch_add(1, std::memory_order_relaxed);
-  Writer payload;
-  payload.put(rank_);
-  if (submission->is_refusal) payload.put(entry->set->number);
-  payload.put_string(entry->name);
-  payload.put_string(submission->is_refusal ? submission->refusal : submission->prepared->bytes);
-  if (!submission->is_refusal) payload.put(static_cast<uint8_t>(submission->sync));
-  to_leader_.send(submission->is_refusal ? FrameKind::kRefuse : FrameKind::kRequest, payload.take());
-  return {-1, 0, submission->sync, true};
-}
-
-void Engine::announce(const Announcement& announcement, bool driving) {
-  if (following == this) {
-    if (announcement.id >= 0) later_.push_back(announcement);
+// Tells the others what the member wants them to know. May wait for room in the log.
+void Engine::announce(const Member::Announcement& announcement, bool driving) {
+  if (following_.is_here()) {
+    if (announcement.completed.has_value()) later_.push_back(announcement);
     if (announcement.asked_leader && !is_leader()) bells_->ring(0);
     return;
   }
@@ -345,76 +283,9 @@ void Engine::announce(const Announcement& announcement, bool driving) {
     bells_->ring(0);
     return;
   }
-  if (announcement.id < 0) return;
+  if (!announcement.completed.has_value()) return;
   fault_point("count");  // all have arrived, and nobody has been told
-  const auto id = static_cast<uint32_t>(announcement.id);
-  if (!spans_hosts()) {
-    if (!wait_for_room_in_log(driving)) return;
-    const uint64_t position = segment_->append({RecordKind::kReady, id});
-    fault_point("append");  // it can be read, and nobody has been woken for it
-    became_ready(position, announcement.bytes, announcement.sync);
-    return;
-  }
-  const std::lock_guard lock(mutex_);
-  if (!is_leader()) {
-    Writer payload;
-    payload.put(uint32_t{1}).put(id);
-    to_leader_.send(FrameKind::kHostReady, payload.take());
-    bells_->ring(0);
-    return;
-  }
-  if (ready_here_.empty()) ready_here_since_ns_.store(now_ns());
-  ready_here_.push_back(id);
-  const uint64_t bytes = ready_here_bytes_.fetch_add(announcement.bytes) + announcement.bytes;
-  if (announcement.sync) return;
-  if (ready_here_.size() == 1 || bytes >= options_.settings.close_bytes || segment_->header().waiting.load() > 0) {
-    bells_->ring(local_rank_);
-  }
-}
-
-// READY stands in the log at `position`. Wakes those who have to act on it now: everybody once a batch is due,
-// otherwise the own engine's thread, which lingers for company and then closes the batch. Who opens a batch does that
-// for all that follows it: whether this record does, the one before it tells. (The count of bytes could not: it and the
-// log do not change at one time.)
-void Engine::became_ready(uint64_t position, uint64_t bytes, bool sync) {
-  SegmentHeader& header = segment_->header();
-  const uint64_t before = header.ready_bytes.fetch_add(bytes);
-  const bool due = before + bytes >= options_.settings.close_bytes || header.waiting.load() > 0;
-  Record previous;
-  const bool opens = position == 0 || !segment_->peek(position - 1, &previous) || previous.kind != RecordKind::kReady;
-  if (due) bells_->ring_others();
-  if (!sync && (due || opens)) bells_->ring(local_rank_);
-}
-
-// The log is a ring: its slowest reader must not be lapped. That may be this rank itself, so it reads on, whether it
-// holds the token (`driving`) or not. False where the generation has ended: then nobody needs the record.
-bool Engine::wait_for_room_in_log(bool driving) {
-  return wait_for_readers(driving, [this] { return segment_->log_has_room(); });
-}
-
-// Until the condition holds, which others bring about by reading.
-bool Engine::wait_for_readers(bool driving, const std::function<bool()>& have_read) {
-  for (int i = 0; !have_read(); ++i) {
-    if (poisoned() || stopped_.load()) return false;
-    if (now_ns() > stop_deadline_ns_.load()) {
-      poison(HVD_RANK_LEFT, rank_,
-             "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
-      return false;
-    }
-    // Decisions that come in while a failed batch is looked into (transport_failed): it ends in poison in any case.
-    if (following == this) return false;
-    if (driving) {
-      while (!poisoned() && follow_log()) {
-      }
-    } else if (take_token()) {
-      drive(true);
-      drop_token();
-      hand_over();
-    }
-    bells_->ring_others();
-    if (i > 0) sleep_ms(i < 10 ? 0 : 1);
-  }
-  return true;
+  publisher_->announce(*announcement.completed, driving);
 }
 
 }  // namespace hvd

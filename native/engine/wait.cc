@@ -16,8 +16,6 @@
 
 namespace hvd {
 
-extern thread_local bool in_completion_callback;
-
 namespace {
 
 constexpr int kPauses = 100;
@@ -46,7 +44,7 @@ bool spin(int turn) {
 Engine::Driving::Driving(Engine& engine)
     : engine_(engine), drives_((!engine.stopping_.load() || engine.stopped_.load()) && engine.take_token()) {
   if (!drives_) return;
-  engine_.segment_->header().waiting.fetch_add(1);
+  engine_.board_->begin_waiting();
   engine_.callers_waiting_.fetch_add(1);
   engine_.bells_->hide_engine();
 }
@@ -55,7 +53,7 @@ Engine::Driving::~Driving() {
   if (!drives_) return;
   engine_.drop_token();
   engine_.callers_waiting_.fetch_sub(1);
-  engine_.segment_->header().waiting.fetch_sub(1);
+  engine_.board_->end_waiting();
   engine_.hand_over();
 }
 
@@ -80,12 +78,14 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
   if (submission->done.load()) return submission->status;
-  if (in_completion_callback) {
+  if (calling_back_.is_here()) {
     return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
   }
   const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
-  segment_->header().waiting.fetch_add(1);
+  board_->begin_waiting();
   callers_waiting_.fetch_add(1);
+  // What this rank has completed can be told now: it brings nothing more.
+  if (!publisher_->ends_batches() && !is_leader()) bells_->ring(0);
   bool out_of_time = false;
   bool rung = false, rung_own = false;
   for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
@@ -104,10 +104,12 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
         rung = true;
       }
       const WakeReason reason = bells_->sleep(Sleeper::kCaller, [&]() -> Bells::Sleep {
-        if (has_work(true)) return {};
+        if (has_work()) return {};
         const uint64_t now = now_ns();
         if (now >= deadline_ns) return {};
-        return {static_cast<int64_t>(std::min(deadline_ns - now, kLookAroundNs)), true};
+        const auto at_most_ns = static_cast<int64_t>(std::min(deadline_ns - now, kLookAroundNs));
+        const int64_t linger_ns = linger_left_ns();
+        return {linger_ns < 0 ? at_most_ns : std::clamp<int64_t>(linger_ns, 1000, at_most_ns), true};
       });
       out_of_time = reason == WakeReason::kSignal;
       drop_token();
@@ -124,7 +126,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
     out_of_time = out_of_time || (deadline_ns != UINT64_MAX && now_ns() >= deadline_ns);
   }
   callers_waiting_.fetch_sub(1);
-  segment_->header().waiting.fetch_sub(1);
+  board_->end_waiting();
   hand_over();
   if (!submission->done.load()) return {HVD_PENDING, ""};
   return submission->status;

@@ -115,28 +115,37 @@ void Coordinator::forget(size_t index) {
   gaps_.push_back(index);
 }
 
-void Coordinator::request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits,
-                          double now, Effects* effects) {
-  add_slow(rank, set, name, Slow{descriptor, "", waits}, now, effects);
+bool Coordinator::request(const std::vector<Requester>& ranks, int32_t set, const std::string& name,
+                          const std::string& descriptor, double now, Effects* effects) {
+  return add_slow(ranks, set, name, Said{descriptor, ""}, now, effects);
 }
 
-void Coordinator::refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now,
+bool Coordinator::refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now,
                          Effects* effects) {
-  add_slow(rank, set, name, Slow{"", why.empty() ? "its call failed" : why, true}, now, effects);
+  return add_slow({{rank, true}}, set, name, Said{"", why.empty() ? "its call failed" : why}, now, effects);
 }
 
-void Coordinator::add_slow(int rank, int32_t set_number, const std::string& name, Slow slow, double now,
-                           Effects* effects) {
+bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_number, const std::string& name, Said said,
+                           double now, Effects* effects) {
+  const auto may_ask = [&](const Requester& from) {
+    return is_member(from.rank, set_number) && !has_joined(from.rank);
+  };
+  if (ranks.empty() || !std::ranges::all_of(ranks, may_ask)) return false;
   const size_t index = find_or_create(set_number, name);
   Entry* entry = &entries_[index];
+  if (std::ranges::any_of(ranks, [&](const Requester& from) { return entry->slow.contains(from.rank); })) return false;
   last_event_ = now;
   if (entry->slow.empty()) {
     if (!entry->is_open()) entry->since = now;
     sets_[set_number].slow_by_subject[subject_of(name)].push_back(index);
   }
   recall(entry, effects);
-  entry->slow.insert_or_assign(rank, std::move(slow));
+  auto known = std::find(entry->said.begin(), entry->said.end(), said);
+  if (known == entry->said.end()) known = entry->said.insert(known, std::move(said));
+  const auto place = static_cast<uint32_t>(known - entry->said.begin());
+  for (const Requester& from : ranks) entry->slow.emplace(from.rank, Slow{place, from.waits});
   decide(index, effects);
+  return true;
 }
 
 void Coordinator::recall(Entry* entry, Effects* effects) {
@@ -258,9 +267,11 @@ void Coordinator::decide(size_t index, Effects* effects) {
 void Coordinator::decide_if_complete(size_t index, Effects* effects) {
   Entry* entry = &entries_[index];
   const size_t here = entry->counted + entry->slow.size();
-  if (entry->answers_missing > 0 || here == 0 || is_any(entry->host_ready_to_come)) return;
-  const std::vector<int> none_from = absent(*entry);
   const Set& set = sets_[entry->set];
+  // Counts first: this is asked at every request, and all that follows looks at every host or rank.
+  if (entry->answers_missing > 0 || here == 0 || here + static_cast<size_t>(set.joined) < set.ranks.size()) return;
+  if (is_any(entry->host_ready_to_come)) return;
+  const std::vector<int> none_from = absent(*entry);
   if (here + none_from.size() < set.ranks.size()) return;
   int culprit = -1;
   const std::string text = verdict(*entry, none_from, &culprit);
@@ -268,7 +279,7 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
     fail(index, culprit, text, {}, effects);
     return;
   }
-  const std::string agreed = entry->slow.empty() ? entry->definition : entry->slow.begin()->second.descriptor;
+  const std::string agreed = entry->descriptor();
   if (entry->defined() && entry->definition == agreed) {
     conclude(index, {{RecordKind::kReady, kNoId, true, {}}}, effects);
     return;
@@ -295,22 +306,23 @@ std::string Coordinator::without(const Entry& entry, const std::string& agreed, 
 // Why this round cannot run; empty where it can. What most ranks say is the expected; of as many, what the lowest rank
 // says.
 std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
-  std::map<std::string, std::vector<int>> ranks_by_descriptor;
+  std::map<std::string_view, std::vector<int>> ranks_by_descriptor;
   for (const int rank : sets_.at(entry.set).ranks) {
     if (const auto found = entry.slow.find(rank); found != entry.slow.end()) {
-      const Slow& slow = found->second;
-      if (!slow.refusal.empty()) {
+      const Said& said = entry.said_by(found->second);
+      if (!said.refusal.empty()) {
         *culprit = rank;
-        return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + slow.refusal;
+        return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + said.refusal;
       }
-      ranks_by_descriptor[slow.descriptor].push_back(rank);
+      ranks_by_descriptor[said.descriptor].push_back(rank);
     } else if (!std::ranges::binary_search(none_from, rank)) {
       ranks_by_descriptor[entry.definition].push_back(rank);  // it came the fast way
     }
   }
   if (ranks_by_descriptor.size() < 2) {
     const bool told = !ranks_by_descriptor.empty();  // not, where a host counts ranks that have joined
-    return without(entry, told ? ranks_by_descriptor.begin()->first : entry.definition, none_from, culprit);
+    return without(entry, told ? std::string(ranks_by_descriptor.begin()->first) : entry.definition, none_from,
+                   culprit);
   }
 
   const auto& [expected, expected_by] = *std::ranges::min_element(ranks_by_descriptor, {}, [](const auto& group) {
@@ -382,6 +394,7 @@ void Coordinator::finish(Entry* entry) {
     if (indices.empty()) by_subject.erase(subject_of(entry->name));
   }
   entry->slow.clear();
+  entry->said.clear();
   entry->counted = 0;
   entry->hosts_ready = 0;
   entry->recalled = sets_[entry->set].joined > 0;
@@ -417,7 +430,7 @@ std::vector<Undecided> Coordinator::undecided() const {
   std::vector<Undecided> all;
   for (const Entry& entry : entries_) {
     if (!entry.is_open()) continue;
-    const std::string& descriptor = entry.slow.empty() ? entry.definition : entry.slow.begin()->second.descriptor;
+    const std::string& descriptor = entry.descriptor();
     Undecided item{entry.id, in_words(entry, descriptor), entry.name, descriptor, entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
       const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
@@ -462,7 +475,10 @@ std::string Coordinator::snapshot() const {
     for (const bool answered : entry->host_answered) text.put(answered);
     for (const bool to_come : entry->host_ready_to_come) text.put(to_come);
     for (const auto& round : entry->round_of_host) text.put(round.has_value()).put(round.value_or(0));
-    for (const auto& [rank, slow] : entry->slow) text.put(rank).put_string(slow.descriptor).put_string(slow.refusal);
+    for (const auto& [rank, slow] : entry->slow) {
+      const Said& said = entry->said_by(slow);
+      text.put(rank).put_string(said.descriptor).put_string(said.refusal);
+    }
   }
   std::vector<uint64_t> uses;  // only their order matters
   for (const Id& id : ids_) uses.push_back(id.entry == kNoEntry ? 0 : id.used);

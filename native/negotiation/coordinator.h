@@ -59,6 +59,12 @@ struct Decision {
   bool stays_recalled = false;
 };
 
+// A rank that asks for an entry the slow way. `waits`: it will submit nothing else before this is done.
+struct Requester {
+  int rank = 0;
+  bool waits = false;
+};
+
 // By entry that a rank has in flight: the round of its host's tally in which it was counted.
 using CountedIn = std::map<uint32_t, uint32_t>;
 
@@ -88,12 +94,13 @@ class Coordinator {
   void remove_set(int32_t set);
   bool is_member(int rank, int32_t set) const;
 
-  // The rank is a member of the set. `waits`: it will submit nothing else before this is done.
-  void request(int rank, int32_t set, const std::string& name, const std::string& descriptor, bool waits, double now,
-               Effects* effects);
+  // Equal requests of one host's ranks. These three return false, and do nothing, for a rank that is no member of the
+  // set, that has joined, or that has asked for the entry already.
+  bool request(const std::vector<Requester>& ranks, int32_t set, const std::string& name, const std::string& descriptor,
+               double now, Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
-  void refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
-  // The rank will submit nothing more until all have joined. False where it has joined already.
+  bool refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
+  // The rank will submit nothing more until all have joined.
   bool join(int rank, CountedIn counted, double now, Effects* effects);
   // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
@@ -119,9 +126,13 @@ class Coordinator {
   std::string snapshot() const;
 
  private:
-  struct Slow {  // one rank's whole request, or its refusal
+  struct Said {  // a whole request, or a refusal; most ranks say the same
     std::string descriptor;
     std::string refusal;
+    bool operator==(const Said&) const = default;
+  };
+  struct Slow {  // one rank's part in the slow way
+    uint32_t said = 0;
     bool waits = false;
   };
   struct Set {
@@ -142,7 +153,8 @@ class Coordinator {
     int hosts_ready = 0;
     // The slow way, on which the ranks come while it is recalled: in this round, or as long as a rank has joined.
     bool recalled = false;
-    std::map<int, Slow> slow;
+    std::vector<Said> said;    // all different
+    std::map<int, Slow> slow;  // by rank
     std::vector<bool> host_answered;
     int answers_missing = 0;
     uint32_t counted = 0;
@@ -152,6 +164,11 @@ class Coordinator {
     bool defined() const { return id != kNoId; }
     bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
     bool may_go() const { return !recalled && hosts_ready == 0; }
+    const Said& said_by(const Slow& of) const { return said[of.said]; }
+    // As the first rank sees it that asked the slow way; otherwise as all know it.
+    const std::string& descriptor() const {
+      return slow.empty() ? definition : said_by(slow.begin()->second).descriptor;
+    }
   };
   struct Id {
     // Abandoned: its set was removed before all hosts had answered a recall.
@@ -165,7 +182,8 @@ class Coordinator {
   static constexpr size_t kNoEntry = SIZE_MAX;
 
   size_t find_or_create(int32_t set, const std::string& name);
-  void add_slow(int rank, int32_t set, const std::string& name, Slow slow, double now, Effects* effects);
+  bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Said said, double now,
+                Effects* effects);
   void recall(Entry* entry, Effects* effects);
   void decide(size_t index, Effects* effects);
   void decide_if_complete(size_t index, Effects* effects);

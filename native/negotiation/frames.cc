@@ -43,16 +43,85 @@ bool is_record(const Decision& decision, int world_size) {
 
 }  // namespace
 
-bool parse_request(FrameKind kind, std::string_view payload, int world_size, RequestFrame* out) {
+bool parse_request(std::string_view payload, int world_size, RequestFrame* out) {
   Reader reader(payload);
-  const bool is_request = kind == FrameKind::kRequest;
-  out->rank = reader.get<int32_t>();
-  if (!is_request) out->set = reader.get<int32_t>();
+  const auto length = reader.get<uint32_t>();
+  out->ranks.clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    const int rank = reader.get<int32_t>();
+    out->ranks.push_back({rank, reader.get<uint8_t>() != 0});
+    if (!is_rank(rank, world_size)) return false;
+  }
   out->name = reader.get_string();
-  out->body = reader.get_string();
-  out->waits = is_request && reader.get<uint8_t>() != 0;
-  if (!is_whole(reader) || !is_rank(out->rank, world_size) || !is_name(out->name)) return false;
-  return is_request ? read_descriptor(out->body, &out->set) : out->body.size() <= kMaxTextBytes;
+  out->descriptor = reader.get_string();
+  return is_whole(reader) && !out->ranks.empty() && is_name(out->name) && read_descriptor(out->descriptor, &out->set);
+}
+
+std::string request_payload(const RequestFrame& request) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(request.ranks.size()));
+  for (const Requester& from : request.ranks) {
+    payload.put(static_cast<int32_t>(from.rank)).put(static_cast<uint8_t>(from.waits));
+  }
+  payload.put_string(request.name).put_string(request.descriptor);
+  return payload.take();
+}
+
+bool parse_refuse(std::string_view payload, int world_size, RefuseFrame* out) {
+  Reader reader(payload);
+  out->rank = reader.get<int32_t>();
+  out->set = reader.get<int32_t>();
+  out->name = reader.get_string();
+  out->why = reader.get_string();
+  return is_whole(reader) && is_rank(out->rank, world_size) && is_name(out->name) && out->why.size() <= kMaxTextBytes;
+}
+
+std::string refuse_payload(const RefuseFrame& refusal) {
+  Writer payload;
+  payload.put(static_cast<int32_t>(refusal.rank)).put(refusal.set).put_string(refusal.name).put_string(refusal.why);
+  return payload.take();
+}
+
+bool parse_complete(std::string_view payload, CompleteFrame* out) {
+  Reader reader(payload);
+  out->id = reader.get<uint32_t>();
+  out->bytes = reader.get<uint64_t>();
+  out->waits = reader.get<uint8_t>() != 0;
+  return is_whole(reader) && out->id < kMaxEntries;
+}
+
+std::string complete_payload(const CompleteFrame& entry) {
+  Writer payload;
+  payload.put(entry.id).put(entry.bytes).put(static_cast<uint8_t>(entry.waits));
+  return payload.take();
+}
+
+bool parse_waiting(std::string_view payload, int world_size, std::vector<Waiting>* out) {
+  Reader reader(payload);
+  const auto length = reader.get<uint32_t>();
+  out->clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    Waiting waiting{reader.get<uint32_t>(), 0, {}};
+    waiting.waited_ms = reader.get<uint32_t>();
+    const auto ranks = reader.get<uint32_t>();
+    for (uint32_t j = 0; j < ranks && !reader.broken(); ++j) {
+      waiting.ranks.push_back(reader.get<int32_t>());
+      if (!is_rank(waiting.ranks.back(), world_size)) return false;
+    }
+    if (waiting.id >= kMaxEntries) return false;
+    out->push_back(std::move(waiting));
+  }
+  return is_whole(reader);
+}
+
+std::string waiting_payload(const std::vector<Waiting>& all) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(all.size()));
+  for (const Waiting& waiting : all) {
+    payload.put(waiting.id).put(waiting.waited_ms).put(static_cast<uint32_t>(waiting.ranks.size()));
+    for (const int rank : waiting.ranks) payload.put(static_cast<int32_t>(rank));
+  }
+  return payload.take();
 }
 
 bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids) {
@@ -76,6 +145,13 @@ bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out) 
     if (id >= kMaxEntries) return false;
   }
   return is_whole(reader);
+}
+
+std::string may_retire_payload(const std::vector<RetireAnswer>& answers) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(answers.size()));
+  for (const RetireAnswer& answer : answers) payload.put(answer.id).put(static_cast<uint8_t>(answer.idle));
+  return payload.take();
 }
 
 std::string ids_payload(const std::vector<uint32_t>& ids) {
@@ -127,9 +203,13 @@ bool parse_leave(std::string_view payload, int world_size, int* rank) {
   return is_whole(reader) && is_rank(*rank, world_size);
 }
 
+std::string leave_payload(int rank) { return Writer().put(static_cast<int32_t>(rank)).take(); }
+
 bool parse_stack_wanted(std::string_view payload, int world_size, int* rank) {
   return parse_leave(payload, world_size, rank);  // a rank as well
 }
+
+std::string stack_wanted_payload(int rank) { return leave_payload(rank); }
 
 bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text) {
   Reader reader(payload);
@@ -138,11 +218,17 @@ bool parse_stack(std::string_view payload, int world_size, int* rank, std::strin
   return is_whole(reader) && is_rank(*rank, world_size) && text->size() <= kMaxTextBytes;
 }
 
+std::string stack_payload(int rank, std::string_view text) {
+  return Writer().put(static_cast<int32_t>(rank)).put_string(text).take();
+}
+
 bool parse_recall(std::string_view payload, uint32_t* id) {
   Reader reader(payload);
   *id = reader.get<uint32_t>();
   return is_whole(reader) && *id < kMaxEntries;
 }
+
+std::string recall_payload(uint32_t id) { return Writer().put(id).take(); }
 
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out) {
   Reader reader(payload);

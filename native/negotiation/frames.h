@@ -16,11 +16,23 @@
 
 namespace hvd {
 
-struct RequestFrame {  // kRequest and kRefuse
+struct RequestFrame {  // equal requests of some ranks
+  std::vector<Requester> ranks;
+  int32_t set = 0;  // as the descriptor says
+  std::string name;
+  std::string descriptor;  // encoded
+};
+
+struct RefuseFrame {
   int rank = 0;
   int32_t set = 0;
   std::string name;
-  std::string body;  // an encoded descriptor, or why the rank's call failed
+  std::string why;
+};
+
+struct CompleteFrame {
+  uint32_t id = 0;
+  uint64_t bytes = 0;
   bool waits = false;
 };
 
@@ -37,6 +49,12 @@ struct JoinFrame {
 struct RetireAnswer {
   uint32_t id = 0;
   bool idle = false;
+};
+
+struct Waiting {  // ranks of one host that wait for an entry
+  uint32_t id = 0;
+  uint32_t waited_ms = 0;  // the longest of them
+  std::vector<int> ranks;
 };
 
 struct AbortFrame {
@@ -59,17 +77,29 @@ struct Failure {  // of an ERROR record
   std::vector<int> ranks;  // that it is for; empty: for all
 };
 
-bool parse_request(FrameKind kind, std::string_view payload, int world_size, RequestFrame* out);
+bool parse_request(std::string_view payload, int world_size, RequestFrame* out);
+std::string request_payload(const RequestFrame& request);
+bool parse_refuse(std::string_view payload, int world_size, RefuseFrame* out);
+std::string refuse_payload(const RefuseFrame& refusal);
+bool parse_complete(std::string_view payload, CompleteFrame* out);
+std::string complete_payload(const CompleteFrame& entry);
+bool parse_waiting(std::string_view payload, int world_size, std::vector<Waiting>* out);
+std::string waiting_payload(const std::vector<Waiting>& waiting);
 bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kHostReady, kRetired; kMayRetire downward
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
+std::string may_retire_payload(const std::vector<RetireAnswer>& answers);
 bool parse_recalled(std::string_view payload, RecalledFrame* out);
 std::string recalled_payload(const RecalledFrame& answer);
 bool parse_join(std::string_view payload, int world_size, JoinFrame* out);
 std::string join_payload(const JoinFrame& join);
 bool parse_leave(std::string_view payload, int world_size, int* rank);
+std::string leave_payload(int rank);
 bool parse_stack_wanted(std::string_view payload, int world_size, int* rank);
+std::string stack_wanted_payload(int rank);
 bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text);
+std::string stack_payload(int rank, std::string_view text);
 bool parse_recall(std::string_view payload, uint32_t* id);
+std::string recall_payload(uint32_t id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
 std::string records_payload(const std::vector<Decision>& decisions);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);

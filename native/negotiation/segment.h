@@ -35,6 +35,7 @@ struct alignas(128) RankBlock {
   std::atomic<uint32_t> pid;
   std::atomic<uint32_t> left;                   // the rank consumed its own LEAVE
   std::atomic<uint32_t> joined;                 // it submits nothing, so its reading may fall behind by rounds
+  std::atomic<uint32_t> waiting;                // callers that wait: it completes nothing more until they go on
   std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
   std::atomic<uint64_t> cursor;                 // log position this rank reads next: it has acted on what is before
   alignas(128) std::atomic<uint32_t> sleeping;  // Sleeper: who would need a bell

@@ -11,8 +11,9 @@
 //   reset()   the leader's, just before it announces a decision. While a rank has joined, the entry stays recalled.
 // A round is one decision about the entry, so all hosts count the same.
 //
-// Every member function is one shared-memory operation. Ranks and leader take them in the order of Arrival::step, which
-// the model checker (tests/native/negotiation_model_test.cc) interleaves in every way, over the very same code.
+// Every member function is one shared-memory operation. Ranks take them in the order of Member::begin, the leader in
+// that of Leader; the model checks (tests/native/*_model_test.cc) interleave them in every way, over the very same
+// code.
 #pragma once
 
 #include <atomic>
@@ -36,15 +37,6 @@ class SharedWord {
   std::atomic<uint64_t>& word_;
 };
 
-// Mistakes that the model checker must find; compiled into tests only.
-struct NoSeededBugs {
-  static constexpr bool kIgnoreRecalled = false;
-  static constexpr bool kAnnounceBeforeReset = false;
-  static constexpr bool kDropTheRecall = false;
-  static constexpr bool kForgetWhatWasCounted = false;
-  static constexpr bool kRetireInFlight = false;
-};
-
 // What a recall has found.
 struct Recalled {
   uint32_t round = 0;     // that is still to be decided
@@ -52,25 +44,30 @@ struct Recalled {
   bool complete = false;  // all of them, across hosts: not in `count`, for that they say themselves
 };
 
-template <class Word, class Bugs = NoSeededBugs>
+// What an arrival has come to.
+struct Arrived {
+  enum class Outcome : uint8_t { kCounted, kLast, kRecalled } outcome = Outcome::kCounted;
+  uint32_t round = 0;
+};
+
+// Word: load, store, fetch_add, compare_exchange on 64 bits.
+template <class Word>
 class Tally {
  public:
-  enum class Outcome : uint8_t { kCounted, kLast, kRecalled };
-
   Tally(Word word, uint32_t members, bool across_hosts) : word_(word), members_(members), across_hosts_(across_hosts) {}
 
-  // `round`: which the arrival is in.
-  Outcome arrive(uint32_t* round) {
+  Arrived arrive() {
     const uint64_t before = word_.fetch_add(1);
-    *round = static_cast<uint32_t>(before >> 32);
-    if ((before & (kRecalledBit | kRetiredBit)) != 0 && !Bugs::kIgnoreRecalled) return Outcome::kRecalled;
-    return (before & kCountMask) + 1 == members_ ? Outcome::kLast : Outcome::kCounted;
+    const auto round = static_cast<uint32_t>(before >> 32);
+    if ((before & (kRecalledBit | kRetiredBit)) != 0) return {Arrived::Outcome::kRecalled, round};
+    const bool last = (before & kCountMask) + 1 == members_;
+    return {last ? Arrived::Outcome::kLast : Arrived::Outcome::kCounted, round};
   }
 
   // By the last to arrive. A recall in between stands: it holds for the next round.
   void begin_next_round() {
     uint64_t before = word_.load();
-    while (!word_.compare_exchange(before, next_round(before) | (Bugs::kDropTheRecall ? 0 : before & kRecalledBit))) {
+    while (!word_.compare_exchange(before, next_round(before) | (before & kRecalledBit))) {
     }
   }
 
@@ -100,7 +97,6 @@ class Tally {
     return true;
   }
 
-  bool across_hosts() const { return across_hosts_; }
   bool recalled() const { return (word_.load() & kRecalledBit) != 0; }
 
  private:
@@ -112,86 +108,6 @@ class Tally {
   Word word_;
   uint32_t members_;
   bool across_hosts_;
-};
-
-// One rank's submission over the fast way, as a sequence of single steps.
-template <class Bugs = NoSeededBugs>
-class Arrival {
- public:
-  enum class State : uint8_t { kArrive, kReset, kAnnounce, kLateReset, kCounted, kAnnounced, kSlow };
-
-  explicit Arrival(State state = State::kArrive) : state_(state) {}
-  State state() const { return state_; }
-  bool finished() const { return state_ >= State::kCounted; }
-  uint32_t round() const { return round_; }  // once it has arrived
-
-  // Takes one step. `announce()` appends READY to the host's log, or tells the leader where the set spans hosts.
-  template <class TallyType, class Announce>
-  void step(TallyType& tally, Announce&& announce) {
-    switch (state_) {
-      case State::kArrive:
-        switch (tally.arrive(&round_)) {
-          case TallyType::Outcome::kCounted:
-            state_ = State::kCounted;
-            return;
-          case TallyType::Outcome::kRecalled:
-            state_ = State::kSlow;
-            return;
-          case TallyType::Outcome::kLast:
-            state_ = Bugs::kAnnounceBeforeReset || tally.across_hosts() ? State::kAnnounce : State::kReset;
-            return;
-        }
-        return;
-      case State::kReset:
-        tally.begin_next_round();
-        state_ = State::kAnnounce;
-        return;
-      case State::kAnnounce:
-        announce();
-        state_ = Bugs::kAnnounceBeforeReset && !tally.across_hosts() ? State::kLateReset : State::kAnnounced;
-        return;
-      case State::kLateReset:
-        tally.begin_next_round();
-        state_ = State::kAnnounced;
-        return;
-      default:
-        return;
-    }
-  }
-
- private:
-  State state_;
-  uint32_t round_ = 0;
-};
-
-// A host's answer to the question whether an entry may go, as a sequence of single steps: shut the fast way, then look
-// whether any of the host's ranks is still on its way. (A rank writes its in-flight row before it arrives, and clears
-// it when it has read the outcome. So one that arrived before, and whose READY may not stand in the log yet, shows.)
-template <class Bugs = NoSeededBugs>
-class Retirement {
- public:
-  enum class State : uint8_t { kShut, kLook, kIdle, kBusy };
-
-  explicit Retirement(uint32_t ranks, State state = State::kShut, uint32_t next = 0)
-      : ranks_(ranks), state_(state), next_(next) {}
-  State state() const { return state_; }
-  uint32_t next() const { return next_; }
-  bool finished() const { return state_ >= State::kIdle; }
-
-  // `is_in_flight(r)` tells whether the host's rank r waits for the entry.
-  template <class TallyType, class InFlight>
-  void step(TallyType& tally, InFlight&& is_in_flight) {
-    if (state_ == State::kShut) {
-      state_ = !tally.retire() ? State::kBusy : Bugs::kRetireInFlight ? State::kIdle : State::kLook;
-    } else if (state_ == State::kLook) {
-      state_ = is_in_flight(next_) ? State::kBusy : ++next_ == ranks_ ? State::kIdle : State::kLook;
-    }
-  }
-
- private:
-  uint32_t ranks_;
-  State state_;
-  uint32_t next_;
 };
 
 }  // namespace hvd

@@ -63,12 +63,7 @@ class Reader {
   }
   std::string_view get_string() {
     const uint32_t length = get<uint32_t>();
-#ifdef HVD_PLANT_OVERRUN  // tools/fuzz --planted, tools/check-all: would it be found?
-    const bool outside = length > kMaxFrameBytes;
-#else
-    const bool outside = rest_.size() < length;
-#endif
-    if (broken_ || outside) {
+    if (broken_ || rest_.size() < length) {
       broken_ = true;
       rest_ = {};
       return {};
@@ -127,21 +122,25 @@ const char* name_of(hvd_kind kind);
 // differs.
 std::string difference(const Descriptor& expected, const Descriptor& seen);
 
+// "Up" is to rank 0: from a rank to its host's leader, and from there on. "Down" is from rank 0 to the other leaders.
 enum class FrameKind : uint8_t {
-  kRequest = 1,     // to rank 0: i32 rank | string name | string descriptor | u8 waits for it at once
-  kRefuse = 2,      // to rank 0: i32 rank | i32 set | string name | string why
-  kHostReady = 3,   // to rank 0: u32 n | n x u32 entry
-  kRecalled = 4,    // to rank 0: u32 entry | u32 round | u32 count | u8 complete
-  kLeave = 5,       // to rank 0: i32 rank
-  kRecall = 6,      // from rank 0: u32 entry
-  kRecords = 7,     // from rank 0: u32 n | n x (u8 record kind | u8 reset, 2: stays recalled | u32 id | string payload)
-  kAbort = 8,       // both ways: i32 code | i32 rank | string text
-  kBeat = 9,        // both ways, on beat links, which else carry kAbort alone
-  kMayRetire = 10,  // from rank 0: u32 n | n x u32 entry; the answer, to rank 0: u32 n | n x (u32 entry | u8 idle)
-  kRetired = 11,    // to rank 0: u32 n | n x u32 entry, whose RETIRE all ranks of the host have read
-  kStackWanted = 12,  // from rank 0: i32 rank
-  kStack = 13,        // to rank 0: i32 rank | string where its main thread stands
-  kJoin = 14,         // to rank 0: i32 rank | u32 n | n x (u32 entry | u32 round), which it is counted in
+  kRequest = 1,       // up: u32 n | n x (i32 rank | u8 waits for it at once) | string name | string descriptor. A rank
+                      // sends its own; a leader sends the equal ones of its host as one
+  kRefuse = 2,        // up: i32 rank | i32 set | string name | string why
+  kHostReady = 3,     // up, from a leader: u32 n | n x u32 entry
+  kRecalled = 4,      // up, from a leader: u32 entry | u32 round | u32 count | u8 complete
+  kLeave = 5,         // up: i32 rank
+  kRecall = 6,        // down: u32 entry
+  kRecords = 7,       // down: u32 n | n x (u8 record kind | u8 reset, 2: stays recalled | u32 id | string payload)
+  kAbort = 8,         // up and down: i32 code | i32 rank | string text
+  kBeat = 9,          // up and down, on beat links, which else carry kAbort alone
+  kMayRetire = 10,    // down: u32 n | n x u32 entry; the answer, up: u32 n | n x (u32 entry | u8 idle)
+  kRetired = 11,      // up, from a leader: u32 n | n x u32 entry, whose RETIRE all ranks of the host have read
+  kStackWanted = 12,  // down: i32 rank
+  kStack = 13,        // up, from a leader: i32 rank | string where its main thread stands
+  kJoin = 14,         // up: i32 rank | u32 n | n x (u32 entry | u32 round), which it is counted in
+  kComplete = 15,     // from a rank to its leader: u32 entry | u64 bytes | u8 waits for it at once
+  kWaiting = 16,      // up, from a leader: u32 n | n x (u32 entry | u32 waited ms | u32 m | m x i32 rank of the host)
 };
 
 std::string make_frame(FrameKind kind, std::string_view payload);

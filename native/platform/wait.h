@@ -39,11 +39,7 @@ void wake_sleepers(Signal& signal);
 // Stores the value, then wakes whoever sleeps. Sequential consistency orders the store before the look at `waiters`, as
 // the sleeper orders its announcement before its last look at the value.
 inline void publish(Signal& signal, uint32_t value) {
-#ifdef HVD_PLANT_RELEASE  // tools/check-all: would the missing release be found?
-  signal.value.store(value, std::memory_order_relaxed);
-#else
   signal.value.store(value, std::memory_order_seq_cst);
-#endif
   if (signal.waiters.load(std::memory_order_seq_cst) != 0) wake_sleepers(signal);
 }
 

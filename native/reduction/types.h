@@ -12,6 +12,10 @@ namespace hvd {
 using DataType = hvd_dtype;
 using ReduceOp = hvd_op;
 
+constexpr bool is_floating(DataType dtype) {
+  return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16 || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
+}
+
 constexpr size_t element_size(DataType dtype) {
   switch (dtype) {
     case HVD_UINT8:

@@ -3,9 +3,14 @@
 
 from typing import Any
 
+from horovod import not_yet
+
 __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read this line
 
 __all__ = ["__version__", "run"]  # noqa: F822
+
+not_yet.announce()
+_missing = not_yet.attributes_of(__name__)
 
 
 def __getattr__(name: str) -> Any:
@@ -13,4 +18,4 @@ def __getattr__(name: str) -> Any:
         from horovod.launcher.run_function import run
 
         return run
-    raise AttributeError(f"module 'horovod' has no attribute {name!r}")
+    return _missing(name)

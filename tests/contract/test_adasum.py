@@ -11,7 +11,7 @@ from support import frameworks, reference
 from support.frameworks import NAMES
 from support.world import WorldPool
 
-WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")]
+WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp"), (4, "2+2")]
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6, "float64": 1e-13}
 SHAPES = [(), (3,), (0,), (5, 7), (70001,), (2, 3, 4)]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support import frameworks
 from support.frameworks import NAMES
-from support.world import WorldPool
+from support.world import World, WorldPool
 
-WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm")]
+WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
 
 
 @pytest.fixture(params=NAMES)
@@ -446,3 +446,23 @@ def test_an_operation_in_place_needs_memory_to_write_to(worlds: WorldPool, frame
         return True
 
     assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [True] * 2
+
+
+def test_a_wrong_call_after_a_rank_has_left_says_what_is_wrong_and_no_more(framework: str) -> None:
+    def run(framework_name: str) -> str:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        if hvd.rank() == 0:
+            hvd.shutdown()
+            return ""
+        with pytest.raises(Exception, match="rank 0 has left"):
+            while True:
+                hvd.allreduce(ones(framework, 3), name="left alone")
+        with pytest.raises(ValueError, match="complex64") as caught:
+            hvd.allreduce(framework.complex(), name="wrong")
+        hvd.shutdown()
+        return str(caught.value)
+
+    with World(2) as world:
+        _, text = world.run(run, framework, timeout_s=60)
+    assert "could not be told" not in text

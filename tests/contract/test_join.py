@@ -12,7 +12,7 @@ from support import frameworks
 from support.frameworks import NAMES
 from support.world import WorldPool
 
-WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (4, "tcp")]
+WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
 
 
 @pytest.fixture(params=NAMES)
@@ -65,7 +65,7 @@ def test_every_allreduce_gets_zeros_from_who_has_joined(
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [[size - 1, True, int]] * size
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp"), (3, "2+1")])
 def test_what_needs_every_rank_fails_on_those_who_call_it(
     worlds: WorldPool, framework: str, size: int, transport: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_sets_follow_the_same_rule(worlds: WorldPool, framework: str, transport:
     assert worlds(3, env).run(run, framework) == [[1.0, 2.0, 4.0, 6.0], [6.0], [2.0, 4.0, 6.0]]
 
 
-@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (3, "shm"), (3, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (3, "shm"), (3, "tcp"), (3, "2+1")])
 def test_uneven_data_is_a_block_that_joins_at_its_end(
     worlds: WorldPool, framework: str, size: int, transport: str
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from support import frameworks
 from support.frameworks import NAMES
 from support.world import WorldPool
 
-WORLDS = [(3, "shm"), (4, "tcp")]
+WORLDS = [(3, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
 
 
 @pytest.fixture(params=NAMES)
@@ -290,3 +291,23 @@ def test_sets_given_to_init(worlds: WorldPool, framework: str, size: int, transp
         return True
 
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [True] * size
+
+
+def test_a_set_of_followers_does_not_wait_until_their_leaders_look_around(worlds: WorldPool) -> None:
+    """A leader that sleeps wakes for its followers at once, although it has no part in their set."""
+
+    def run() -> float:
+        hvd = frameworks.load("core").hvd
+        followers = hvd.add_process_set([1, 3])
+        times = []
+        for _ in range(21):
+            if followers.included():
+                begin = time.monotonic()
+                hvd.allreduce(np.ones(5, np.float32), name="a", process_set=followers)
+                times.append(time.monotonic() - begin)
+        hvd.barrier()
+        hvd.remove_process_set(followers)
+        return sorted(times)[10] if times else 0.0
+
+    median_s = max(worlds(4, dynamic("2+2")).run(run))
+    assert median_s < 0.04, median_s  # a look around takes 100 ms

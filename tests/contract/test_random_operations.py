@@ -20,7 +20,7 @@ from support.world import WorldPool
 
 from horovod.core.native import OP_NAMES
 
-WORLDS = [(2, "shm"), (3, "shm"), (3, "tcp"), (4, "shm")]
+WORLDS = [(2, "shm"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
 
 
@@ -108,7 +108,7 @@ def expected_of(step: Step, member: int) -> list[Any]:
         if step.kind == "allgather":
             results.append(np.concatenate(tensors))
             continue
-        whole = reference.allreduce(list(tensors), step.op, *step.scales)
+        whole = reference.allreduce(list(tensors), step.op, *step.scales, step.members)
         results.append(whole if step.kind == "allreduce" else reference.rows_of(whole, count, member))
     return results
 

@@ -20,15 +20,16 @@ from support.world import WorldPool
 from horovod.core.native import DTYPE_NAMES, OP_NAMES
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (70001,)]
-WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "tcp")]
+WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
+WORLDS += [(4, "2+2 tcp")]  # the bits depend on the hosts, not on how data travels
 # Frameworks share what is behind their tensors: beside the core's own, some worlds of each are enough for every day.
 FRAMEWORKS_AND_WORLDS = [
     (name, *world)
     for name in NAMES
     for world in WORLDS
-    if THOROUGH or name == "core" or world in ((1, "auto"), (2, "shm"), (3, "tcp"), (4, "shm"))
+    if THOROUGH or name == "core" or world in ((1, "auto"), (2, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1"))
 ]
-SET_WORLDS = WORLDS[1:] if THOROUGH else [(3, "shm"), (4, "shm"), (4, "tcp")]
+SET_WORLDS = WORLDS[1:] if THOROUGH else [(3, "shm"), (4, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
 REDUCTIONS = ["Average", "Sum", "Min", "Max", "Product"]
 SCALES = [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (0.5, 4.0)]
 
@@ -104,7 +105,8 @@ def _reduced(
             prescale_factor=scale[0],
             postscale_factor=scale[1],
         )
-        return seen, [reference.allreduce(by_rank, number, *scale) for by_rank in inputs]
+        ranks = getattr(framework.hvd, "ranks", None)  # of a set
+        return seen, [reference.allreduce(by_rank, number, *scale, ranks) for by_rank in inputs]
 
     return label, run
 
@@ -206,7 +208,8 @@ def _scattered(
         options = {"op": number, "prescale_factor": scale[0], "postscale_factor": scale[1]}
         given = tensors if grouped else tensors[0]
         seen = called(framework, operation, form, given, name=None if op == "Max" else label, **options)
-        whole = [reference.allreduce(by_rank, number, *scale) for by_rank in inputs]
+        ranks = getattr(framework.hvd, "ranks", None)  # of a set
+        whole = [reference.allreduce(by_rank, number, *scale, ranks) for by_rank in inputs]
         return seen, [reference.rows_of(array, size, rank) for array in whole]
 
     return label, run

@@ -79,7 +79,7 @@ def test_the_gradients_of_an_optimizer_are_as_quiet(worlds: WorldPool) -> None:
 DEVIATIONS = ("none", "missing", "new", "reshaped", "reordered", "late", "another op", "refused")
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp"), (4, "2+2")])
 def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, transport: str) -> None:
     def run() -> tuple[list[str], int]:
         import horovod.core as hvd
@@ -140,7 +140,7 @@ def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, tra
             assert sent == 0, f"{sent} messages after it was steady again"
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp"), (4, "2+2")])
 def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: int, transport: str) -> None:
     """A tensor missing, one new, one reshaped, another order on every rank, a rank that is late with one, and a rank
     that joins before the others are done: each in every one of 200 steps."""

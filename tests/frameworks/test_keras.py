@@ -336,13 +336,55 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
     assert np.allclose(first["lr"], [ramp[3], ramp[7], 0.01, 0.02], rtol=1e-5)
 
 
+def test_operations_on_tensors_give_tensors(world: World) -> None:
+    def run() -> dict[str, list[float]]:
+        import keras
+
+        import horovod.keras
+        import horovod.tensorflow.keras as of_tensorflow
+
+        seen: dict[str, list[float]] = {}
+        packages = {"keras": (horovod.keras, keras.ops.convert_to_tensor, keras.ops.is_tensor)}
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            packages["tensorflow"] = (of_tensorflow, tf.constant, tf.is_tensor)
+        for package, (hvd, tensor, is_tensor) in packages.items():
+            values = np.array([1.0, 2.0], np.float32) * (hvd.rank() + 1)
+            results = {
+                "allreduce": hvd.allreduce(tensor(values)),
+                "scalar": hvd.allreduce(tensor(values[0])),
+                "allgather": hvd.allgather(tensor(values)),
+                "broadcast": hvd.broadcast(tensor(values), 1),
+                "reducescatter": hvd.reducescatter(tensor(values)),
+            }
+            assert all(is_tensor(result) for result in results.values()), results
+            assert isinstance(hvd.allreduce(values), np.ndarray) and isinstance(hvd.allreduce(1.0), float)
+            for name, result in results.items():
+                seen[f"{package} {name}"] = np.ravel(keras.ops.convert_to_numpy(result)).tolist()
+        return seen
+
+    for rank, seen in enumerate(world.run(run, timeout_s=110)):
+        assert seen and all(
+            values
+            == {
+                "allreduce": [1.5, 3.0],
+                "scalar": [1.5],
+                "allgather": [1.0, 2.0, 2.0, 4.0],
+                "broadcast": [2.0, 4.0],
+                "reducescatter": [[1.5], [3.0]][rank],
+            }[name.split()[1]]
+            for name, values in seen.items()
+        ), seen
+
+
 @pytest.mark.parametrize("ending", ["keras", "h5"])
 def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, ending: str) -> None:
     def run(folder: str, ending: str) -> list[Any]:
         import keras
 
         import horovod.keras as hvd
-        from horovod.keras.optimizer import is_distributed
+        from horovod.keras.distributed import is_distributed
 
         path = f"{folder}/{hvd.rank()}.{ending}"
         keras.utils.set_random_seed(0)
@@ -374,7 +416,7 @@ def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
         from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
         import horovod.keras as hvd
-        from horovod.keras.optimizer import is_distributed
+        from horovod.keras.distributed import is_distributed
 
         keras.utils.set_random_seed(0)
         policy = keras.dtype_policies.DTypePolicy("mixed_float16")

@@ -177,6 +177,27 @@ def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
         TfDataServiceConfig.read(str(tmp_path / "none"))
 
 
+def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_path: Path) -> None:
+    script = (
+        "import sys, threading, horovod.tensorflow as hvd\n"
+        "from horovod.tensorflow.data.compute_service import TfDataServiceConfig\n"
+        "from horovod.tensorflow.data.compute_worker import main\n"
+        "def end():\n"
+        "    config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)\n"
+        "    config.compute_client().shutdown()\n"
+        "for has_started in (True, False):\n"
+        "    if has_started: hvd.init()\n"
+        "    threading.Thread(target=end).start()\n"
+        "    main(1, 'compute', sys.argv[1], 60)\n"
+        "    assert hvd.is_initialized() == has_started\n"
+        "    hvd.shutdown()\n"
+    )
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script, str(tmp_path / "config.json")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert result.returncode == 0, result.stderr
+
+
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
     environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", COMPUTE_WORKER, "--dispatchers", "2", str(tmp_path / "config.json")]

@@ -201,6 +201,54 @@ def test_gradients_of_every_operation(world: World) -> None:
     assert world.run(run) == [[], []]
 
 
+def test_gradients_of_one_node_may_be_taken_apart(world: World) -> None:
+    def run() -> list[str]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        cases: dict[str, tuple[Any, list[float]]] = {
+            "grouped_allreduce": (lambda x: hvd.grouped_allreduce(x), [1.5, 15.0, 150.0]),
+            "grouped_allgather": (lambda x: hvd.grouped_allgather(x), [1.5, 15.0, 150.0]),
+            "grouped_reducescatter": (lambda x: hvd.grouped_reducescatter(x), [1.0, 10.0, 100.0]),
+        }
+        wrong = []
+        for name, (operation, expected) in cases.items():
+            with tf.Graph().as_default() as graph:
+                inputs = [tf.ones([50_000]) for _ in expected]
+                results = operation(inputs)
+                factors = [tf.constant(factor * (hvd.rank() + 1)) for factor in (1.0, 10.0, 100.0)]
+                nodes = [
+                    tf.gradients(result * factor, tensor)[0][0]
+                    for result, factor, tensor in zip(results, factors, inputs, strict=True)
+                ]
+                with tf.compat.v1.Session(graph=graph) as session:
+                    for _ in range(10):
+                        seen = [float(value) for value in session.run(nodes)]
+            if seen != expected:
+                wrong.append(f"{name}: {seen}, expected {expected}")
+        return wrong
+
+    assert world.run(run) == [[], []]
+
+
+def test_the_gradient_of_alltoall_has_the_inputs_type(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        with tf.Graph().as_default() as graph:
+            sent = tf.ones([3], tf.float64)
+            received, _ = hvd.alltoall(sent, splits=[1, 1])
+            (gradient,) = tf.gradients(received, sent, grad_ys=tf.fill([2], np.float32(hvd.rank() + 1)))
+            assert gradient.dtype == tf.float64
+            with tf.compat.v1.Session(graph=graph) as session:
+                return list(session.run(gradient).tolist())
+
+    assert world.run(run) == [[1.0, 2.0, 0.0]] * 2
+
+
 @pytest.mark.oldest_tensorflow
 def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
     def run() -> bool:

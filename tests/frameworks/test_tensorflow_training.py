@@ -123,17 +123,43 @@ def test_a_tapes_other_arguments(world: World) -> None:
         for groups, text in (
             (-1, "a list of lists of variables"),
             ([x, own], "a list of lists of variables"),
-            ([["x"]], "seen a str"),
+            ([["x"]], "got str"),
             ([[x], [own, x]], "more than one group"),
         ):
             with pytest.raises(ValueError, match=text):
                 hvd.DistributedGradientTape(tf.GradientTape(), groups=groups)
-        for layers, text in ((3, "seen int"), (tf.keras.layers.Dense(1), "build the model first")):
+        for layers, text in ((3, "got int"), (tf.keras.layers.Dense(1), "build the model first")):
             with pytest.raises(ValueError, match=text):
                 hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layers)
         return True
 
     assert world.run(run) == [True, True]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+def test_a_local_variables_sparse_gradient_is_divided(world: World, compiled: bool, sparse_as_dense: bool) -> None:
+    def run(compiled: bool, sparse_as_dense: bool) -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        shared, own = tf.Variable(tf.ones([3, 1])), tf.Variable(tf.ones([3, 1]))
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(shared, [rank])) + tf.reduce_sum(tf.gather(own, [0, rank, rank]))
+            tape = hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense)
+            tape.register_local_source(own)
+            return tape.gradient(loss, [shared, own])
+
+        reduced, local = (tf.function(step) if compiled else step)()
+        assert isinstance(local, tf.IndexedSlices)
+        return [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (reduced, local)]
+
+    by_rank = [[1.5, 0.0, 0.0], [0.5, 1.0, 0.0]]
+    assert world.run(run, compiled, sparse_as_dense) == [[[0.5, 0.5, 0.0], local] for local in by_rank]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +255,40 @@ def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
         return [float(value) for _ in range(5) for value in rounds(tf.constant(12))]
 
     assert world.run(run) == [[number * 1.5 for number in range(12)] * 5] * 2
+
+
+@pytest.mark.parametrize("caller", ["a graph of TensorFlow 1", "wrap_function"])
+def test_lists_of_two_functions_that_run_at_the_same_time_have_names_of_their_own(world: World, caller: str) -> None:
+    def run(caller: str) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        def made(factor: float) -> Any:
+            @tf.function
+            def gradient(x: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    loss = tf.reduce_sum(x * factor * (hvd.rank() + 1))
+                return hvd.DistributedGradientTape(tape).gradient(loss, x)[0]
+
+            return gradient
+
+        functions = [made(factor) for factor in (2.0, 20.0)]
+        if caller == "wrap_function":
+            spec = [tf.TensorSpec([100_000])]
+            wrapped = tf.compat.v1.wrap_function(lambda x: [function(x) for function in functions], spec)
+            for _ in range(20):
+                results = wrapped(tf.ones([100_000]))
+        else:
+            with tf.Graph().as_default() as graph:
+                nodes = [function(tf.ones([100_000])) for function in functions]
+                with tf.compat.v1.Session(graph=graph) as session:
+                    for _ in range(20):
+                        results = session.run(nodes)
+        return [float(result) for result in results]
+
+    assert world.run(run, caller) == [[3.0, 30.0]] * 2
 
 
 def test_a_sparse_gradient_in_a_step_that_xla_compiles_is_warned_of(world: World) -> None:

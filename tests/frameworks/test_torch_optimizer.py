@@ -616,7 +616,7 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
             ({"named_parameters": [("x", a)]}, r"1 of the optimizer's 2 parameters have no name.*\(3,\)"),
             ({"groups": 0}, "groups=0"),
             ({"groups": [[a, a]]}, "twice"),
-            ({"groups": [["a"]]}, "seen str"),
+            ({"groups": [["a"]]}, "got str"),
             ({"op": 9}, "op=9"),
             ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0: expected a number above 0"),
             ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan"),

@@ -170,16 +170,6 @@ def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: W
         assert last == 0.0
 
 
-def test_what_is_missing_says_so() -> None:
-    import horovod.torch as hvd
-
-    with pytest.raises(AttributeError, match="elastic is part of Horovod's interface, but is not supported yet"):
-        hvd.elastic  # noqa: B018
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        hvd.nothing  # noqa: B018
-    assert not hasattr(hvd, "elastic")
-
-
 def test_keys_that_differ_between_ranks_are_named_at_once(worlds: WorldPool) -> None:
     def run() -> tuple[str, float]:
         import horovod.torch as hvd

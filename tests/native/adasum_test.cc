@@ -13,7 +13,6 @@ using namespace hvd;
 
 namespace {
 
-constexpr Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
 using Vector = std::vector<double>;
 
 double product(const Vector& a, const Vector& b) {
@@ -116,7 +115,7 @@ TEST(each_tensor_is_the_reference_s_and_equal_on_all_ranks_and_transports) {
   const std::vector<size_t> counts = {1, 3, 64, 1000, 0, 4097, 70001};
   std::mutex mutex;
   std::map<std::pair<int, int>, std::vector<std::vector<std::byte>>> bits;  // by size and dtype
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (const int size : {1, 2, 4, 8}) {
       if (size == 1 && wiring == Wiring::kSockets) continue;
       run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
@@ -187,7 +186,7 @@ TEST(each_tensor_of_a_large_group_has_products_of_its_own) {
     }
     expected.push_back(expected_of(std::move(vectors)));
   }
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
       std::vector<std::vector<std::byte>> tensors = inputs[static_cast<size_t>(rank)];
       EXPECT(reduce(engine, "g", HVD_FLOAT32, &tensors).ok());
@@ -204,7 +203,7 @@ TEST(each_tensor_of_a_large_group_has_products_of_its_own) {
 }
 
 TEST(scales_and_special_values) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring), [](Engine& engine, int rank) {
       const auto one = [&](Vector mine, double prescale = 1, double postscale = 1) {
         std::vector<std::vector<std::byte>> tensors(1);
@@ -225,7 +224,7 @@ TEST(scales_and_special_values) {
 }
 
 TEST(who_has_joined_counts_for_nothing) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(4, wiring), [](Engine& engine, int rank) {
       for (int round = 0; round < 3; ++round) {
         std::vector<float> values = {1, 2, 3};

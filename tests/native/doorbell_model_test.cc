@@ -4,7 +4,7 @@
 // What there is to do is a log with a cursor per process. Each process has an engine's thread, which drives where it
 // gets the token and then falls asleep, and callers, which follow a script. A step is one shared-memory operation. No
 // sleep has a time limit here, so a lost wake-up is a state in which nobody can move and a log is not read to its end.
-// Checked: there is none; and four seeded bugs are found.
+// Checked: there is none.
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -54,7 +54,6 @@ enum class Place : uint8_t {
   kEnd,
 };
 
-template <class Bugs>
 struct Thread {
   int process;
   bool engine;
@@ -63,8 +62,8 @@ struct Thread {
   int goal = 0;
   bool rang_own = false;
   Ring ring;
-  FallAsleep<Bugs> fall{Sleeper::kEngine};
-  HandOver<Bugs> hand_over;
+  FallAsleep fall{Sleeper::kEngine};
+  HandOver hand_over;
 };
 
 struct Process {
@@ -75,11 +74,10 @@ struct Process {
   Doorbell<PlainWord> door() { return {PlainWord(sleeping), {PlainWord(bells[0]), PlainWord(bells[1])}}; }
 };
 
-template <class Bugs>
 struct World {
   Process processes[2];
   int log = 0;
-  std::vector<Thread<Bugs>> threads;
+  std::vector<Thread> threads;
 
   // What no step will look at any more is left out: a bell's number matters only against what its sleeper has seen.
   std::string key() const {
@@ -88,7 +86,7 @@ struct World {
     for (const Process& process : processes) put(process.sleeping), put(process.token), put(process.cursor);
     put(log);
     for (const auto& t : threads) {
-      using State = typename FallAsleep<Bugs>::State;
+      using State = FallAsleep::State;
       const bool falls = t.place == Place::kFall, rings = t.place == Place::kRingOthers || t.place == Place::kRingOwn;
       put(t.script_step), put(t.place), put(t.rang_own);
       const bool ring_matters = rings || (t.place == Place::kTake && !t.engine);
@@ -97,21 +95,22 @@ struct World {
       if (!falls) continue;
       const State state = t.fall.state();
       const uint32_t bell = processes[t.process].bells[t.engine ? 0 : 1];
-      const bool has_read = Bugs::kReadBellAfterLook ? state == State::kSleep : state != State::kReadBell;
+      const bool has_read = state != State::kReadBell;
       put(state), put(has_read && bell != t.fall.seen());
     }
     return text;
   }
 };
 
-template <class Bugs>
 class Checker {
  public:
-  explicit Checker(std::vector<Script> scripts) : scripts_(std::move(scripts)) {}
+  // `second_caller_is_silent`: a bug of this model's own callers, which otherwise do as engine/wait.cc does.
+  explicit Checker(std::vector<Script> scripts, bool second_caller_is_silent = false)
+      : scripts_(std::move(scripts)), second_caller_is_silent_(second_caller_is_silent) {}
 
   // Empty where no interleaving loses a wake-up.
   std::string run() {
-    World<Bugs> first;
+    World first;
     for (int p = 0; p < 2; ++p) first.threads.push_back({p, true});
     for (const Script& script : scripts_) {
       first.threads.push_back({script.process, false});
@@ -119,11 +118,11 @@ class Checker {
     }
     push(std::move(first));
     while (!stack_.empty() && problem_.empty()) {
-      const World<Bugs> world = std::move(stack_.back());
+      const World world = std::move(stack_.back());
       stack_.pop_back();
       bool moved = false;
       for (size_t t = 0; t < world.threads.size(); ++t) {
-        World<Bugs> next = world;
+        World next = world;
         if (!step(next, t)) continue;
         moved = true;
         push(std::move(next));
@@ -135,11 +134,11 @@ class Checker {
   size_t states() const { return seen_.size(); }
 
  private:
-  void push(World<Bugs> world) {
+  void push(World world) {
     if (seen_.insert(std::hash<std::string>()(world.key())).second) stack_.push_back(std::move(world));
   }
 
-  void judge(const World<Bugs>& world) {
+  void judge(const World& world) {
     for (const auto& thread : world.threads) {
       if (!thread.engine && thread.place != Place::kEnd) problem_ = "a caller waits for ever";
     }
@@ -158,8 +157,8 @@ class Checker {
   }
 
   // False where the thread cannot move.
-  bool step(World<Bugs>& world, size_t index) {
-    Thread<Bugs>& thread = world.threads[index];
+  bool step(World& world, size_t index) {
+    Thread& thread = world.threads[index];
     Process& process = world.processes[thread.process];
     const char kind = thread.engine ? 'E' : thread.place == Place::kEnd ? ' ' : kind_of(index, thread);
     switch (thread.place) {
@@ -194,7 +193,7 @@ class Checker {
           ++process.cursor;
         } else {
           thread.place = kind != 'S' || process.cursor >= thread.goal ? Place::kDrop : Place::kFall;
-          thread.fall = FallAsleep<Bugs>(thread.engine ? Sleeper::kEngine : Sleeper::kCaller);
+          thread.fall = FallAsleep(thread.engine ? Sleeper::kEngine : Sleeper::kCaller);
         }
         return true;
       case Place::kDrop:
@@ -207,7 +206,7 @@ class Checker {
       case Place::kLeave: {
         Doorbell<PlainWord> door = process.door();
         thread.hand_over.step(door, [&] { return process.cursor < world.log; });
-        if (thread.hand_over.state() == HandOver<Bugs>::State::kDone) next_in_script(index, thread);
+        if (thread.hand_over.state() == HandOver::State::kDone) next_in_script(index, thread);
         return true;
       }
       case Place::kEnd:
@@ -216,35 +215,35 @@ class Checker {
     return false;
   }
 
-  char kind_of(size_t index, const Thread<Bugs>& thread) const { return scripts_[index - 2].steps[thread.script_step]; }
-  static bool waits_on(const Thread<Bugs>& thread, const Process& process, char kind) {
+  char kind_of(size_t index, const Thread& thread) const { return scripts_[index - 2].steps[thread.script_step]; }
+  static bool waits_on(const Thread& thread, const Process& process, char kind) {
     return kind == 'S' && process.cursor < thread.goal;
   }
 
-  void next_in_script(size_t index, Thread<Bugs>& thread) {
+  void next_in_script(size_t index, Thread& thread) {
     ++thread.script_step;
     thread.place = thread.script_step < scripts_[index - 2].steps.size() ? Place::kStart : Place::kEnd;
   }
 
-  bool ring(World<Bugs>& world, Thread<Bugs>& thread, int process) {
+  bool ring(World& world, Thread& thread, int process) {
     Doorbell<PlainWord> door = world.processes[process].door();
     thread.ring.step(door);
     return thread.ring.state() == Ring::State::kDone;
   }
 
-  bool take(World<Bugs>& world, Thread<Bugs>& thread, Process& process, char kind) {
+  bool take(World& world, Thread& thread, Process& process, char kind) {
     if (kind == 'S' && process.cursor >= thread.goal) {
       thread.hand_over = {};
       thread.place = Place::kLeave;
       return true;
     }
     if (process.token) {
-      if (kind == 'S' && !thread.rang_own && !Bugs::kSecondCallerIsSilent) {
+      if (kind == 'S' && !thread.rang_own && !second_caller_is_silent_) {
         if (ring(world, thread, thread.process)) thread.rang_own = true;
         return true;
       }
       if (!thread.engine) return false;  // until the token is free: it looks again every 2 ms
-      thread.fall = FallAsleep<Bugs>(Sleeper::kEngine);
+      thread.fall = FallAsleep(Sleeper::kEngine);
       thread.place = Place::kFall;
       return true;
     }
@@ -253,9 +252,9 @@ class Checker {
     return true;
   }
 
-  bool fall(World<Bugs>& world, Thread<Bugs>& thread, Process& process) {
+  bool fall(World& world, Thread& thread, Process& process) {
     Doorbell<PlainWord> door = process.door();
-    using State = typename FallAsleep<Bugs>::State;
+    using State = FallAsleep::State;
     const Sleeper who = thread.engine ? Sleeper::kEngine : Sleeper::kCaller;
     if (thread.fall.state() == State::kSleep && door.bell(who).load() == thread.fall.seen()) return false;
     thread.fall.step(door, [&] { return (!thread.engine || !process.token) && process.cursor < world.log; });
@@ -264,7 +263,8 @@ class Checker {
   }
 
   std::vector<Script> scripts_;
-  std::vector<World<Bugs>> stack_;
+  const bool second_caller_is_silent_;
+  std::vector<World> stack_;
   std::unordered_set<size_t> seen_;  // of 64 bits
   std::string problem_;
 };
@@ -291,10 +291,9 @@ Programs all_programs() {
 #endif
 }
 
-template <class Bugs>
-std::string check_all(const Programs& programs, size_t* states) {
+std::string check_all(const Programs& programs, size_t* states, bool second_caller_is_silent = false) {
   for (const auto& scripts : programs) {
-    Checker<Bugs> checker(scripts);
+    Checker checker(scripts, second_caller_is_silent);
     const std::string problem = checker.run();
     *states += checker.states();
     if (problem.empty()) continue;
@@ -305,45 +304,22 @@ std::string check_all(const Programs& programs, size_t* states) {
   return "";
 }
 
-struct NoBugs : NoDoorbellBugs {
-  static constexpr bool kSecondCallerIsSilent = false;
-};
-struct LookBeforeAnnounce : NoBugs {
-  static constexpr bool kLookBeforeAnnounce = true;
-};
-struct ReadBellAfterLook : NoBugs {
-  static constexpr bool kReadBellAfterLook = true;
-};
-struct LeaveWithoutLook : NoBugs {
-  static constexpr bool kLeaveWithoutLook = true;
-};
-struct SecondCallerIsSilent : NoBugs {
-  static constexpr bool kSecondCallerIsSilent = true;
-};
-
-template <class Bugs>
-void expect_found(const char* what) {
-  size_t states = 0;
-  const std::string problem = check_all<Bugs>(kSmall, &states);
-  std::printf("       %s: %s\n", what, problem.empty() ? "not found" : problem.c_str());
-  EXPECT(!problem.empty());
-}
-
 }  // namespace
 
 TEST(no_interleaving_of_two_processes_loses_a_wake_up) {
   size_t states = 0;
-  const std::string problem = check_all<NoBugs>(all_programs(), &states);
+  const std::string problem = check_all(all_programs(), &states);
   std::printf("       %zu states%s%s\n", states, problem.empty() ? "" : ": ", problem.c_str());
   EXPECT(problem.empty());
   EXPECT(states > 1000);
 }
 
-TEST(the_seeded_bugs_are_found) {
-  expect_found<LookBeforeAnnounce>("looking before announcing");
-  expect_found<ReadBellAfterLook>("reading the bell after looking");
-  expect_found<LeaveWithoutLook>("leaving without looking");
-  expect_found<SecondCallerIsSilent>("a second caller that rings nobody");
+// The bugs of the doorbell itself are rows of tools/mutations.py.
+TEST(a_second_caller_that_rings_nobody_is_found) {
+  size_t states = 0;
+  const std::string problem = check_all(kSmall, &states, true);
+  std::printf("       %s\n", problem.empty() ? "not found" : problem.c_str());
+  EXPECT(!problem.empty());
 }
 
 TEST_MAIN

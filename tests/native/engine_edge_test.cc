@@ -16,8 +16,6 @@ using namespace hvd;
 
 namespace {
 
-const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
-
 Status sum(Engine& engine, const std::string& name, std::vector<float>& values, uint32_t flags = HVD_SYNC) {
   return Call(HVD_ALLREDUCE, name.c_str()).tensor(values, HVD_FLOAT32).run(engine, flags);
 }
@@ -62,7 +60,7 @@ int open_descriptors() {
 }  // namespace
 
 TEST(thousands_of_new_names_at_once_pass_through_every_buffer) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       run_world(make_world(2, wiring), [&](Engine& engine, int) {
         const int count = kSanitized ? 3000 : 6000;
@@ -82,7 +80,7 @@ TEST(thousands_of_new_names_at_once_pass_through_every_buffer) {
 }
 
 TEST(a_request_larger_than_the_rings_and_socket_buffers_is_not_slowed_by_sleep) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (const bool waits : {true, false}) {
       in_child(30, [&] {
         run_world(make_world(2, wiring), [&](Engine& engine, int) {
@@ -107,7 +105,7 @@ TEST(a_request_larger_than_the_rings_and_socket_buffers_is_not_slowed_by_sleep) 
 }
 
 TEST(a_second_waiting_thread_is_served_at_once_while_the_first_sleeps) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
         std::vector<float> late(4, 1);
@@ -131,7 +129,7 @@ TEST(a_second_waiting_thread_is_served_at_once_while_the_first_sleeps) {
 }
 
 TEST(stop_ends_the_waits_of_other_threads) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       for (int round = 0; round < 10; ++round) {
         Latch waits;
@@ -167,7 +165,7 @@ TEST(stop_ends_the_waits_of_other_threads) {
 
 // Rank 1's callback keeps it from the batch's second part, in which rank 0 sits by then.
 TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       Latch inside, stopped;
       std::atomic<int> rank_0_done{0};
@@ -225,7 +223,7 @@ TEST(a_callback_that_stops_waits_or_asks_for_statistics_does_not_hang) {
 }
 
 TEST(statistics_answer_while_a_caller_waits) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
         std::vector<float> values(4, 1);
@@ -269,7 +267,7 @@ TEST(a_start_without_descriptors_is_an_error_and_leaks_none) {
     std::printf("not run: the sanitizers themselves need descriptors\n");
     return;
   }
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       rlimit before{};
       EXPECT(getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -327,7 +325,7 @@ TEST(a_result_too_large_for_memory_ends_the_job_and_says_so) {
 
 // The ranks wait for different operations about `k`; one of them asks for the other's from its callback, at once.
 TEST(what_a_conflict_ended_can_be_submitted_from_the_callback) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
         struct Context {
@@ -363,7 +361,7 @@ TEST(what_a_conflict_ended_can_be_submitted_from_the_callback) {
 }
 
 TEST(operations_about_one_subject_may_start_in_another_order_on_every_rank) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
       std::atomic<int> first_submitted{0};
       run_world(make_world(2, wiring), [&](Engine& engine, int rank) {

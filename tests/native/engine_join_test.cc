@@ -11,8 +11,6 @@ using namespace hvd;
 
 namespace {
 
-constexpr Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
-
 EngineSettings quiet() {
   EngineSettings settings;
   settings.stall_warning_ms = 0;
@@ -55,7 +53,7 @@ TEST(a_rank_alone_joins_at_once) {
 
 // Rank r has 3 * (r + 1) steps; it is on its own at the end, with the highest rank.
 TEST(uneven_steps_get_zeros_and_the_last_rank_is_named) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (const int size : {2, 3, 4}) {
       run_world(make_world(size, wiring, quiet()), [size](Engine& engine, int rank) {
         for (int epoch = 0; epoch < 3; ++epoch) {
@@ -75,7 +73,7 @@ TEST(uneven_steps_get_zeros_and_the_last_rank_is_named) {
 }
 
 TEST(groups_new_names_and_empty_tensors_get_zeros) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       for (int round = 0; rank != 1 && round < 3; ++round) {
         std::vector<float> a(5, 1);
@@ -95,7 +93,7 @@ TEST(groups_new_names_and_empty_tensors_get_zeros) {
 }
 
 TEST(what_was_in_flight_before_the_join_keeps_its_data) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       // Known names, so that the arrivals are counted; each rank leaves another one for the others.
       const char* names[] = {"t0", "t1", "t2"};
@@ -116,7 +114,7 @@ TEST(what_was_in_flight_before_the_join_keeps_its_data) {
 }
 
 TEST(what_waits_for_its_turn_is_submitted_before_the_join) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring, quiet()), [](Engine& engine, int rank) {
       constexpr int kMany = 200;  // of which the process submits 64 at once
       std::vector<std::vector<float>> values(kMany, std::vector<float>(1, 1));
@@ -134,7 +132,7 @@ TEST(what_waits_for_its_turn_is_submitted_before_the_join) {
 }
 
 TEST(operations_that_need_every_rank_fail_until_all_have_joined) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       const int32_t pair = add_set(engine, {0, 2});
       for (int round = 0; round < 2; ++round) {
@@ -172,7 +170,7 @@ TEST(operations_that_need_every_rank_fail_until_all_have_joined) {
 }
 
 TEST(an_operation_that_all_have_submitted_runs_though_one_has_joined) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       for (int round = 0; round < 10; ++round) {
         std::vector<int32_t> mine(1, rank);
@@ -190,7 +188,7 @@ TEST(an_operation_that_all_have_submitted_runs_though_one_has_joined) {
 }
 
 TEST(sets_with_a_member_that_has_joined_get_its_zeros) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       const int32_t low = add_set(engine, {0, 1}), high = add_set(engine, {1, 2});
       for (int round = 0; round < 4; ++round) {
@@ -212,7 +210,7 @@ TEST(sets_with_a_member_that_has_joined_get_its_zeros) {
 }
 
 TEST(disagreements_of_the_others_are_told_to_them) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       EXPECT(sum_of_one(engine, "t", 1) == 3);
       if (rank != 2) {
@@ -259,7 +257,7 @@ TEST(a_rank_that_has_joined_can_submit_nothing) {
 }
 
 TEST(the_fast_way_is_back_when_all_have_joined) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       for (int i = 0; i < 3; ++i) EXPECT(sum_of_one(engine, "t", 1) == 3);
       for (int step = 0; step < 10 * rank; ++step) sum_of_one(engine, "t", 1);
@@ -277,7 +275,7 @@ TEST(names_come_and_go_while_ranks_join) {
   constexpr int kSize = 3, kNames = 40;
   EngineSettings few = quiet();
   few.cached_names = 8;
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(kSize, wiring, few), [](Engine& engine, int rank) {
       const auto use = [&](int begin, int end, float expected) {
         for (int n = begin; n < end; ++n) EXPECT(sum_of_one(engine, ("n" + std::to_string(n)).c_str(), 1) == expected);
@@ -306,7 +304,7 @@ TEST(names_come_and_go_while_ranks_join) {
 }
 
 TEST(a_rank_that_leaves_ends_the_join_of_the_others) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
       EXPECT(sum_of_one(engine, "t", 1) == 3);
       if (rank == 1) return;
@@ -318,7 +316,7 @@ TEST(a_rank_that_leaves_ends_the_join_of_the_others) {
 }
 
 TEST(an_abort_ends_the_join) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring, quiet()), [](Engine& engine, int rank) {
       EXPECT(sum_of_one(engine, "t", 1) == 2);
       Status status;
@@ -333,7 +331,7 @@ TEST(an_abort_ends_the_join) {
 
 // Who waits for what: a rank that has joined is neither missing nor waited for.
 TEST(stall_reports_leave_out_who_has_joined) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (const bool in_join : {false, true}) {
       EngineSettings settings;
       settings.stall_warning_ms = 200;

@@ -14,8 +14,6 @@ using namespace hvd;
 
 namespace {
 
-const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
-
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kRounds = 8;
 #else
@@ -58,7 +56,7 @@ void run_sets(int size, Wiring wiring, const std::function<void(Engine&, int)>& 
 }  // namespace
 
 TEST(every_operation_works_over_a_set) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(4, wiring, [](Engine& engine, int rank) {
       const int32_t set = add_set(engine, {1, 3});
       EXPECT(set == 1);
@@ -96,7 +94,7 @@ TEST(every_operation_works_over_a_set) {
 
 // Everything in flight at once, each rank in an order of its own, half of it without names.
 TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(4, wiring, [](Engine& engine, int rank) {
       std::vector<Group> groups = overlapping();
       add_all(engine, &groups);
@@ -149,7 +147,7 @@ TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
 }
 
 TEST(one_name_may_be_in_flight_in_several_sets) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(3, wiring, [](Engine& engine, int rank) {
       const int32_t front = add_set(engine, {0, 1}), back = add_set(engine, {1, 2});
       std::vector<float> all(1, 1), pair(1, 1), other(5, 1);
@@ -169,7 +167,7 @@ TEST(one_name_may_be_in_flight_in_several_sets) {
 
 // The number comes back with other members: names, definitions and memory of the former set must not show through.
 TEST(sets_come_and_go_and_their_numbers_come_back) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(4, wiring, [](Engine& engine, int rank) {
       std::mt19937 shared(3);
       for (int round = 0; round < kRounds; ++round) {
@@ -248,7 +246,7 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
 }
 
 TEST(a_set_with_something_in_flight_is_not_removed) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(3, wiring, [](Engine& engine, int rank) {
       const int32_t set = add_set(engine, {0, 2});
       std::vector<float> values(4, 1);
@@ -267,7 +265,7 @@ TEST(a_set_with_something_in_flight_is_not_removed) {
 }
 
 TEST(ranks_that_disagree_about_a_set_are_told) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(3, wiring, [](Engine& engine, int rank) {
       Status status;
       EXPECT(add_set(engine, rank == 1 ? std::vector<int32_t>{0, 1} : std::vector<int32_t>{0, 2}, &status) == -1);
@@ -290,7 +288,7 @@ TEST(ranks_that_disagree_about_a_set_are_told) {
 }
 
 TEST(errors_in_a_set_reach_its_members_alone) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_sets(4, wiring, [](Engine& engine, int rank) {
       const int32_t set = add_set(engine, {1, 2, 3});
       for (int round = 0; round < 4; ++round) {
@@ -323,7 +321,7 @@ TEST(errors_in_a_set_reach_its_members_alone) {
 
 // Where nobody waits, the members must be woken by a leader that takes no part itself.
 TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     std::atomic<int> finished{0};  // rank 0 waits for nothing of the engine meanwhile: a waiter would wake everybody
     run_sets(3, wiring, [&finished](Engine& engine, int rank) {
       const int32_t set = add_set(engine, {1, 2});
@@ -352,7 +350,7 @@ TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
 }
 
 TEST(a_stall_in_a_set_names_the_missing_member) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : {Wiring::kSharedMemory, Wiring::kSockets}) {
     EngineSettings settings;
     settings.stall_warning_ms = 200;
     settings.stall_shutdown_ms = 700;

@@ -23,7 +23,6 @@ constexpr int kOperations = 300;
 constexpr int kCycles = 30;
 #endif
 
-const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
 constexpr int kWaitMs = 40000;
 
 // What all ranks do alike in one step of a thread's program. Names come again, so that operations take the fast way,
@@ -163,7 +162,7 @@ int entries_of(const char* path) {
 }  // namespace
 
 TEST(random_operations_from_several_threads_of_every_rank) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (const int size : {2, 4}) {
       in_child(120, [&] {
         run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
@@ -194,7 +193,7 @@ TEST(many_ranks_on_one_host) {
 
 // Each completion submits the next operation; nobody waits, so that the engine's threads make all the progress.
 TEST(callbacks_that_submit_make_a_chain_that_nobody_waits_for) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(60, [&] {
       run_world(make_world(3, wiring), [&](Engine& engine, int) {
         struct Chain {
@@ -228,7 +227,7 @@ TEST(callbacks_that_submit_make_a_chain_that_nobody_waits_for) {
 }
 
 TEST(starts_and_stops_leave_descriptors_and_threads_as_they_were) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(120, [&] {
       int descriptors = 0, threads = 0;
       for (int cycle = 0; cycle < kCycles; ++cycle) {
@@ -249,7 +248,7 @@ TEST(starts_and_stops_leave_descriptors_and_threads_as_they_were) {
 }
 
 TEST(an_abort_at_any_moment_ends_every_wait_and_every_stop) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     in_child(120, [&] {
       for (int cycle = 0; cycle < kCycles; ++cycle) {
         std::latch started(3);  // an abort in another rank's start would fail that start

@@ -13,8 +13,6 @@ using namespace hvd;
 
 namespace {
 
-const Wiring kBoth[] = {Wiring::kSharedMemory, Wiring::kSockets};
-
 Status sum(Engine& engine, const char* name, std::vector<float>& values, uint32_t flags = HVD_SYNC) {
   return Call(HVD_ALLREDUCE, name).tensor(values, HVD_FLOAT32).run(engine, flags);
 }
@@ -22,7 +20,7 @@ Status sum(Engine& engine, const char* name, std::vector<float>& values, uint32_
 }  // namespace
 
 TEST(allreduce_of_every_size_sums_over_all_ranks) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (int size = 1; size <= 4; ++size) {
       if (size == 1 && wiring == Wiring::kSockets) continue;
       run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
@@ -42,7 +40,7 @@ TEST(allreduce_of_every_size_sums_over_all_ranks) {
 }
 
 TEST(many_tensors_in_different_orders_fuse_and_complete) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       std::mt19937 random(static_cast<unsigned>(rank));
       for (int step = 0; step < 20; ++step) {
@@ -78,7 +76,7 @@ TEST(average_of_integers_is_exact_and_truncates) {
 }
 
 TEST(reducescatter_gives_each_rank_its_rows_with_the_bits_of_allreduce) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     for (int size = 1; size <= 4; ++size) {
       if (size == 1 && wiring == Wiring::kSockets) continue;
       run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
@@ -113,7 +111,7 @@ TEST(reducescatter_gives_each_rank_its_rows_with_the_bits_of_allreduce) {
 }
 
 TEST(alltoall_takes_any_splits_and_says_how_many_rows_came) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       for (int round = 0; round < 5; ++round) {
         // Rank s sends (s + d + round) % 3 rows to rank d, and keeps a last row that goes to nobody.
@@ -160,7 +158,7 @@ TEST(splits_that_cannot_be_are_refused) {
 }
 
 TEST(allgather_takes_ragged_rows_and_broadcast_takes_the_root) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       for (int round = 0; round < 4; ++round) {
         const int64_t rows = (rank + round) % 3;
@@ -188,7 +186,7 @@ TEST(allgather_takes_ragged_rows_and_broadcast_takes_the_root) {
 }
 
 TEST(ranks_that_disagree_get_the_same_words_and_go_on) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       std::vector<float> good(4, 1);
       EXPECT(sum(engine, "x", good).ok());  // known by now: the next disagreement needs a recall
@@ -217,7 +215,7 @@ TEST(ranks_that_disagree_get_the_same_words_and_go_on) {
 }
 
 TEST(a_refusal_fails_the_peers_and_the_name_works_again) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
       for (int round = 0; round < 5; ++round) {
         std::vector<float> values(8, 1);
@@ -251,7 +249,7 @@ TEST(a_name_in_flight_twice_is_refused_on_that_rank_only) {
 }
 
 TEST(hundreds_of_unnamed_requests_in_flight_match_by_order) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
       std::vector<std::vector<float>> tensors;
       for (int i = 0; i < 300; ++i) tensors.emplace_back(3 + i % 5, static_cast<float>(i + rank));
@@ -268,7 +266,7 @@ TEST(hundreds_of_unnamed_requests_in_flight_match_by_order) {
 }
 
 TEST(a_rank_that_leaves_fails_those_that_wait_for_it) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       std::vector<float> values(8, 1);
       EXPECT(sum(engine, "x", values).ok());
@@ -281,7 +279,7 @@ TEST(a_rank_that_leaves_fails_those_that_wait_for_it) {
 }
 
 TEST(an_abort_ends_all_ranks_with_its_cause) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       std::vector<float> values(8, 1);
       EXPECT(sum(engine, "x", values).ok());
@@ -295,7 +293,7 @@ TEST(an_abort_ends_all_ranks_with_its_cause) {
 }
 
 TEST(a_barrier_holds_until_the_last_rank) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     std::atomic<int> arrived{0};
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       for (int round = 1; round <= 50; ++round) {
@@ -309,7 +307,7 @@ TEST(a_barrier_holds_until_the_last_rank) {
 }
 
 TEST(a_tensor_that_one_rank_never_submits_is_ended_by_the_stall_limit) {
-  for (const Wiring wiring : kBoth) {
+  for (const Wiring wiring : kWirings) {
     EngineSettings settings;
     settings.stall_warning_ms = 300;
     settings.stall_shutdown_ms = 800;

@@ -15,33 +15,42 @@
 #include <vector>
 
 #include "check.h"
+#include "communicators/registry.h"
 #include "engine/engine.h"
-#include "transport/factories.h"
 
 namespace hvd {
 
-enum class Wiring { kSharedMemory, kSockets };
+// All ranks on one host; each on a host of its own; half of them, rounded up, on one host and the rest on another.
+enum class Wiring { kSharedMemory, kSockets, kTwoHosts };
+constexpr Wiring kWirings[] = {Wiring::kSharedMemory, Wiring::kSockets, Wiring::kTwoHosts};
 
-inline std::vector<EngineOptions> make_world(int size, Wiring wiring, EngineSettings settings = {}) {
+// One entry for each rank: its host.
+inline std::vector<EngineOptions> make_world_on(const std::vector<int>& host_of_rank, EngineSettings settings = {}) {
+  const int size = static_cast<int>(host_of_rank.size());
+  const Topology topology(host_of_rank);
   std::vector<EngineOptions> world(static_cast<size_t>(size));
-  std::shared_ptr<Segment> segment;
-  if (wiring == Wiring::kSharedMemory) {
+  const CommunicatorRow* row = nullptr;
+  EXPECT(choose_communicator(settings.communicator, topology, true, &row).ok());
+  for (int host = 0; host < topology.hosts(); ++host) {
+    const std::vector<int>& ranks = topology.ranks_of(host);
     std::unique_ptr<Segment> made;
     const Status status =
-        Segment::create(1, static_cast<uint32_t>(size), size > 1 ? shm_transport_bytes(size) : 0, &made);
+        Segment::create(1, static_cast<uint32_t>(ranks.size()), row->shared_bytes(topology, ranks[0]), &made);
     if (!status.ok()) std::printf("%s\n", status.text().c_str());
     EXPECT(status.ok());
-    segment = std::move(made);
+    const std::shared_ptr<Segment> segment = std::move(made);
+    std::shared_ptr<const PollBell> poll_bell;
+    if (topology.hosts() > 1) EXPECT(PollBell::make(&poll_bell).ok());
+    for (const int rank : ranks) {
+      EngineOptions& options = world[static_cast<size_t>(rank)];
+      options.rank = rank;
+      options.generation = 1;
+      options.settings = settings;
+      options.segment = segment;
+      options.poll_bell = poll_bell;
+      options.host_of_rank = host_of_rank;
+    }
   }
-  for (int r = 0; r < size; ++r) {
-    EngineOptions& options = world[static_cast<size_t>(r)];
-    options.rank = r;
-    options.generation = 1;
-    options.settings = settings;
-    options.segment = segment;
-    for (int peer = 0; peer < size; ++peer) options.host_of_rank.push_back(wiring == Wiring::kSockets ? peer : 0);
-  }
-  if (wiring != Wiring::kSockets) return world;
   const auto join = [&](int a, int b, hvd_purpose purpose, int index) {
     int fds[2];
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
@@ -50,11 +59,22 @@ inline std::vector<EngineOptions> make_world(int size, Wiring wiring, EngineSett
   };
   for (int a = 0; a < size; ++a) {
     for (int b = a + 1; b < size; ++b) {
-      for (int index = 0; index < 2; ++index) join(a, b, HVD_LINK_DATA, index);
-      if (a == 0) join(a, b, HVD_LINK_CONTROL, 0);
+      const bool apart = topology.host_of(a) != topology.host_of(b);
+      for (int index = 0; index < 2 && (apart || row->needs_link(topology, a, b)); ++index) {
+        join(a, b, HVD_LINK_DATA, index);
+      }
+      if (a == 0 && apart && topology.local_rank_of(b) == 0) join(a, b, HVD_LINK_CONTROL, 0);
     }
   }
   return world;
+}
+
+inline std::vector<EngineOptions> make_world(int size, Wiring wiring, EngineSettings settings = {}) {
+  std::vector<int> host_of_rank;
+  for (int r = 0; r < size; ++r) {
+    host_of_rank.push_back(wiring == Wiring::kSharedMemory ? 0 : wiring == Wiring::kSockets ? r : 2 * r / (size + 1));
+  }
+  return make_world_on(host_of_rank, std::move(settings));
 }
 
 // Runs body(engine, rank) on a thread per rank; stops the engines in order afterwards.

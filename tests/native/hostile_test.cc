@@ -73,15 +73,11 @@ std::string descriptor_of(std::vector<int64_t> shape, hvd_kind kind = HVD_ALLRED
 }
 
 std::string request(int rank, const std::string& name, const std::string& descriptor) {
-  Writer payload;
-  payload.put(rank).put_string(name).put_string(descriptor).put(uint8_t{1});
-  return payload.take();
+  return request_payload({{{rank, true}}, 0, name, descriptor});
 }
 
 std::string refusal(int rank, int32_t set, const std::string& name, const std::string& why) {
-  Writer payload;
-  payload.put(rank).put(set).put_string(name).put_string(why);
-  return payload.take();
+  return refuse_payload({rank, set, name, why});
 }
 
 template <class... Numbers>
@@ -153,6 +149,11 @@ std::vector<Nonsense> for_the_coordinator() {
       {"a frame for the other direction", FrameKind::kRecords, record(RecordKind::kClose, 0, "")},
       {"an empty request", FrameKind::kRequest, ""},
       {"a request of the other host's rank", FrameKind::kRequest, request(0, "x", good)},
+      {"a request of no rank", FrameKind::kRequest, request_payload({{}, 0, "x", good})},
+      {"a request of both hosts' ranks", FrameKind::kRequest, request_payload({{{0, true}, {1, true}}, 0, "x", good})},
+      {"what a rank tells its own leader", FrameKind::kComplete, complete_payload({0, 4, true})},
+      {"the other host's waiting ranks", FrameKind::kWaiting, waiting_payload({{0, 500, {0}}})},
+      {"half of what waits", FrameKind::kWaiting, numbers(uint32_t{1}, uint32_t{0})},
       {"no name", FrameKind::kRequest, request(1, "", good)},
       {"a name without end", FrameKind::kRequest, request(1, std::string(kMaxNameBytes + 1, 'n'), good)},
       {"a name that ends behind its frame", FrameKind::kRequest, numbers(int32_t{1}, uint32_t{4000})},
@@ -249,7 +250,7 @@ TEST(what_is_no_frame_is_named) {
                                      std::string("\x01\x00\x80\x00", 4), std::string("GET / HTTP/1.1\r\n\r\n")}) {
       Victim world(victim);
       world.send(bytes);
-      EXPECT(has(world.outcome(), HVD_RANK_LOST, {"sent rank", "what is no frame"}));
+      EXPECT(has(world.outcome(), HVD_RANK_LOST, {"sent rank", "data that cannot be read"}));
     }
   }
 }
@@ -377,7 +378,7 @@ TEST(a_ring_that_says_it_holds_more_than_it_can_is_named) {
       if (rank == 1) segment->ring(1).written.store(segment->ring(1).read.load() + kRingBytes + 1);
       std::vector<float> values(4, 1);
       const Status status = Call(HVD_ALLREDUCE, "x").tensor(values, HVD_FLOAT32).run(*engine);
-      EXPECT(has(status, HVD_RANK_LOST, {"rank 1 sent rank 0 what is no frame"}));
+      EXPECT(has(status, HVD_RANK_LOST, {"rank 1 sent rank 0 data that cannot be read"}));
       EXPECT(engine->stop(5000).ok());
     });
   }

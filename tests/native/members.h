@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs n members of a transport, as threads over one mapping (what a thread sanitizer can see) or as forked processes
-// over a shared one. Sockets are TCP over loopback on ports the kernel chooses.
+// Runs n members of a communicator, as threads over one mapping (what a thread sanitizer can see) or as forked
+// processes over a shared one. Sockets are TCP over loopback on ports the kernel chooses.
 #pragma once
 
 #include <arpa/inet.h>
@@ -13,16 +13,25 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "communicators/registry.h"
 #include "platform/interrupt.h"
-#include "transport/factories.h"
 
 namespace members {
 
-enum class Wire { kShm, kTcp };
+enum class Wire { kShm, kTcp, kHierarchical };
+
+inline const hvd::CommunicatorRow& row_of(Wire wire) {
+  const char* const name = wire == Wire::kShm ? "shm" : wire == Wire::kTcp ? "tcp" : "hierarchical";
+  for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
+    if (std::string(row->name) == name) return *row;
+  }
+  std::abort();
+}
 
 inline void require(bool condition, const char* what) {
   if (condition) return;
@@ -49,24 +58,32 @@ inline Pair connected_tcp() {
   return pair;
 }
 
-// What n members share: memory, sockets, the interrupt. World ranks are 10, 11, ... so that they are not mistaken for
-// members.
+// By member; none: all are on one host.
+using Hosts = std::vector<int>;
+
+// What n members share: memory, by host, sockets, the interrupt. World ranks are 10, 11, ... so that they are not
+// mistaken for members.
 class World {
  public:
-  World(Wire wire, int n, int links = 1, std::function<Pair()> connect = connected_tcp) : wire_(wire), size_(n) {
-    bytes_ = 4096 + (wire == Wire::kShm ? hvd::shm_transport_bytes(n) : 0);
+  World(Wire wire, int n, int links = 1, std::function<Pair()> connect = connected_tcp, Hosts hosts = {})
+      : row_(row_of(wire)), size_(n), topology_(hosts.empty() ? Hosts(static_cast<size_t>(n), 0) : hosts) {
+    bytes_ = 4096;
+    for (int host = 0; host < topology_.hosts(); ++host) {
+      areas_.push_back(bytes_);
+      bytes_ += row_.shared_bytes(topology_, topology_.leader_of(host));
+    }
     void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     require(mapped != MAP_FAILED, "mmap");
     page_ = static_cast<std::byte*>(mapped);
     require(pipe(event_) == 0, "pipe");
     for (int m = 0; m < n; ++m) world_ranks_.push_back(10 + m);
     sockets_.assign(static_cast<size_t>(n), std::vector<std::vector<int>>(static_cast<size_t>(n)));
-    for (size_t a = 0; wire == Wire::kTcp && a < static_cast<size_t>(n); ++a) {
-      for (size_t b = a + 1; b < static_cast<size_t>(n); ++b) {
-        for (int i = 0; i < links; ++i) {
+    for (int a = 0; a < n; ++a) {
+      for (int b = a + 1; b < n; ++b) {
+        for (int i = 0; row_.needs_link(topology_, a, b) && i < links; ++i) {
           const Pair pair = connect();
-          sockets_[a][b].push_back(pair.a);
-          sockets_[b][a].push_back(pair.b);
+          sockets_[static_cast<size_t>(a)][static_cast<size_t>(b)].push_back(pair.a);
+          sockets_[static_cast<size_t>(b)][static_cast<size_t>(a)].push_back(pair.b);
         }
       }
     }
@@ -78,6 +95,9 @@ class World {
     munmap(page_, bytes_);
   }
 
+  World(Wire wire, Hosts hosts, int links = 1)
+      : World(wire, static_cast<int>(hosts.size()), links, connected_tcp, hosts) {}
+
   int size() const { return size_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   std::atomic<uint64_t>& word() { return *reinterpret_cast<std::atomic<uint64_t>*>(page_); }
@@ -86,13 +106,16 @@ class World {
     word().store(1);
     require(write(event_[1], "x", 1) == 1, "write");
   }
-  hvd::Status make(int member, const hvd::TransportOptions& options, std::unique_ptr<hvd::Transport>* out) {
-    const hvd::Interrupt interrupt{&word(), event_[0]};
-    if (wire_ == Wire::kShm)
-      return hvd::make_shm_transport(page_ + 4096, member, world_ranks_, options, interrupt, out);
-    auto mine = std::move(sockets_[static_cast<size_t>(member)]);
+  hvd::Status make(int member, const hvd::CommunicatorSettings& options, std::unique_ptr<hvd::Communicator>* out) {
+    std::vector<std::vector<int>> of_rank(10);
+    for (auto& sockets : sockets_[static_cast<size_t>(member)]) of_rank.push_back(std::move(sockets));
     sockets_[static_cast<size_t>(member)].clear();
-    return hvd::make_tcp_transport(std::move(mine), member, world_ranks_, options, interrupt, out);
+    hvd::CommunicatorParts parts;
+    parts.area = page_ + areas_[static_cast<size_t>(topology_.host_of(member))];
+    parts.links = std::make_shared<const hvd::DataLinks>(std::move(of_rank));
+    parts.settings = options;
+    parts.interrupt = {&word(), event_[0]};
+    return row_.make({world_ranks_, member, topology_}, parts, out);
   }
   // In a forked member: the other members' ends must not stay open here, or nobody would see them close.
   void keep_only(int member) {
@@ -109,32 +132,34 @@ class World {
     sockets.clear();
   }
 
-  const Wire wire_;
+  const hvd::CommunicatorRow& row_;
   const int size_;
+  const hvd::Topology topology_;
   size_t bytes_;
+  std::vector<size_t> areas_;  // by host, from the page
   std::byte* page_;
   int event_[2];
   std::vector<int> world_ranks_;
   std::vector<std::vector<std::vector<int>>> sockets_;  // [member][peer]
 };
 
-using Body = std::function<void(hvd::Transport&)>;
+using Body = std::function<void(hvd::Communicator&)>;
 
-inline void run_one(World& world, int member, const hvd::TransportOptions& options, const Body& body) {
-  std::unique_ptr<hvd::Transport> transport;
-  const hvd::Status status = world.make(member, options, &transport);
+inline void run_one(World& world, int member, const hvd::CommunicatorSettings& options, const Body& body) {
+  std::unique_ptr<hvd::Communicator> communicator;
+  const hvd::Status status = world.make(member, options, &communicator);
   if (!status.ok()) std::printf("member %d: %s\n", member, status.text().c_str());
   EXPECT(status.ok());
-  if (status.ok()) body(*transport);
+  if (status.ok()) body(*communicator);
 }
 
-inline void run_threads(World& world, const hvd::TransportOptions& options, const Body& body) {
+inline void run_threads(World& world, const hvd::CommunicatorSettings& options, const Body& body) {
   std::vector<std::thread> threads;
   for (int m = 0; m < world.size(); ++m) threads.emplace_back([&, m] { run_one(world, m, options, body); });
   for (std::thread& thread : threads) thread.join();
 }
 
-inline void run_processes(World& world, const hvd::TransportOptions& options, const Body& body) {
+inline void run_processes(World& world, const hvd::CommunicatorSettings& options, const Body& body) {
   std::fflush(stdout);
   std::vector<pid_t> children;
   for (int m = 0; m < world.size(); ++m) {

@@ -150,10 +150,10 @@ TEST(a_segment_of_another_start_is_refused) {
 TEST(the_majority_is_the_expected) {
   Coordinator coordinator({0, 0, 0});
   Effects effects;
-  coordinator.request(0, 0, "x", descriptor({4}).encode(), true, 0, &effects);
-  coordinator.request(1, 0, "x", descriptor({3}).encode(), true, 0, &effects);
+  coordinator.request({{0, true}}, 0, "x", descriptor({4}).encode(), 0, &effects);
+  coordinator.request({{1, true}}, 0, "x", descriptor({3}).encode(), 0, &effects);
   EXPECT(effects.decisions.empty());
-  coordinator.request(2, 0, "x", descriptor({3}).encode(), true, 0, &effects);
+  coordinator.request({{2, true}}, 0, "x", descriptor({3}).encode(), 0, &effects);
   const std::string text = error_text(effects);
   EXPECT(text.find("rank 0: expected shape [3], seen [4]") != std::string::npos);
   EXPECT(text.find("ranks 1, 2") != std::string::npos);
@@ -164,10 +164,10 @@ TEST(a_rank_that_repeats_its_last_call_is_named_where_the_ranks_disagree) {
   for (const int slow : {0, 1}) {
     Coordinator coordinator({0, 0});
     Effects effects;
-    for (const int rank : {0, 1}) coordinator.request(rank, 0, "x", descriptor({3}).encode(), true, 0, &effects);
+    for (const int rank : {0, 1}) coordinator.request({{rank, true}}, 0, "x", descriptor({3}).encode(), 0, &effects);
     const uint32_t id = effects.decisions[0].id;
     effects = {};
-    coordinator.request(slow, 0, "x", descriptor({4}).encode(), true, 0, &effects);
+    coordinator.request({{slow, true}}, 0, "x", descriptor({4}).encode(), 0, &effects);
     EXPECT(effects.recalls == std::vector<uint32_t>{id});
     EXPECT(coordinator.recalled(0, id, {1, 1, false}, &effects));
     const std::string seen =
@@ -181,7 +181,7 @@ TEST(each_round_of_an_entry_is_waited_for_since_its_own_first_arrival) {
   Coordinator coordinator({0, 1});
   Effects effects;
   const auto request = [&](int rank, int64_t rows, double now) {
-    coordinator.request(rank, 0, "x", descriptor({rows}).encode(), true, now, &effects);
+    coordinator.request({{rank, true}}, 0, "x", descriptor({rows}).encode(), now, &effects);
   };
   const auto since = [&coordinator] {  // -1 where nobody waits
     const std::vector<Undecided> open = coordinator.undecided();
@@ -216,7 +216,7 @@ TEST(ranks_that_wait_for_each_other_in_different_lists_of_gradients_disagree) {
     Effects effects;
     for (const auto& [rank, list, place, rows, since] : arrivals) {
       const std::string name = "allreduce.tape" + (list.empty() ? "" : "/list-" + list) + place;
-      coordinator.request(rank, 0, name, descriptor({rows}).encode(), false, since, &effects);
+      coordinator.request({{rank, false}}, 0, name, descriptor({rows}).encode(), since, &effects);
     }
     return disagreement_about_gradients(coordinator.undecided(), 100, &culprit);
   };
@@ -248,7 +248,7 @@ TEST(an_answer_about_a_name_of_a_removed_set_gives_its_number_back) {
   Descriptor of_set = descriptor({3});
   of_set.process_set = 1;
   Effects effects;
-  for (const int rank : {0, 1}) coordinator.request(rank, 1, "x", of_set.encode(), true, 0, &effects);
+  for (const int rank : {0, 1}) coordinator.request({{rank, true}}, 1, "x", of_set.encode(), 0, &effects);
   EXPECT(effects.decisions.size() == 2 && effects.decisions[0].id == 0);
   effects = {};
   EXPECT(coordinator.join(0, {}, 0, &effects) && coordinator.join(1, {}, 0, &effects));
@@ -260,7 +260,7 @@ TEST(an_answer_about_a_name_of_a_removed_set_gives_its_number_back) {
   EXPECT(effects.decisions.size() == 1 && effects.decisions[0].kind == RecordKind::kJoin);
   EXPECT(!coordinator.recalled(1, 0, {}, &effects));
   effects = {};
-  for (const int rank : {0, 1}) coordinator.request(rank, 0, "y", descriptor({3}).encode(), true, 0, &effects);
+  for (const int rank : {0, 1}) coordinator.request({{rank, true}}, 0, "y", descriptor({3}).encode(), 0, &effects);
   EXPECT(effects.decisions.size() == 2 && effects.decisions[0].id == 0);
 }
 
@@ -269,7 +269,7 @@ TEST(what_waits_for_a_number_is_said_before_the_join_ends) {
   Coordinator coordinator({0, 0}, {0, 1});
   Effects effects;
   for (const char* name : {"x", "y"}) {
-    for (const int rank : {0, 1}) coordinator.request(rank, 0, name, descriptor({3}).encode(), false, 0, &effects);
+    for (const int rank : {0, 1}) coordinator.request({{rank, false}}, 0, name, descriptor({3}).encode(), 0, &effects);
   }
   EXPECT(effects.decisions.size() == 3 && coordinator.waits_for_ids());
   effects = {};

@@ -211,6 +211,31 @@ inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
   }
 }
 
+// Over hosts: each host's fold, then the fold of those, hosts by lowest member. With one host, or one member on each,
+// there is one fold; so for integers and bool.
+inline Bytes fold_over_hosts(const Reduction& reduction, const std::vector<const std::byte*>& inputs,
+                             const std::vector<int>& host_of_member, int64_t count) {
+  std::vector<int> hosts;  // in order of appearance
+  for (const int host : host_of_member) {
+    bool known = false;
+    for (const int seen : hosts) known = known || seen == host;
+    if (!known) hosts.push_back(host);
+  }
+  const bool rounds = reduction.dtype >= HVD_FLOAT16 && reduction.dtype <= HVD_FLOAT64;
+  if (!rounds || hosts.size() <= 1 || hosts.size() == inputs.size()) return fold(reduction, inputs, count);
+  std::vector<Bytes> results;
+  for (const int host : hosts) {
+    std::vector<const std::byte*> of_host;
+    for (size_t m = 0; m < inputs.size(); ++m) {
+      if (host_of_member[m] == host) of_host.push_back(inputs[m]);
+    }
+    results.push_back(fold({reduction.dtype, reduction.op, reduction.prescale}, of_host, count));
+  }
+  std::vector<const std::byte*> pointers;
+  for (const Bytes& result : results) pointers.push_back(result.data());
+  return fold({reduction.dtype, reduction.op, 1.0, reduction.postscale, reduction.divisor}, pointers, count);
+}
+
 inline bool legal(DataType dtype, ReduceOp op) { return dtype != HVD_BOOL || op == HVD_MIN || op == HVD_MAX; }
 
 }  // namespace reference

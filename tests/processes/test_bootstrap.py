@@ -71,7 +71,70 @@ def test_tcp_gives_pairs_two_data_links_and_rank_0_control_and_beat_links_to_eac
                 expected += [(peer, 2, index, (peer, 2, index)) for index in range(2)]
                 expected += [(peer, 3, 0, (peer, 3, 0))] if 0 in (peer, rank) else []
         assert one["heard"] == expected
-        assert (one["local_rank"], one["local_size"]) == (rank, size)
+        assert (one["local_rank"], one["local_size"], one["cross_rank"], one["cross_size"]) == (0, 1, rank, size)
+
+
+def heard_by(rank: int, links: dict[int, list[tuple[int, int]]]) -> list[tuple[object, ...]]:
+    """What connect_and_exchange hears over these links, as (purpose, index) by peer."""
+    return [(peer, *kind, (peer, *kind)) for peer in sorted(links) for kind in sorted(links[peer])]
+
+
+LOCAL, LEADERS, DATA = [(0, 0)], [(1, 0), (3, 0)], [(2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("transport", "expected"),
+    [
+        ("2+2", [{1: LOCAL, 2: LEADERS + DATA}, {0: LOCAL}, {3: LOCAL, 0: LEADERS + DATA}, {2: LOCAL}]),
+        ("3+1", [{1: LOCAL, 2: LOCAL, 3: LEADERS + DATA}, {0: LOCAL}, {0: LOCAL}, {0: LEADERS + DATA}]),
+    ],
+)
+def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
+    worlds: WorldPool, transport: str, expected: list[dict[int, list[tuple[int, int]]]]
+) -> None:
+    seen = worlds(4, {"HOROVOD_TRANSPORT": transport}).run(connect_and_exchange, 0)
+    sizes = [int(size) for size in transport.split("+")]
+    hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
+    for rank, one in enumerate(seen):
+        assert one["transport"] == "hierarchical" and one["host_of_rank"] == hosts
+        assert one["heard"] == heard_by(rank, expected[rank])
+        local_rank = hosts[:rank].count(hosts[rank])
+        assert (one["local_rank"], one["local_size"]) == (local_rank, sizes[hosts[rank]])
+        others = [size > local_rank for size in sizes]
+        assert (one["cross_rank"], one["cross_size"]) == (sum(others[: hosts[rank]]), sum(others))
+
+
+def test_tcp_on_one_host_shares_memory_for_everything_but_data(worlds: WorldPool) -> None:
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_PRETEND_HOSTS": "2"}).run(connect_and_exchange, 0)
+    for rank, one in enumerate(seen):
+        assert one["transport"] == "tcp" and one["host_of_rank"] == [0, 0]
+        assert one["heard"] == heard_by(rank, {1 - rank: LOCAL + DATA})
+
+
+def test_ranks_that_cannot_share_memory_are_hosts_of_their_own(worlds: WorldPool) -> None:
+    world = worlds(4, {"HOROVOD_TRANSPORT": "2+2"})
+    seen = world.run(fail_to_attach, 10)
+    assert [one["host_of_rank"] for one in seen] == [[0, 1, 2, 2]] * 4
+    assert "cannot share memory" in world.output(0) and "cannot share memory" not in world.output(2)
+
+
+@pytest.mark.parametrize(
+    ("transport", "why"),
+    [
+        ("rdma", "HOROVOD_TRANSPORT=rdma cannot be used: there is no such communicator"),
+        ("mpi", "HOROVOD_TRANSPORT=mpi cannot be used: there is no such communicator"),
+        ("hierarchical", "HOROVOD_TRANSPORT=hierarchical cannot be used: its members must be on several hosts"),
+        ("2+2 shm", "HOROVOD_TRANSPORT=shm cannot be used: its members must be on one host, and are on 2 hosts"),
+    ],
+)
+def test_a_transport_that_does_not_fit_is_refused_by_every_rank(worlds: WorldPool, transport: str, why: str) -> None:
+    for text in errors(worlds(4, {"HOROVOD_TRANSPORT": transport}).run_each(connect_and_exchange, 0)):
+        assert why in text and "hint:" in text
+
+
+def test_pretended_hosts_must_have_room_for_all_ranks(worlds: WorldPool) -> None:
+    for text in errors(worlds(2, {"HOROVOD_PRETEND_HOSTS": "2,1"}).run_each(connect_and_exchange, 0)):
+        assert "HOROVOD_PRETEND_HOSTS=2,1 divides 3 ranks, but there are 2" in text and "hint:" in text
 
 
 def test_one_rank_needs_no_link(worlds: WorldPool) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -17,9 +18,13 @@ from support.world import Outcome, World
 HINT = "hint:"
 
 
+def address_space() -> int:
+    """Bytes that this process has mapped."""
+    return int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+
+
 def start_with(limits: dict[int, tuple[str, int]]) -> str:
     """Starts under a limit that only this rank has: (name of a resource, how much more than now is left)."""
-    import re
     import resource
 
     import numpy as np
@@ -33,7 +38,7 @@ def start_with(limits: dict[int, tuple[str, int]]) -> str:
         name, room = limits[rank]
         used = 0
         if name == "RLIMIT_AS":
-            used = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+            used = address_space()
         elif name == "RLIMIT_NOFILE":  # a number that no new one reaches, not a count: there are gaps below the highest
             open_ones = set(map(int, os.listdir("/proc/self/fd")))
             used = [number for number in range(1000) if number not in open_ones][room] - room
@@ -70,6 +75,29 @@ def test_a_rank_without_memory_for_its_threads_is_named_by_every_rank() -> None:
     with World(2, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_START_TIMEOUT": "10"}) as world:
         for text in texts(world.run_each(start_with, {1: ("RLIMIT_AS", 34 << 20)})):
             assert "rank 1" in text and "thread" in text and HINT in text, text
+
+
+@pytest.mark.parametrize("operation", ["allgather", "alltoall"])
+def test_a_result_too_large_for_a_rank_is_named_once_and_with_its_bytes(operation: str) -> None:
+    def gather(operation: str) -> None:
+        import resource
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (address_space() + (600 << 20), limit))
+        getattr(hvd, operation)(np.empty(400 << 20, np.uint8), name="large")
+
+    expected = 838860800 if operation == "allgather" else 419430400
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        for outcome in world.run_each(gather, operation):
+            text = str(outcome.error)
+            assert f"rank 1 does not have the memory for the result: {expected} bytes\nhint: " in text, text
+            assert text.count("large") == 1 and isinstance(outcome.error, MemoryError), text
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

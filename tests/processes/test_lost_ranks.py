@@ -16,6 +16,8 @@ ENDED_WITHIN_S = 5.0
 # (ranks, transport, the one that dies): ten kills
 KILLS = [(size, transport, rank) for size, transport in ((2, "shm"), (2, "tcp"), (3, "shm")) for rank in range(size)]
 KILLS += [(4, "tcp", 0), (4, "tcp", 3), (4, "shm", 2)]
+# Leaders and followers of several hosts.
+KILLS += [*((4, "2+2", rank) for rank in range(4)), (4, "3+1", 1), (4, "3+1", 3), (4, "2+2 tcp", 3)]
 
 
 def reduce_for_ever(going: str) -> None:
@@ -231,6 +233,36 @@ def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() ->
             hvd.barrier()
             handle = hvd.allreduce_async(tensor, name="interrupted", op=hvd.Sum)
         return float(hvd.synchronize(handle)[0])
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert world.run(run) == [2.0, 2.0]
+
+
+def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
+    def run() -> float:
+        import signal
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        tensor = np.ones(3)
+        for _ in range(3):  # prepared from the second time on
+            tensor[:] = 1.0
+            hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+        tensor[:] = 1.0
+        if hvd.rank() == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+            hvd.barrier()
+        else:
+            hvd.barrier()
+            hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+        hvd.barrier()
+        return float(tensor[0])
 
     with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
         assert world.run(run) == [2.0, 2.0]

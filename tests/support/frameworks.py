@@ -232,6 +232,7 @@ class SetModule:
         self.process_set = process_set
         self.rank = process_set.rank
         self.size = process_set.size
+        self.ranks = process_set.ranks
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._hvd, name)

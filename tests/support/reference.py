@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every collective has to give, bit by bit, in NumPy: the fold in rank order of native/reduction/types.h."""
+"""What every collective has to give, bit by bit, in NumPy: the expression of native/collectives/levels.h."""
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +36,36 @@ def _maximum(a: Array, b: Array) -> Array:
     return np.where((a == b) & ~np.signbit(a), a, np.maximum(a, b)) if a.dtype.kind == "f" else np.maximum(a, b)
 
 
-def allreduce(inputs: list[Array], op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """postscale * fold(prescale * x) / size, folded from the left in rank order."""
-    dtype, size = inputs[0].dtype, len(inputs)
+def hosts_of(ranks: Sequence[int]) -> list[list[int]]:
+    """The places in `ranks` of those on each host of this rank's world, hosts by their lowest rank."""
+    sizes = [int(size) for size in os.environ.get("HOROVOD_PRETEND_HOSTS", "").split(",") if size]
+    host_of_rank = [host for host, size in enumerate(sizes) for _ in range(size)] or [0] * (max(ranks) + 1)
+    hosts: dict[int, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        hosts.setdefault(host_of_rank[rank], []).append(place)
+    return list(hosts.values())
+
+
+def allreduce(
+    inputs: list[Array],
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    ranks: Sequence[int] | None = None,
+) -> Array:
+    """Each host's fold(prescale * x) from the left in rank order; postscale * the fold of those / size. `ranks`: whose
+    inputs these are, by default those of all ranks."""
+    hosts = hosts_of(range(len(inputs)) if ranks is None else ranks)
+    is_exact = inputs[0].dtype.kind in "biu"
+    if is_exact or len(hosts) in (1, len(inputs)):
+        return _fold(inputs, op, prescale, postscale, len(inputs))
+    inside = SUM if op == AVERAGE else op
+    results = [_fold([inputs[place] for place in host], inside, prescale, 1.0, 1) for host in hosts]
+    return _fold(results, op, 1.0, postscale, len(inputs))
+
+
+def _fold(inputs: list[Array], op: int, prescale: float, postscale: float, size: int) -> Array:
+    dtype = inputs[0].dtype
     if dtype.kind == "b":
         return functools.reduce(np.logical_and if op == MIN else np.logical_or, inputs)
     combine = {AVERAGE: np.add, SUM: np.add, PRODUCT: np.multiply, MIN: _minimum, MAX: _maximum}[op]

@@ -42,6 +42,18 @@ START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
 MAX_RANKS = 24
 
+
+def spelled(size: int, env: Mapping[str, str]) -> dict[str, str]:
+    """What tests write for HOROVOD_TRANSPORT, in Horovod's own words. "tcp": each rank is on a host of its own, so that
+    nothing is shared; "3+1": two pretended hosts of three ranks and one; "3+1 tcp": these, and TCP between all."""
+    spread, _, transport = env.get("HOROVOD_TRANSPORT", "").partition(" ")
+    if spread == "tcp" and "HOROVOD_PRETEND_HOSTS" not in env:
+        return {**env, "HOROVOD_PRETEND_HOSTS": ",".join(["1"] * size)}
+    if "+" not in spread:
+        return dict(env)
+    return {**env, "HOROVOD_TRANSPORT": transport or "auto", "HOROVOD_PRETEND_HOSTS": spread.replace("+", ",")}
+
+
 living: list[World] = []  # for the stack dump of conftest.py
 
 
@@ -129,7 +141,7 @@ class World:
         for identity in assign_ranks(hosts or [Host("localhost", size)], size):
             rank = identity.rank
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            environment.update({**meeting, **identity.environment(), **(env or {})})
+            environment.update({**meeting, **identity.environment(), **spelled(size, env or {})})
             environment.update(env_of_rank(rank) if env_of_rank else {})
             ours, theirs = Pipe()
             server = ForkServer.of(environment)

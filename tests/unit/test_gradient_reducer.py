@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod.core.compression import Compressor
+from horovod.core.compression import Compressor, NoneCompressor, compressing
 from horovod.core.gradient_reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
@@ -75,13 +75,17 @@ class Peers:
 class Job:
     """One rank with parameters `a` and `b`."""
 
-    def __init__(self, passes: int = 1, **options: Any) -> None:
+    def __init__(self, passes: int = 1, compression: type[Compressor] = NoneCompressor) -> None:
         self.peers = Peers()
+        self.told: list[str] = []
         self.a, self.b = Parameter(), Parameter()
         self.reducer: GradientReducer[Parameter, Array] = GradientReducer(
-            Gradients(), self.peers.start, passes_per_step=passes, **options
+            Gradients(), compressing(self.peers.start, compression, self.tell), passes_per_step=passes
         )
         self.numbers = {"a": self.reducer.add("a", self.a), "b": self.reducer.add("b", self.b)}
+
+    def tell(self, name: str, error: Exception) -> None:
+        self.told.append(f"{name}: {error}")
 
     def backward(self, **gradients: float) -> None:
         for name, value in gradients.items():
@@ -269,6 +273,20 @@ def test_what_travels_is_compressed_and_given_back_in_its_own_dtype() -> None:
     job.backward(a=1.0 + 2**-14, b=2.0)
     assert job.peers.sent["a"] == [1.0]
     assert job.a.grad is not None and job.a.grad.dtype == np.float64
+
+
+def test_the_others_are_told_of_a_gradient_that_cannot_be_compressed() -> None:
+    class Broken(NoneCompressor):
+        @staticmethod
+        def compress(tensor: Array) -> tuple[Array, Any]:
+            if tensor[0] == 3.0:
+                raise RuntimeError("no room")
+            return tensor, None
+
+    job = Job(compression=Broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        job.backward(a=3.0, b=2.0)
+    assert job.told == ["a: no room"]
 
 
 def test_the_trace_has_each_event_in_order_of_time() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ ALLOWED = {
     "core": {"horovod"},
     "launcher": {"horovod", "core"},
     "torch": {"horovod", "core"},
-    # tf.keras is Keras, whose optimizers hvd.DistributedOptimizer takes; the data service has a rendezvous of its own.
-    "tensorflow": {"horovod", "core", "keras", "launcher"},
+    # The data service has a rendezvous of its own. Keras: see below.
+    "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
     "keras": {"horovod", "core", "tensorflow", "torch"},  # the package of its backend
     "common": {"core"},
     "runner": {"launcher"},
@@ -48,6 +49,33 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
                 assert part in ALLOWED[folder] | {folder}, f"{path} imports {name}"
             elif folder not in (parts[0], "tensorflow", "keras"):
                 assert parts[0] not in FRAMEWORKS, f"{path} imports {name}"
+
+
+def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras() -> None:
+    """So that the packages stand on each other: tensorflow, keras with its backends, tensorflow.keras."""
+    for path in (PACKAGE / "tensorflow").rglob("*.py"):
+        if path.parent.name != "keras":
+            assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
+
+
+@pytest.mark.parametrize("folder", ["core", "torch", "tensorflow/data", "keras", "common", "launcher"])
+def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> None:
+    """Imports inside of functions count as well."""
+    paths = (PACKAGE / folder).rglob("*.py")
+    inside = {path: ".".join(("horovod", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in paths}
+    edges = {}
+    for path, name in inside.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        edges[name] = (found & set(inside.values())) - {name}
+    assert len(edges) > 1 and any(edges.values())
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"they import each other: {' -> '.join(error.args[1])}") from None
 
 
 def test_horovodrun_loads_no_framework_and_no_numpy() -> None:

@@ -52,7 +52,8 @@ def test_an_empty_variable_is_an_unset_one() -> None:
         ("HOROVOD_FUSION_THRESHOLD", "-1", "a whole number, 0 or more"),
         ("HOROVOD_CYCLE_TIME", "nan", "a number, 0 or more"),
         ("HOROVOD_CYCLE_TIME", "inf", "a number, 0 or more"),
-        ("HOROVOD_TRANSPORT", "rdma", "one of auto, shm, tcp"),
+        ("HOROVOD_TRANSPORT", "shm,tcp", "a name"),
+        ("HOROVOD_PRETEND_HOSTS", "2,0", "whole numbers, 1 or more, with commas between"),
         ("HOROVOD_STALL_CHECK_DISABLE", "maybe", "0 or 1"),
         ("HOROVOD_SIZE", "0", "a whole number, 1 or more"),
         ("HOROVOD_START_TIMEOUT", "0", "a number, 0.1 or more"),
@@ -74,8 +75,9 @@ def test_switches(text: str, value: bool) -> None:
 def test_flags_have_their_own_unit() -> None:
     row = {row.keyword: row for row in rows()}["fusion_threshold_bytes"]
     assert parse_flag(row, "32") == 32 << 20
-    with pytest.raises(SettingError, match="^--fusion-threshold-mb='1.5'"):
-        parse_flag(row, "1.5")
+    for text in ("1.5", "-5"):  # as it was written, not in bytes
+        with pytest.raises(SettingError, match=f"^--fusion-threshold-mb='{text}': expected"):
+            parse_flag(row, text)
 
 
 def test_each_local_rank_has_its_core_or_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +108,7 @@ def test_the_native_core_gets_strings() -> None:
         ("frozen_timeout_ms", "3000"),
         ("lost_timeout_ms", "5000"),
         ("fault_point", ""),
+        ("transport", "auto"),
         ("instruction_set", "best"),
         ("log_level", "warning"),
         ("log_time", "0"),

@@ -3,8 +3,11 @@
  * horovod.h: THE boundary between the native core and every framework (step 4 of a gradient's way).
  *
  * ABI rules
- *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct): a
- *    newer library accepts an older, shorter struct; fields are only ever appended.
+ *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct);
+ *    the size of what stands in an array is a field beside the array, 0 for that of the first version. Fields are only
+ *    ever appended. A newer library accepts an older, shorter struct: what is not there is zero. An older library
+ * accepts a newer, longer one if what it does not know is zero, otherwise the call is HVD_INVALID_ARGUMENT. Results are
+ *    written as far as the caller's struct reaches.
  *  - Every function that can fail returns an hvd_code and, where `status` is not NULL, fills it. No exception leaves
  * the library.
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
@@ -82,8 +85,8 @@ enum {
 typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
   HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
-  HVD_LINK_DATA = 2,    /* TCP between two ranks on different hosts; one or more per pair, the same number everywhere */
-  HVD_LINK_BEAT = 3 /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
+  HVD_LINK_DATA = 2, /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
+  HVD_LINK_BEAT = 3  /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
@@ -119,6 +122,7 @@ typedef struct {
   uint32_t nsettings;
   uint32_t nlinks;
   const hvd_link* links;
+  uint32_t setting_size, link_size; /* sizeof(hvd_setting), sizeof(hvd_link) */
 } hvd_options;
 
 /* One tensor of a request: dense, row-major, aligned to its element size. */
@@ -164,7 +168,22 @@ typedef struct {
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
+/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
+HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
+/* How many of the first dimension's rows a member gets in a reducescatter. */
+HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
 HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
+
+/* JSON, one object for each communicator of this build, in the order in which "auto" tries them: name, title, available
+   and, if it is not, why. */
+HVD_EXPORT const char* hvd_communicators(void);
+/* Which of them joins these members (world ranks, ascending) of a world, before there is a context. `transport`: a
+   name, or "auto"; HVD_UNAVAILABLE if it does not fit and `must` is not 0, else the first one that fits is taken.
+   `name` gets at most 32 bytes. linked[r] becomes 1 for each rank r with which `rank` needs a data link; the others
+   stay as they are. */
+HVD_EXPORT int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
+                        const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked,
+                        hvd_status* status);
 
 /* Joins the generation: blocks until every rank of the host has attached, bounded by setting start_timeout_ms. */
 HVD_EXPORT int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status);
@@ -191,6 +210,11 @@ HVD_EXPORT int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, cons
                                     void* const* outputs, uint32_t flags, void* user, hvd_handle* handle,
                                     hvd_status* status);
 HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status);
+/* hvd_submit_entry of a request with one tensor and HVD_SYNC, hvd_wait, and if that gives HVD_OK hvd_release, in one
+   call: for a small tensor a call from another language costs as much as the operation. *handle is 0 afterwards if
+   there is nothing left to wait for or to release: the operation is done, or could not be submitted. */
+HVD_EXPORT int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output,
+                             int32_t timeout_ms, hvd_handle* handle, hvd_status* status);
 /* Tells the other ranks that this rank's call of `name` failed before it could be submitted, so that they fail too
    (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
 HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why,

@@ -17,7 +17,6 @@ constexpr const char* kNotInitialized = "Horovod has not been initialized; use h
 constexpr int kDtypes = 10;
 // TF_DataType by hvd_dtype.
 constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
-constexpr size_t kBytes[kDtypes] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
 constexpr int kTensorFlowUint16 = 17;
 constexpr int kTensorFlowInt32 = 3, kTensorFlowInt64 = 9;
 
@@ -34,8 +33,6 @@ std::vector<int64_t> shape_of(const TF_Tensor* tensor) {
   for (size_t d = 0; d < shape.size(); ++d) shape[d] = tf.Dim(tensor, static_cast<int>(d));
   return shape;
 }
-
-int64_t rows_of(int64_t rows, int members, int member) { return rows / members + (member < rows % members ? 1 : 0); }
 
 hvd_status new_hvd_status() {
   hvd_status status{};
@@ -114,7 +111,7 @@ bool make_outputs(Invocation* invocation, TF_Status* status) {
     size_t bytes = tf.TensorByteSize(invocation->inputs[i].get());
     if (members > 1 && member >= 0 && !shape.empty() && shape[0] > 0) {
       const size_t row_bytes = bytes / static_cast<size_t>(shape[0]);
-      shape[0] = rows_of(shape[0], members, member);
+      shape[0] = hvd_rows_of_member(shape[0], members, member);
       bytes = row_bytes * static_cast<size_t>(shape[0]);
     }
     invocation->outputs.push_back(allocate(invocation->context, static_cast<int>(i),
@@ -202,7 +199,7 @@ bool take_results(Invocation* invocation, TF_Status* status) {
     }
     const TF_Tensor* input = invocation->inputs[static_cast<size_t>(i)].get();
     const std::vector<int64_t> shape(result.shape, result.shape + result.ndim);
-    size_t bytes = kBytes[dtype_of(input)];
+    auto bytes = static_cast<size_t>(hvd_dtype_bytes(dtype_of(input)));
     for (const int64_t length : shape) bytes *= static_cast<size_t>(length);
     const TensorPtr output = allocate(invocation->context, i, tf.TensorType(input), shape, bytes, status);
     if (tf.GetCode(status) != kOk) return false;

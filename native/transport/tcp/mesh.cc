@@ -14,19 +14,17 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "platform/fault_point.h"
-#include "platform/private_descriptors.h"
 
 namespace hvd {
 
 namespace {
 
 constexpr int kSpins = 40;                         // tries, with a yield between, before sleeping in poll
-constexpr int kSliceMs = 1000;                     // the longest sleep without a look at the interrupt
+constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
@@ -87,50 +85,21 @@ void take(std::deque<Piece>* queue, size_t bytes, const Done& done) {
 
 }  // namespace
 
-Mesh::Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
+Mesh::Mesh(std::shared_ptr<const DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
     : member_(member),
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       interrupt_(interrupt),
-      sockets_(std::make_shared<Sockets>(std::move(sockets))),
-      places_(world_ranks_.size()) {
-  std::iota(places_.begin(), places_.end(), 0);
-}
-
-Mesh::Mesh(const Mesh& whole, std::span<const int> places, int member)
-    : member_(member),
-      size_(static_cast<int>(places.size())),
-      world_ranks_([&] {
-        std::vector<int> ranks;
-        for (const int place : places) ranks.push_back(whole.world_ranks_[static_cast<size_t>(place)]);
-        return ranks;
-      }()),
-      interrupt_(whole.interrupt_),
-      is_part_(true),
-      sockets_(whole.sockets_) {
-  for (const int place : places) places_.push_back(whole.places_[static_cast<size_t>(place)]);
-}
-
-Mesh::Sockets::~Sockets() {
-  for (const std::vector<int>& sockets : of_peer) {
-    for (int fd : sockets) close_private(fd);
-  }
-}
+      data_links_(std::move(links)) {}
 
 Status Mesh::open() {
   const auto sockets_to = [&](int peer) -> const std::vector<int>& {
-    return sockets_->of_peer[static_cast<size_t>(places_[static_cast<size_t>(peer)])];
+    static const std::vector<int> none;
+    return peer == member_ || data_links_ == nullptr ? none : data_links_->to(world_ranks_[static_cast<size_t>(peer)]);
   };
-  if (static_cast<int>(sockets_->of_peer.size()) != size_ && !is_part_) {
-    return Status(HVD_INVALID_ARGUMENT, "data links for " + std::to_string(sockets_->of_peer.size()) +
-                                            " members, expected " + std::to_string(size_));
-  }
   for (int peer = 0; peer < size_; ++peer) {
     const std::vector<int>& of_peer = sockets_to(peer);
-    if (peer == member_) {
-      if (!of_peer.empty()) return Status(HVD_INVALID_ARGUMENT, "a data link of a member with itself");
-      continue;
-    }
+    if (peer == member_) continue;
     const int count = static_cast<int>(of_peer.size());
     if (links_per_peer_ == 0) links_per_peer_ = count;
     if (count == 0 || count != links_per_peer_) {

@@ -5,8 +5,8 @@
 // ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
 // queued stays untouched until it has been sent, or has arrived.
 //
-// Owns the sockets. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or the
-// interrupt.
+// Shares the sockets' ownership. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or
+// the interrupt.
 #pragma once
 
 #include <poll.h>
@@ -22,6 +22,7 @@
 
 #include "platform/interrupt.h"
 #include "platform/status.h"
+#include "transport/tcp/data_links.h"
 
 namespace hvd {
 
@@ -33,20 +34,8 @@ class Mesh {
     int64_t tag;
   };
 
-  // Open sockets by peer, closed with the last mesh that uses them. Meshes over the same sockets, of a set and of some
-  // of its members, are used one after the other, in an order that every two members have alike.
-  struct Sockets {
-    explicit Sockets(std::vector<std::vector<int>> opened) : of_peer(std::move(opened)) {}
-    ~Sockets();
-    Sockets(const Sockets&) = delete;
-    Sockets& operator=(const Sockets&) = delete;
-    const std::vector<std::vector<int>> of_peer;
-  };
-
-  // sockets[m]: to member m, the same number for every peer. Takes ownership, whatever open() returns.
-  Mesh(std::vector<std::vector<int>> sockets, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
-  // Among some of the members of `whole`, which are `places` there; `member` is an index into it.
-  Mesh(const Mesh& whole, std::span<const int> places, int member);
+  // Among the ranks `world_ranks`, of which this one is number `member`.
+  Mesh(std::shared_ptr<const DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
   // Checks the sockets' number and makes them nonblocking.
@@ -96,9 +85,7 @@ class Mesh {
   const std::vector<int> world_ranks_;
   const Interrupt interrupt_;
   int links_per_peer_ = 0;
-  const bool is_part_ = false;
-  const std::shared_ptr<const Sockets> sockets_;
-  std::vector<int> places_;  // by member: the peer's place in the sockets
+  const std::shared_ptr<const DataLinks> data_links_;
   std::vector<Link> links_;  // by peer, then index; the member's own stay unused
   size_t pending_ = 0;       // queued pieces that are not done
   std::vector<pollfd> polled_;

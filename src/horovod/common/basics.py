@@ -1,6 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old import name of init, rank, size ... as methods; re-exports only."""
+"""Old import name of init, rank, size ... as methods. Beside a gradient's way; nothing of ours uses it."""
 
-from horovod.core.legacy import MPI, HorovodBasics
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.core import basics
 
 __all__ = ["MPI", "HorovodBasics"]
+
+
+class MPI:
+    """What Horovod had where mpi4py.MPI is not to be had: nothing is one of its communicators."""
+
+    class Comm:
+        """See MPI."""
+
+
+class HorovodBasics:
+    """The functions of core/basics.py as methods.
+
+    `pkg_path` and what follows named Horovod's compiled extension; they are not used.
+    """
+
+    def __init__(self, pkg_path: str, *args: Any) -> None:
+        pass
+
+
+for _name in basics.__all__:
+    setattr(HorovodBasics, _name, staticmethod(getattr(basics, _name)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old import name of the exceptions that user code catches; re-exports only."""
 
+from horovod.common.util import get_version_mismatch_message
 from horovod.core.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
-from horovod.core.legacy import get_version_mismatch_message
 
 __all__ = [
     "HorovodInternalError",

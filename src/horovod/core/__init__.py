@@ -14,22 +14,23 @@ from horovod.core.temporary_files import share_job_directory
 
 share_job_directory()
 
-_CONTEXT = (
+_BASICS = (
     "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous statistics "
     "start_timeline stop_timeline "
     "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built "
     "rocm_built"
 )
-_ARRAYS = (
+_OPERATIONS = (
     "allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async "
     "grouped_allreduce_ grouped_allreduce_async_ "
     "allgather allgather_async grouped_allgather grouped_allgather_async alltoall alltoall_async "
     "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async "
     "broadcast broadcast_async broadcast_ broadcast_async_ barrier"
 )
+_ARRAYS = "horovod.core.arrays"
 _HOME = {
-    "horovod.core.context": _CONTEXT,
-    "horovod.core.arrays": _ARRAYS,
+    _ARRAYS: _OPERATIONS,
+    "horovod.core.basics": _BASICS,
     "horovod.core.operations": "poll synchronize",
     "horovod.core.objects": "broadcast_object allgather_object",
     "horovod.core.native": "Average Sum Adasum Min Max Product",
@@ -46,7 +47,8 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'horovod.core' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    owner: Any = importlib.import_module(module)
+    value = getattr(owner.operations if module == _ARRAYS else owner, name)
     globals()[name] = value
     return value
 

@@ -6,8 +6,8 @@ so that an error on one rank is the same error on all of them, at once:
 
     meet     every rank publishes a record of itself; who is missing at the end of the start timeout is named
     agree    settings that must be equal are; the hosts and their ranks are consistent
-    attach   ranks of one host connect to its leader and map a piece of its memory: only then is it one host
-    link     elsewhere, or where the attach failed: TCP between every pair
+    attach   the ranks of each host connect to its leader and map a piece of its memory: only then is it one host
+    link     TCP between the hosts' leaders and rank 0, and between those ranks whose communicators need it
 
 All keys carry the generation, so that init may follow shutdown any number of times.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import logging
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod import __version__
-from horovod.core import links, native
+from horovod.core import communicators, links, native
 from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.exceptions import StartError
 from horovod.core.links import Link, Purpose
@@ -34,6 +33,7 @@ from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
+from horovod.core.topology import Topology, hosts_of, identity_of, ranks_text
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -43,6 +43,7 @@ _log = logging.getLogger("horovod")
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
+    ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
     ("process_sets", "the process sets given to init"),
@@ -52,19 +53,13 @@ _EQUAL_SETTINGS = (
 _Fields = dict[str, tuple[type, ...]]
 _TEXT, _NUMBER, _TEXT_OR_NONE = (str,), (int,), (str, type(None))
 _RECORD: _Fields = {
-    **dict.fromkeys(("token", "hostname", "machine", "version", "transport", "process_sets"), _TEXT),
+    **dict.fromkeys(("token", "hostname", "machine", "version", "transport", "pretend_hosts", "process_sets"), _TEXT),
     **dict.fromkeys(("pid", "fusion_threshold_bytes", "dynamic_process_sets"), _NUMBER),
     **dict.fromkeys(("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"), _NUMBER),
     "local_address": _TEXT_OR_NONE,
 }
 _OUTCOME: _Fields = {"problem": _TEXT_OR_NONE}
 _PLACE: _Fields = {"address": _TEXT, "port": _NUMBER, **_OUTCOME}
-
-
-class Transport(str, enum.Enum):
-    LOOPBACK = "loopback"
-    SHM = "shm"
-    TCP = "tcp"
 
 
 @dataclasses.dataclass
@@ -80,7 +75,7 @@ class World:
     generation: int
     host_of_rank: list[int]  # equal numbers: these ranks share memory
     links: list[Link]
-    transport: str  # "shm", "tcp" or "loopback"
+    transport: str  # the communicator that joins all ranks
     rendezvous: Rendezvous | None  # None: started without a launcher
     watch: StartWatch | None = None  # until the native core has started
 
@@ -104,6 +99,7 @@ def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence
     `process_sets`: what all ranks must give alike."""
     if unsupported := settings.unsupported():
         raise StartError(unsupported)
+    communicators.check(settings.transport)
     if not settings.rendezvous_address:
         return _alone(settings, generation)
     start = _Start(settings, generation, process_sets)
@@ -156,37 +152,7 @@ def _alone(settings: Settings, generation: int) -> World:
             f"hint: start the script with `horovodrun -np {value} python ...`, or set HOROVOD_SIZE=1 where {value} "
             "independent processes are meant"
         )
-    return World(0, 1, 0, 1, 0, 1, generation, [0], [], Transport.LOOPBACK.value, None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Identity:
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-
-def _identity(settings: Settings) -> _Identity:
-    names = [field.name for field in dataclasses.fields(_Identity)]
-    values = {name: getattr(settings, name) for name in names}
-    missing = [f"HOROVOD_{name.upper()}" for name in names if values[name] is None]
-    if settings.rendezvous_port is None:
-        missing.append("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if missing:
-        raise StartError(
-            f"HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but {', '.join(missing)} is not\n"
-            "hint: horovodrun sets all of them; pass its environment on to the script unchanged"
-        )
-    identity = _Identity(**values)
-    for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-        if values[index] >= values[count]:
-            raise StartError(
-                f"HOROVOD_{index.upper()}={values[index]} is out of range: HOROVOD_{count.upper()} is {values[count]}"
-            )
-    return identity
+    return World(0, 1, 0, 1, 0, 1, generation, [0], [], "loopback", None)
 
 
 class _Start:
@@ -196,7 +162,7 @@ class _Start:
         self.settings = settings
         self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = generation
-        self.identity = _identity(settings)
+        self.identity, self.hostname = identity_of(settings)
         self.rank, self.size = self.identity.rank, self.identity.size
         self.deadline = time.monotonic() + settings.start_timeout_s
         self.secret = read_secret(settings.secret_file)
@@ -208,8 +174,7 @@ class _Start:
         self.links: list[Link] = []
 
     def run(self) -> World:
-        wants_shm = self.settings.transport != "tcp" and self.identity.local_size > 1
-        if wants_shm and self.identity.local_rank == 0:
+        if self.identity.local_size > 1 and self.identity.local_rank == 0:
             self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
         records = self._meet()
         if self.size > 1:
@@ -217,23 +182,21 @@ class _Start:
                 self.settings.rendezvous_address, self.rendezvous.port, self.secret, self.generation, self.deadline
             )
         _check_equal(records)
-        hosts = _hosts(records)
-        transport = self._choose(hosts, records)
-        if transport is Transport.TCP:
-            self._link()
+        topology = self._attach(Topology.of(list(hosts_of(records).values())), records)
+        transport, linked = self._plan(topology)
+        if linked:
+            self._link(linked)
         if self.leader is not None:
             self.leader.close()
         if self.watch is not None:
             for link in self.links:
                 self.watch.guard(link.socket)
-        host_of_rank = list(range(self.size)) if transport is Transport.TCP else [0] * self.size
-        identity = dataclasses.asdict(self.identity)
         return World(
-            **identity,
+            **dataclasses.asdict(self.identity),
             generation=self.generation,
-            host_of_rank=host_of_rank,
+            host_of_rank=list(topology.host_of_rank),
             links=self.links,
-            transport=transport.value,
+            transport=transport,
             rendezvous=self.rendezvous,
             watch=self.watch,
         )
@@ -251,12 +214,13 @@ class _Start:
         record = {
             "pid": os.getpid(),
             "token": os.urandom(8).hex(),
-            "hostname": self.settings.hostname,
+            "hostname": self.hostname,
             "machine": socket.gethostname(),
             "version": __version__,
             **dataclasses.asdict(self.identity),
             "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
             "transport": self.settings.transport,
+            "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
             "dynamic_process_sets": self.settings.dynamic_process_sets,
             "process_sets": str(self.process_sets),
             "local_address": self.leader.name if self.leader else None,
@@ -283,9 +247,9 @@ class _Start:
         by_rank = {keys[key]: value for key, value in values.items()}
         absent = [rank for rank in range(self.size) if rank not in by_rank]
         if absent:
-            here = _ranks_text(sorted(by_rank)) if by_rank else "nobody"
+            here = ranks_text(sorted(by_rank)) if by_rank else "nobody"
             raise StartError(
-                f"rank {self.rank} waited {self.settings.start_timeout_s:g} s in init for {_ranks_text(absent)} of "
+                f"rank {self.rank} waited {self.settings.start_timeout_s:g} s in init for {ranks_text(absent)} of "
                 f"{self.size}, which {missing}; here: {here}\n"
                 "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer"
             )
@@ -301,84 +265,106 @@ class _Start:
 
     # attach
 
-    def _choose(self, hosts: list[list[int]], records: dict[int, dict[str, Any]]) -> Transport:
-        if self.size == 1:
-            return Transport.LOOPBACK
-        wanted = self.settings.transport
-        if wanted == "tcp":
-            return Transport.TCP
-        if len(hosts) > 1:
-            if wanted == "shm":
-                raise StartError(
-                    f"HOROVOD_TRANSPORT=shm needs all ranks on one host, but they are on {len(hosts)}: "
-                    f"{_hosts_text(hosts, records)}"
-                )
-            if len(hosts) < self.size:
-                raise StartError(
-                    f"several ranks on one of several hosts are not supported yet: {_hosts_text(hosts, records)}\n"
-                    "hint: place one rank on each host, or set HOROVOD_TRANSPORT=tcp, which treats every rank as a host"
-                )
-            return Transport.TCP
-        problems = self._exchange_outcome("attach", lambda: self._attach(records[0]["local_address"]))
-        if not problems:
+    def _attach(self, topology: Topology, records: dict[int, dict[str, Any]]) -> Topology:
+        """Links to this host's leader, or from its followers. Returns which ranks really share memory."""
+        here = topology.neighbours(self.rank)
+        if len(topology.hosts) == self.size:
+            return topology
+        problems = self._exchange_outcome("attach", lambda: self._attach_to(here[0], records[here[0]]["local_address"]))
+        split = {topology.host_of_rank[rank] for rank in problems}
+        if topology.host_of_rank[self.rank] not in split:
             if self.leader is not None:
-                self.links += self.leader.take(self.size - 1, self.deadline)
-            return Transport.SHM
-        why = "; ".join(problems)
-        if wanted == "shm":
+                self.links += self.leader.take(here[1:], self.deadline)
+        else:
+            why = "; ".join(problems[rank] for rank in here if rank in problems)
+            if self.rank == here[0] and self.settings.transport != "shm":
+                _log.warning("the ranks of this host cannot share memory and use TCP instead, which is slower: %s", why)
+            for link in self.links:
+                link.socket.close()
+            self.links = []
+        if problems and self.settings.transport == "shm":
+            why = "; ".join(problems.values())
             raise StartError(f"HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: {why}")
-        for link in self.links:
-            link.socket.close()
-        self.links = []
-        if self.rank == 0:
-            _log.warning("the ranks of this host cannot share memory and use TCP instead, which is slower: %s", why)
-        return Transport.TCP
+        return topology.split(split)
 
-    def _attach(self, address: str | None) -> None:
-        if self.leader is not None:
+    def _attach_to(self, leader: int, address: str | None) -> None:
+        if leader == self.rank:
             return
         if address is None:
-            raise StartError("the leader, rank 0, offers no local connection")
+            raise StartError(f"the leader, rank {leader}, offers no local connection")
         guard = self._guard()
-        self.links.append(links.attach(address, self.rank, self.generation, self.secret, self.deadline, guard))
+        self.links.append(links.attach(address, leader, self.rank, self.generation, self.secret, self.deadline, guard))
 
     def _guard(self) -> links.Guard:
         assert self.watch is not None
         return self.watch.guard
 
-    def _exchange_outcome(self, step: str, act: Callable[[], None]) -> list[str]:
-        """Runs a step of this rank and tells all ranks how it went. Returns the problems, the same on every rank."""
+    def _exchange_outcome(self, step: str, act: Callable[[], None]) -> dict[int, str]:
+        """Runs a step of this rank and tells all ranks how it went. Returns the problems by rank, the same on every
+        rank."""
         problem = None
         try:
             act()
         except (OSError, ValueError, MemoryError) as error:
             problem = f"rank {self.rank}: {str(error) or 'out of memory'}"
         outcomes = self._exchange(step, {"problem": problem}, _OUTCOME, f"did not finish the step `{step}`")
-        return [outcome["problem"] for _, outcome in sorted(outcomes.items()) if outcome["problem"] is not None]
+        return _problems(outcomes)
 
     # link
 
-    def _link(self) -> None:
+    def _plan(self, topology: Topology) -> tuple[str, links.Wanted]:
+        """The communicator of all ranks, and what every rank shall be linked with; empty if no rank needs a link."""
+        host_of_rank = topology.host_of_rank
+        sets = [sorted({rank for rank in ranks if 0 <= rank < self.size}) for ranks in self.process_sets]
+
+        def linked_with(rank: int) -> set[int]:
+            peers = set(communicators.plan(self.settings.transport, host_of_rank, range(self.size), rank)[1])
+            for members in sets:
+                if rank in members:
+                    peers |= communicators.plan(self.settings.transport, host_of_rank, members, rank, must=False)[1]
+            if self.settings.dynamic_process_sets:  # whom later sets join is not known
+                peers |= {peer for peer in range(self.size) if host_of_rank[peer] != host_of_rank[rank]}
+            return peers
+
+        name, _ = communicators.plan(self.settings.transport, host_of_rank, range(self.size), self.rank)
+        if len(topology.hosts) == 1 and not linked_with(0):
+            return name, {}
+        wanted: links.Wanted = {self.rank: []}  # so that it is not empty
+        for peer in linked_with(self.rank):
+            wanted.setdefault(peer, []).extend(links.DATA_LINKS)
+        for leader in topology.leaders[1:]:
+            if self.rank in (0, leader):
+                wanted.setdefault(leader if self.rank == 0 else 0, []).extend(links.LEADER_LINKS)
+        return name, wanted
+
+    def _link(self, wanted: links.Wanted) -> None:
         problem = None
         try:
             own = links.own_address(self.settings.network_interface, self.rendezvous)
-            self.mesh = links.Mesh(self.rank, self.size, self.generation, self.secret, own)
+            self.mesh = links.Mesh(self.rank, wanted, self.generation, self.secret, own)
         except (OSError, ValueError) as error:
             problem = f"rank {self.rank}: {error}"
         address, port = (self.mesh.address, self.mesh.port) if self.mesh else ("", 0)
         place = {"address": address, "port": port, "problem": problem}
         places = self._exchange("address", place, _PLACE, "did not open a port")
-        problems = [found["problem"] for _, found in sorted(places.items()) if found["problem"] is not None]
+        problems = _problems(places)
         if not problems:
             mesh = self.mesh
             assert mesh is not None
             problems = self._exchange_outcome("link", lambda: mesh.connect(places, self.deadline, self._guard()))
         if problems:
-            raise StartError("the ranks could not connect to each other: " + "; ".join(problems))
+            raise StartError("the ranks could not connect to each other: " + "; ".join(problems.values()))
         assert self.mesh is not None
-        self.links += self.mesh.take(self.deadline)
+        self.links = sorted(
+            self.links + self.mesh.take(self.deadline), key=lambda link: (link.peer, link.purpose, link.index)
+        )
         self.mesh.close()
         self.mesh = None
+
+
+def _problems(outcomes: dict[int, Any]) -> dict[int, str]:
+    """What went wrong, by rank."""
+    return {rank: one["problem"] for rank, one in sorted(outcomes.items()) if one["problem"] is not None}
 
 
 def _second_process_hint() -> str:
@@ -405,33 +391,8 @@ def _check_equal(records: dict[int, dict[str, Any]]) -> None:
         for rank, record in sorted(records.items()):
             ranks_of_value.setdefault(record[keyword], []).append(rank)
         if len(ranks_of_value) > 1:
-            seen = ", ".join(f"{value} on {_ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
+            seen = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
             raise StartError(
                 f"the ranks disagree about {variable}: {seen}\n"
                 "hint: give it to all ranks alike: a setting on horovodrun's command line or before it"
             )
-
-
-def _hosts(records: dict[int, dict[str, Any]]) -> list[list[int]]:
-    """The ranks of each host, by the launcher's names, ordered by their lowest rank."""
-    by_name: dict[str, list[int]] = {}
-    for rank, record in sorted(records.items()):
-        by_name.setdefault(record["hostname"], []).append(rank)
-    for name, ranks in by_name.items():
-        for local_rank, rank in enumerate(ranks):
-            record = records[rank]
-            if (record["local_rank"], record["local_size"]) != (local_rank, len(ranks)):
-                raise StartError(
-                    f"rank {rank} says it is local rank {record['local_rank']} of {record['local_size']}, but on host "
-                    f"{name!r} it is {local_rank} of {len(ranks)} ({_ranks_text(ranks)})\n"
-                    "hint: HOROVOD_HOSTNAME must be equal for the ranks of a host and differ between hosts"
-                )
-    return sorted(by_name.values())
-
-
-def _hosts_text(hosts: list[list[int]], records: dict[int, dict[str, Any]]) -> str:
-    return ", ".join(f"{records[ranks[0]]['hostname']} ({_ranks_text(ranks)})" for ranks in hosts)
-
-
-def _ranks_text(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -2,9 +2,9 @@
 """What every operation means, once for all frameworks: step 3 of a gradient's way.
 
 Words. An *operation* is one call of one rank; ranks meet by *name* (`allreduce.<name>`), unnamed ones by their order. A
-*request* is what crosses into the native core; everything in it but the addresses is fixed by the cache's *key*, so a
-tensor that comes back with the same name, dtype and shape costs two addresses and one call (an *entry*). A *staged*
-tensor is dense host memory: the user's own, or a private copy.
+*request* is what crosses into the native core; everything in it but the addresses is fixed by its *key*, so a tensor
+that comes back with the same name, dtype and shape costs one look into the cache of *prepared* requests, two addresses
+and one call. A *staged* tensor is dense host memory: the user's own, or a private copy.
 
 A call that fails on this rank before its peers can see it would leave them waiting: it is *refused*, and they fail as
 well. (Not so for a name that is in flight: that is this rank's own business, the operation in flight is fine.)
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from horovod.core import context as contexts
 from horovod.core import native
-from horovod.core.context import Context
+from horovod.core.context import LOCAL_ERRORS, Context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import (
     ALLGATHER,
@@ -35,12 +36,23 @@ from horovod.core.native import (
     INT64,
     REDUCESCATTER,
     SYNC,
+    Adasum,
     Average,
     Sum,
 )
-from horovod.core.operations import Operation, gathered
-from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.core.requests import LOCAL_ERRORS, Key, Metas, prepare, refuse, submit_group, submit_one
+from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
+from horovod.core.process_sets import ProcessSet, number_of
+from horovod.core.requests import (
+    Key,
+    Metas,
+    Prepared,
+    check_adasum_ranks,
+    check_name,
+    check_reduction,
+    check_tensors,
+    request_of,
+    wire_name,
+)
 from horovod.core.tensors import Adapter
 
 __all__ = ["Collectives", "Reduction", "checked_root", "resolve_op", "resolved"]
@@ -57,25 +69,40 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             raise InvalidRequestError(
                 f"both op={op!r} and average={average!r} were given: expected one; hint: op alone"
             )
-        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=5)
+        warnings.warn(
+            "average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=_level_of_script()
+        )
         return Average if average else Sum
     if op is True or op is False:  # which would count as the numbers of Sum and Average
         raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
     return Average if op is None else op
 
 
+def _level_of_script() -> int:
+    """The stacklevel of the first caller outside of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def resolved(how: Reduction) -> tuple[int, float, float, int]:
     """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
     op, average, prescale, postscale, process_set = how
-    # A scale may come as a tensor, whose value can change; the cache's key must not.
-    if type(prescale) is not float or type(postscale) is not float:
-        prescale, postscale = float(prescale), float(postscale)
-    if prescale != prescale or postscale != postscale:  # also no key of a cache: it differs from itself
+    prescale, postscale = float(prescale), float(postscale)
+    if prescale != prescale or postscale != postscale:
         raise InvalidRequestError(
             f"prescale_factor={prescale}, postscale_factor={postscale}: expected numbers, seen not-a-number"
         )
-    set_number = 0 if process_set is global_process_set else number_of(process_set)
-    return resolve_op(op, average), prescale, postscale, set_number
+    return resolve_op(op, average), prescale, postscale, number_of(process_set)
+
+
+def _as_key(how: Reduction) -> Reduction:
+    """`how` as a part of a key. Raises ValueError if it has no meaning."""
+    op, average, prescale, postscale, process_set = how
+    # resolve_op: a bool as op would count as the number of Sum or Average, and `average` shall warn at every call.
+    # float: a scale may come as a tensor, whose value can change; the key must not.
+    return resolve_op(op, average), None, float(prescale), float(postscale), process_set
 
 
 class Collectives(Generic[T]):
@@ -86,61 +113,75 @@ class Collectives(Generic[T]):
 
     # Allreduce. `tensors` of a grouped call are reduced as a whole: all of them or none.
 
-    def allreduce(
-        self,
-        tensor: T,
-        name: str | None,
-        how: Reduction,
-        in_place: bool,
-        flags: int = 0,
-    ) -> Operation:
+    def allreduce(self, tensor: T, name: str | None, how: Reduction, in_place: bool, flags: int = 0) -> Operation:
         """Starts the reduction of one tensor over all ranks."""
         context = contexts.current()
         try:
-            op, prescale, postscale, set_number = resolved(how)
             adapter = self._adapter
-            if in_place:
-                adapter.check_in_place(tensor)
-            staged, dtype, shape = adapter.stage(tensor)
-            key = (ALLREDUCE, name, op, dtype, shape, prescale, postscale, set_number)
-            entry: int | native.Request | None = context.entries.get(key)
-            if entry is None:
-                entry = prepare(context, key, "allreduce", ((dtype, shape),))
-            private = staged is not tensor
-            output = staged if in_place or private else adapter.empty_like(staged)
-            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
+            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            request = self._reduction_of(context, name, how, staged)
+            output = staged if in_place or staged is not tensor else adapter.empty_like(staged)
+            handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "allreduce", name, error, _told_in(how[-1]))
-        if not private:
+            context.refuse("allreduce", name, error, _told_in(how[-1]))
+        if staged is tensor:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
 
+    def run_allreduce(self, tensor: T, name: str | None, how: Reduction, in_place: bool) -> T:
+        """The reduction of one tensor over all ranks. Blocks. What a small tensor costs is the way through here."""
+        context = contexts.current()
+        try:
+            adapter = self._adapter
+            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            request = self._reduction_of(context, name, how, staged)
+            source = adapter.address(staged)
+            if in_place or staged is not tensor:
+                output = staged
+                operation = run_one(context, request, source, source, staged)
+            else:
+                output = adapter.empty_like(staged)
+                operation = run_one(context, request, source, adapter.address(output), (staged, output))
+        except LOCAL_ERRORS as error:
+            context.refuse("allreduce", name, error, _told_in(how[-1]))
+        if operation is not None:
+            operation.wait()
+        if staged is tensor:
+            return output
+        if in_place:
+            adapter.write_back(tensor, staged)
+            return tensor
+        return adapter.deliver(staged, tensor)
+
+    def _reduction_of(
+        self, context: Context, name: str | None, how: Reduction, staged: Any
+    ) -> Prepared | native.Request:
+        if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
+            how = _as_key(how)
+        key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
+        return context.requests.get(key) or self._reduction(context, key, "allreduce", how, [staged])
+
     def grouped_allreduce(
-        self,
-        tensors: Sequence[T],
-        name: str | None,
-        how: Reduction,
-        in_place: bool,
-        flags: int = 0,
+        self, tensors: Sequence[T], name: str | None, how: Reduction, in_place: bool, flags: int = 0
     ) -> Operation:
-        """Starts the reduction of several tensors, done or failed as a whole. The result is a list, in place a
-        tuple."""
+        """Starts the reduction of several tensors, done or failed as a whole.
+
+        The result is a list, in place a tuple.
+        """
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, prescale, postscale, set_number = resolved(how)
-            staged, metas = self._stage_group(tensors, in_place)
-            key = (ALLREDUCE, name, op, metas, None, prescale, postscale, set_number)
-            entry = _entry(context, key, "grouped_allreduce", metas)
+            how = _as_key(how)
+            staged = self._stage_group(tensors, in_place)
+            key = (ALLREDUCE, name, how, *_forms(staged))
+            request = context.requests.get(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = [
                 mine if in_place or mine is not tensor else adapter.empty_like(mine)
                 for mine, tensor in zip(staged, tensors, strict=True)
             ]
-            handle = submit_group(
-                context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
-            )
+            handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_allreduce", name, error, _told_in(how[-1]))
+            context.refuse("grouped_allreduce", name, error, _told_in(how[-1]))
         finish = self._write_back if in_place else self._deliver
         pairs = list(zip(tensors, outputs, strict=True))
 
@@ -155,26 +196,13 @@ class Collectives(Generic[T]):
     def allgather(
         self, tensor: T, name: str | None, process_set: ProcessSet | None, flags: int = 0, with_rows: bool = False
     ) -> Operation:
-        """Starts the concatenation of all ranks' tensors along dimension 0, in rank order. `with_rows`: the result is
-        (tensor, rows that each rank gave)."""
-        context = contexts.current()
-        adapter = self._adapter
-        try:
-            set_number = number_of(process_set)
-            staged, dtype, shape = adapter.stage(tensor)
-            key = (ALLGATHER, name, None, dtype, shape, 1.0, 1.0, set_number)
-            entry = _entry(context, key, "allgather", ((dtype, shape),))
-            members, _ = context.place(set_number)
-            handle = submit_one(context, entry, adapter.address(staged), None, flags)
-        except LOCAL_ERRORS as error:
-            refuse(context, "allgather", name, error, _told_in(process_set))
+        """Starts the concatenation of all ranks' tensors along dimension 0, in rank order.
 
-        def collect(operation: Operation) -> Any:
-            result, rows = gathered(operation, 0, adapter, dtype, members)
-            delivered = adapter.deliver(result, tensor)
-            return (delivered, rows) if with_rows else delivered
-
-        return Operation(context, handle, None, staged, collect)
+        `with_rows`: the result is (tensor, rows that each rank gave).
+        """
+        started = self._gather([tensor], None, name, process_set, flags, with_rows)
+        started.collect = _first(started.collect)
+        return started
 
     def grouped_allgather(
         self,
@@ -185,19 +213,36 @@ class Collectives(Generic[T]):
         with_rows: bool = False,
         label: str = "grouped_allgather",
     ) -> Operation:
-        """Starts the allgather of several tensors, done or failed as a whole. The result is a tuple; `with_rows`: of
-        (tensor, rows that each rank gave). `label`: what it is a part of, and meets its peers as."""
+        """Starts the allgather of several tensors, done or failed as a whole.
+
+        The result is a tuple; `with_rows`: of (tensor, rows that each rank gave). `label`: what it is a part of, and
+        meets its peers as.
+        """
+        return self._gather(tensors, label, name, process_set, flags, with_rows)
+
+    def _gather(
+        self,
+        tensors: Sequence[T],
+        group: str | None,
+        name: str | None,
+        process_set: ProcessSet | None,
+        flags: int,
+        with_rows: bool,
+    ) -> Operation:
+        """`group`: what a grouped call meets its peers as; None: a call of one tensor."""
         context = contexts.current()
-        adapter = self._adapter
+        adapter, label = self._adapter, group or "allgather"
         try:
-            set_number = number_of(process_set)
-            staged, metas = self._stage_group(tensors, False)
-            key = (ALLGATHER, name, None, metas, label, 1.0, 1.0, set_number)
-            entry = _entry(context, key, label, metas)
-            members, _ = context.place(set_number)
-            handle = submit_group(context, entry, [adapter.address(s) for s in staged], [None] * len(staged), flags)
+            staged = self._stage_group(tensors, False)
+            key = (ALLGATHER, name, group, process_set, *_forms(staged))
+            request: Prepared | native.Request | None = context.requests.get(key)
+            if request is None:
+                request = self._prepared(context, key, label, staged, process_set)
+            members, _ = context.place(request.process_set)
+            metas = self._metas(staged)
+            handle = submit_group(context, request, self._addresses(staged), [None] * len(staged), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, label, name, error, _told_in(process_set))
+            context.refuse(label, name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             results: list[Any] = []
@@ -220,21 +265,25 @@ class Collectives(Generic[T]):
         flags: int = 0,
         with_splits: bool = True,
     ) -> Operation:
-        """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first; evenly where
-        `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came from each
-        rank, as int32."""
+        """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first.
+
+        Evenly where `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came
+        from each rank, as int32.
+        """
         context = contexts.current()
         adapter = self._adapter
         try:
-            set_number = number_of(process_set)
             rows_to_send = None if splits is None else self._integers(splits)
-            staged, dtype, shape = adapter.stage(tensor)
-            key = (ALLTOALL, name, rows_to_send, dtype, shape, 1.0, 1.0, set_number)
-            entry = _entry(context, key, "alltoall", ((dtype, shape),), splits=rows_to_send)
-            members, _ = context.place(set_number)
-            handle = submit_one(context, entry, adapter.address(staged), None, flags)
+            staged: Any = adapter.stage(tensor)
+            dtype = adapter.dtype_of(staged)
+            key = (ALLTOALL, name, rows_to_send, process_set, staged.dtype, staged.shape)
+            request: Prepared | native.Request | None = context.requests.get(key)
+            if request is None:
+                request = self._prepared(context, key, "alltoall", [staged], process_set, splits=rows_to_send)
+            members, _ = context.place(request.process_set)
+            handle = submit_one(context, request, adapter.address(staged), None, flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "alltoall", name, error, _told_in(process_set))
+            context.refuse("alltoall", name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             result, rows = gathered(operation, 0, adapter, dtype, members)
@@ -254,7 +303,8 @@ class Collectives(Generic[T]):
         """`splits` as the user may give it: a list or tuple of ints, or a tensor."""
         if isinstance(splits, (list, tuple)):
             return tuple(operator.index(rows) for rows in splits)
-        staged, dtype, shape = self._adapter.stage(splits)
+        staged: Any = self._adapter.stage(splits)
+        dtype, shape = self._adapter.dtype_of(staged), staged.shape
         if dtype != INT32 or len(shape) != 1:
             raise InvalidRequestError(
                 f"splits: expected a list of ints or a one-dimensional int32 tensor, seen {native.DTYPE_NAMES[dtype]} "
@@ -265,39 +315,34 @@ class Collectives(Generic[T]):
     # Reducescatter
 
     def reducescatter(self, tensor: T, name: str | None, how: Reduction, flags: int = 0) -> Operation:
-        """Starts the reduction of one tensor over all ranks, of which each gets its rows: dealt in rank order, one
-        more to the first ranks where they do not come out even. Bit for bit those rows of the allreduce."""
-        context = contexts.current()
-        adapter = self._adapter
-        try:
-            op, prescale, postscale, set_number = resolved(how)
-            staged, dtype, shape = adapter.stage(tensor)
-            key = (REDUCESCATTER, name, op, dtype, shape, prescale, postscale, set_number)
-            entry = _entry(context, key, "reducescatter", ((dtype, shape),))
-            output = adapter.empty(_own_rows(context.place(set_number), shape), dtype)
-            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
-        except LOCAL_ERRORS as error:
-            refuse(context, "reducescatter", name, error, _told_in(how[-1]))
-        return Operation(context, handle, (tensor, output), staged, self._deliver)
+        """Starts the reduction of one tensor over all ranks, of which each gets its rows.
+
+        They are dealt in rank order, one more to the first ranks if they do not come out even. Bit for bit they are
+        those rows of the allreduce.
+        """
+        started = self._scatter([tensor], "reducescatter", name, how, flags)
+        started.collect = _first(started.collect)
+        return started
 
     def grouped_reducescatter(
         self, tensors: Sequence[T], name: str | None, how: Reduction, flags: int = 0
     ) -> Operation:
         """Starts the reducescatter of several tensors, done or failed as a whole. The result is a list."""
+        return self._scatter(tensors, "grouped_reducescatter", name, how, flags)
+
+    def _scatter(self, tensors: Sequence[T], label: str, name: str | None, how: Reduction, flags: int) -> Operation:
         context = contexts.current()
         adapter = self._adapter
         try:
-            op, prescale, postscale, set_number = resolved(how)
-            staged, metas = self._stage_group(tensors, False)
-            key = (REDUCESCATTER, name, op, metas, None, prescale, postscale, set_number)
-            entry = _entry(context, key, "grouped_reducescatter", metas)
-            place = context.place(set_number)
-            outputs = [adapter.empty(_own_rows(place, shape), dtype) for dtype, shape in metas]
-            handle = submit_group(
-                context, entry, [adapter.address(s) for s in staged], [adapter.address(o) for o in outputs], flags
-            )
+            how = _as_key(how)
+            staged = self._stage_group(tensors, False)
+            key = (REDUCESCATTER, name, label, how, *_forms(staged))
+            request = context.requests.get(key) or self._reduction(context, key, label, how, staged)
+            place = context.place(request.process_set)
+            outputs = [adapter.empty(_own_rows(place, shape), dtype) for dtype, shape in self._metas(staged)]
+            handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "grouped_reducescatter", name, error, _told_in(how[-1]))
+            context.refuse(label, name, error, _told_in(how[-1]))
 
         def collect(operation: Operation) -> Any:
             return [adapter.deliver(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
@@ -319,21 +364,19 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            set_number = number_of(process_set)
             if root_rank is True or root_rank is False:
-                checked_root(context, root_rank, set_number)  # as keys they would count as ranks 1 and 0
-            if in_place:
-                adapter.check_in_place(tensor)
-            staged, dtype, shape = adapter.stage(tensor)
-            key = (BROADCAST, name, root_rank, dtype, shape, 1.0, 1.0, set_number)
-            entry = context.entries.get(key) or prepare(
-                context, key, "broadcast", ((dtype, shape),), checked_root(context, root_rank, set_number)
-            )
+                checked_root(context, root_rank, 0)  # as keys they would count as ranks 1 and 0
+            staged: Any = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            key = (BROADCAST, name, root_rank, process_set, staged.dtype, staged.shape)
+            request: Prepared | native.Request | None = context.requests.get(key)
+            if request is None:
+                root = checked_root(context, root_rank, number_of(process_set))
+                request = self._prepared(context, key, "broadcast", [staged], process_set, root_rank=root)
             private = staged is not tensor
             output = staged if in_place or private else adapter.empty_like(staged)
-            handle = submit_one(context, entry, adapter.address(staged), adapter.address(output), flags)
+            handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            refuse(context, "broadcast", name, error, _told_in(process_set))
+            context.refuse("broadcast", name, error, _told_in(process_set))
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -344,19 +387,68 @@ class Collectives(Generic[T]):
         """Blocks until every rank of the set has called it."""
         context = contexts.current()
         try:
-            key = (BARRIER, None, None, None, None, 1.0, 1.0, number_of(process_set))
-            entry = _entry(context, key, "barrier", ())
+            key = (BARRIER, process_set)
+            request = context.requests.get(key) or self._prepared(context, key, "barrier", [], process_set)
         except LOCAL_ERRORS as error:
-            refuse(context, "barrier", None, error, _told_in(process_set))
-        Operation(context, submit_group(context, entry, [], [], SYNC), None, None, None).wait()
+            context.refuse("barrier", None, error, _told_in(process_set))
+        Operation(context, submit_group(context, request, [], [], SYNC), None, None, None).wait()
+
+    # Calls that fail before an operation
 
     def tell(self, label: str, name: str, error: Exception, process_set: ProcessSet | None = None) -> None:
         """As refuse, for a sibling that raises `error` itself."""
-        contexts.current().refuse(f"{label}.{name}", _told_in(process_set), str(error))
+        contexts.current().tell(f"{label}.{name}", _told_in(process_set), str(error))
 
     def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""
-        refuse(contexts.current(), label, name, error, _told_in(process_set))
+        contexts.current().refuse(label, name, error, _told_in(process_set))
+
+    # Requests that the cache does not know
+
+    def _reduction(
+        self, context: Context, key: Key, label: str, how: Reduction, staged: Sequence[Any]
+    ) -> Prepared | native.Request:
+        op, prescale, postscale, number = resolved(how)
+        metas = self._metas(staged)
+        check_reduction(key[0], op, [dtype for dtype, _ in metas])
+        if op == Adasum:
+            check_adasum_ranks(context.place(number)[0])
+        scales = {"prescale": prescale, "postscale": postscale}
+        return self._prepared(context, key, label, staged, how[-1], op=operator.index(op), **scales)
+
+    def _prepared(
+        self,
+        context: Context,
+        key: Key,
+        label: str,
+        staged: Sequence[Any],
+        process_set: ProcessSet | None,
+        **fixed: Any,
+    ) -> Prepared | native.Request:
+        """`fixed`: as of request_of."""
+        kind, name = key[0], None if key[0] == BARRIER else key[1]
+        check_name(name)
+        metas = self._metas(staged)
+        check_tensors(kind, label, metas)
+        number = number_of(process_set)
+        request = request_of(kind, wire_name(label, name), metas, process_set=number, **fixed)
+        return context.requests.add(key, request, context.failure_of)
+
+    # Tensors
+
+    def _stage_group(self, tensors: Sequence[T], in_place: bool) -> list[Any]:
+        if not isinstance(tensors, (list, tuple)):
+            raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
+        if not tensors:
+            raise InvalidRequestError("a grouped operation takes at least one tensor, seen an empty list")
+        stage = self._adapter.stage_in_place if in_place else self._adapter.stage
+        return [stage(tensor) for tensor in tensors]
+
+    def _metas(self, staged: Sequence[Any]) -> Metas:
+        return tuple((self._adapter.dtype_of(mine), tuple(mine.shape)) for mine in staged)
+
+    def _addresses(self, staged: Sequence[Any]) -> list[int]:
+        return [self._adapter.address(mine) for mine in staged]
 
     # What a finished operation gives back
 
@@ -369,30 +461,23 @@ class Collectives(Generic[T]):
         tensor, staged = operation.value
         return self._adapter.deliver(staged, tensor)
 
-    def _stage_group(self, tensors: Sequence[T], in_place: bool) -> tuple[list[T], Metas]:
-        if not isinstance(tensors, (list, tuple)):
-            raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
-        if not tensors:
-            raise InvalidRequestError("a grouped operation takes at least one tensor, seen an empty list")
-        if in_place:
-            for tensor in tensors:
-                self._adapter.check_in_place(tensor)
-        staged = [self._adapter.stage(tensor) for tensor in tensors]
-        return [mine for mine, _, _ in staged], tuple((dtype, shape) for _, dtype, shape in staged)
+
+def _forms(staged: Sequence[Any]) -> list[Any]:
+    """Dtype and shape of each."""
+    return [form for mine in staged for form in (mine.dtype, mine.shape)]
+
+
+def _first(collect: Callable[[Operation], Any] | None) -> Callable[[Operation], Any]:
+    assert collect is not None
+    return lambda operation: collect(operation)[0]
 
 
 def _told_in(process_set: ProcessSet | None) -> int:
-    """Where the peers of a call that failed wait: in its set; in the global one, where it has none."""
+    """The set in which the peers of a call that failed wait; the global one, if the call has no set."""
     try:
         return number_of(process_set)
     except InvalidRequestError:
         return 0
-
-
-def _entry(
-    context: Context, key: Key, label: str, metas: Metas, splits: Sequence[int] | None = None
-) -> int | native.Request:
-    return context.entries.get(key) or prepare(context, key, label, metas, splits=splits)
 
 
 def _own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ A compressor is a class with two static methods, compress(tensor) -> (tensor, co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["Compressor", "NoneCompressor", "casting"]
+__all__ = ["Compressor", "NoneCompressor", "casting", "compressing"]
 
 
 class Compressor:
@@ -57,3 +57,43 @@ def casting(
 
     Casting.__name__ = Casting.__qualname__ = name
     return Casting
+
+
+class _Waitable(Protocol):
+    def wait(self) -> Any: ...
+
+
+class _Compressed:
+    """A started reduction of what a compressor made; wait() gives it back in the form that the gradient had."""
+
+    def __init__(self, operation: _Waitable, compression: type[Compressor], ctx: Any) -> None:
+        self._operation = operation
+        self._compression = compression
+        self._ctx = ctx
+
+    def wait(self) -> Any:
+        return self._compression.decompress(self._operation.wait(), self._ctx)
+
+
+def compressing(
+    start: Callable[[Any, str], _Waitable],
+    compression: type[Compressor],
+    tell: Callable[[str, Exception], None],
+) -> Callable[[Any, str], _Waitable]:
+    """`start(gradient, name)` for gradients that travel compressed.
+
+    `tell(name, error)`: tells the other ranks that this one's reduction will not come.
+    """
+    if compression is NoneCompressor:
+        return start
+
+    def start_compressed(gradient: Any, name: str) -> _Waitable:
+        try:
+            sent, ctx = compression.compress(gradient)
+        except Exception as error:
+            # Otherwise they would take this rank's next gradient for the one of this step.
+            tell(name, error)
+            raise
+        return _Compressed(start(sent, name), compression, ctx)
+
+    return start_compressed

@@ -1,65 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process' place in the job: init, shutdown, rank and size, and the running generation of the native engine (step
-4).
+"""The running generation of the native engine in this process (step 4). core/basics.py starts and ends it.
 
-One engine per process, however many frameworks are imported. A Context is one generation: it owns the native context
-and the connection to the job's rendezvous. shutdown() stops it; it is freed when the last operation that was started in
-it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread;
-init blocks until all ranks are there, shutdown for at most STOP_TIMEOUT_MS.
+There is one engine in a process, however many frameworks are imported. A Context is one generation: it owns the native
+context and the connection to the job's rendezvous. stop() ends it; it is freed when the last operation that was started
+in it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread;
+stop blocks for at most STOP_TIMEOUT_MS.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import dataclasses
 import json
 import os
+import re
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from horovod.core import bootstrap, native, stacks
-from horovod.core.exceptions import InvalidRequestError, NotInitializedError, StartError
+from horovod.core import bootstrap, native
+from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
+from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
 
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
+
+# What a rank may get wrong in its own call.
+LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
 _FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
-class Entry(int):
-    """The address of a prepared request, which is given back to the native core when nobody has it any more."""
-
-    _context: weakref.ref[Context]
-
-    @staticmethod
-    def of(context: Context, address: int) -> Entry:
-        entry = Entry(address)
-        entry._context = weakref.ref(context)
-        return entry
-
-    def __del__(self) -> None:
-        context = self._context()  # with the context its requests are freed
-        if context is not None and os.getpid() == context.process_id:
-            context.library.hvd_release_entry(context.pointer, int(self))
+class NotAMemberError(InvalidRequestError):
+    """This rank is no member of the process set: nobody waits for it there."""
 
 
 class Context:
-    """One generation. `entries` and `sighted` are the cache of prepared requests, kept by core/collectives.py."""
+    """One generation.
+
+    `requests`: what it has prepared. `argument`: how a native function is given the context at the least cost.
+    `submit_entry`, `wait` and `release` have no argument types: they take ctypes objects only.
+    """
 
     def __init__(self, world: bootstrap.World, settings: Settings) -> None:
         self.world = world
         self.rank: int = world.rank
         self.size: int = world.size
         self.process_id = os.getpid()
-        self.entries: dict[tuple[Any, ...], Entry] = {}
-        self.sighted: set[tuple[Any, ...]] = set()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
         self.dynamic_process_sets = settings.dynamic_process_sets
         self._places = {0: (world.size, world.rank)}
@@ -70,6 +60,13 @@ class Context:
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self.pointer = self._start(settings)
+        self.argument = ctypes.c_void_p(self.pointer)
+        self.requests = RequestCache(self.library, self.pointer)
+        self.run_entry = self.library.hvd_run_entry
+        self.submit_entry = self.library["hvd_submit_entry"]
+        self.wait = self.library["hvd_wait"]
+        self.release = self.library["hvd_release"]
+        self.release.restype = None
         self.running = True
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
@@ -97,6 +94,8 @@ class Context:
             nsettings=len(pairs),
             nlinks=len(world.links),
             links=links,
+            setting_size=ctypes.sizeof(native.Setting),
+            link_size=ctypes.sizeof(native.Link),
         )
         status = native.Status()
         pointer = ctypes.c_void_p()
@@ -142,13 +141,13 @@ class Context:
     def leave_set(self, number: int) -> None:
         """A set that all ranks have removed: its number may come back for another one."""
         self.sets.pop(number).process_set_id = None
-        for key in [key for key in self.entries if key[-1] == number]:
-            del self.entries[key]
-        self.sighted = {key for key in self.sighted if key[-1] != number}
+        self.requests.forget_set(number)
 
     def stop(self) -> None:
-        """Leaves the job in order. Idempotent; what goes wrong in leaving is written to stderr, nobody can act on
-        it."""
+        """Leaves the job in order.
+
+        Idempotent; what goes wrong in leaving is written to stderr, nobody can act on it.
+        """
         if not self.running:
             return
         self.running = False
@@ -169,17 +168,42 @@ class Context:
     def __del__(self) -> None:
         # Operations keep their context alive, so nobody else can be inside a call here.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
+            self.requests.pointer = None
             self.library.hvd_free(self.pointer)
 
-    def refuse(self, name: str | None, process_set: int, why: str) -> str:
-        """Tells the peers that this rank's call failed. Returns what to add to the local error where that failed
-        too."""
+    def refuse(self, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
+        """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the error.
+
+        It is the same error with rank and operation in front.
+        """
+        shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
+        # A name that is no str is what the peers may well have as one: they wait under it.
+        self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
+
+    def refuse_as(self, wire_name: str | None, shown: str, error: Exception, process_set: int) -> NoReturn:
+        """refuse() for any name: as the native core knows it, and as people read it."""
+        if isinstance(error, (DuplicateNameError, NotAMemberError)):
+            raise error
+        # The native core says itself on which rank and in which operation.
+        reason = re.sub(rf"^rank {self.rank}, (?:unnamed request|`.*?`): ", "", str(error))
+        text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
+        # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
+        raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
+
+    def tell(self, name: str | None, process_set: int, why: str) -> str:
+        """Tells the peers that this rank's call failed.
+
+        Returns what to add to the local error if that failed too. Nothing, if the generation has ended: then no peer
+        waits for this call.
+        """
         status = native.Status()
         # The very call that is refused may hold what cannot be encoded.
         wire_name = None if name is None else name.encode(errors="backslashreplace")
         reason = why.encode(errors="backslashreplace")
         code = self.library.hvd_refuse(self.pointer, wire_name, process_set, reason, ctypes.addressof(status))
-        return "" if code == native.OK else f" (the other ranks could not be told: {status.message()})"
+        if code == native.OK or code == native.NOT_RUNNING or code in _FATAL:
+            return ""
+        return f" (the other ranks could not be told: {status.message()})"
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
         """Raises what failure_of gives."""
@@ -220,22 +244,24 @@ class Context:
             length = needed
 
 
-_lock = threading.RLock()
+starting = threading.RLock()  # held while a generation starts or ends
 _current: Context | None = None
-_starts = 0
 _watchers: list[Callable[[Context | None], None]] = []
 
 
 def watch(watcher: Callable[[Context | None], None]) -> None:
-    """For a native shim, which submits without Python: calls `watcher` with the generation that runs, now and after
-    every init, and with None before it stops."""
-    with _lock:
+    """Calls `watcher` with the generation that runs, now and after every init, and with None before it stops.
+
+    For a native shim, which submits without Python.
+    """
+    with starting:
         _watchers.append(watcher)
         if _current is not None:
             watcher(_current)
 
 
-def _tell_watchers() -> None:
+def tell_watchers() -> None:
+    """After a generation has started, and before it stops. The caller holds `starting`."""
     for watcher in _watchers:
         watcher(_current)
 
@@ -248,52 +274,10 @@ def current() -> Context:
     return context
 
 
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
-
-    process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
-    add_process_set and remove_process_set.
-    """
-    global _current, _starts
-    with _lock:
-        if _current is not None:
-            return
-        sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
-        native.library()  # what is missing here is known before anybody waits for this rank
-        stacks.offer()
-        settings = Settings.from_environment()
-        if process_sets == "dynamic":
-            settings = dataclasses.replace(settings, dynamic_process_sets=True)
-        _check_comm(comm, settings.size or 1)
-        if _starts == 0:
-            atexit.register(shutdown)
-        _starts += 1
-        world = bootstrap.connect(settings, _starts - 1, [process_set.ranks for process_set in sets])
-        try:
-            _current = Context(world, settings)
-        except BaseException:
-            world.close()
-            raise
-        # Not before: a process set needs operations, which need this module.
-        from horovod.core.process_sets import register_set
-
-        try:
-            for process_set in sets:
-                register_set(_current, process_set)
-            _tell_watchers()
-        except BaseException:
-            shutdown()
-            raise
-
-
-def shutdown() -> None:
-    """Leaves the job. Does nothing when not initialized; init may follow. Peers that wait for this rank fail."""
+def enter(context: Context | None) -> None:
+    """Makes `context` the running generation; None: there is none. The caller holds `starting`."""
     global _current
-    with _lock:
-        context, _current = _current, None
-        if context is not None:
-            _tell_watchers()
-            context.stop()
+    _current = context
 
 
 def is_initialized() -> bool:
@@ -311,115 +295,6 @@ def size() -> int:
     return current().size
 
 
-def local_rank() -> int:
-    """This process' number among those on its host."""
-    return int(current().world.local_rank)
-
-
-def local_size() -> int:
-    """Number of processes on this host."""
-    return int(current().world.local_size)
-
-
-def cross_rank() -> int:
-    """This host's number among those that have this local rank."""
-    return int(current().world.cross_rank)
-
-
-def cross_size() -> int:
-    """Number of hosts that have this local rank."""
-    return int(current().world.cross_size)
-
-
-def is_homogeneous() -> bool:
-    """Whether every host runs equally many ranks."""
-    hosts = list(current().world.host_of_rank)
-    return len({hosts.count(host) for host in set(hosts)}) == 1
-
-
 def statistics() -> dict[str, Any]:
     """What the engine counts and has measured: transport, hop_ns, batches, bytes ... For benchmarks and bug reports."""
     return current().statistics()
-
-
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers. All ranks of this
-    machine that are given the same path write into one file, on one clock; what it held before is lost.
-
-    mark_cycles: also mark each batch. Raises ValueError before init, or where the file cannot be written.
-    """
-    current().start_timeline(os.fspath(file_path), mark_cycles)
-
-
-def stop_timeline() -> None:
-    """Ends the recording; the file is complete then. Raises ValueError before init."""
-    current().stop_timeline()
-
-
-def mpi_threads_supported() -> bool:
-    """Whether MPI was started for many threads: no, data does not go through MPI. Raises ValueError before init."""
-    current()
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Whether data goes through MPI."""
-    return False
-
-
-def mpi_built() -> bool:
-    """Whether MPI can be used: this version has no MPI transport."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """True: scripts branch on it to tell "not MPI", which is what our own transports are."""
-    return True
-
-
-def gloo_built() -> bool:
-    """True, for the reason gloo_enabled gives."""
-    return True
-
-
-def nccl_built() -> int:
-    """The version code of NCCL, 0 without it: this version has no NCCL transport."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """Whether IBM's DDL can be used: no."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Whether Intel's oneCCL can be used: no."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Whether a CUDA driver opens on this machine."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def rocm_built() -> bool:
-    """Whether AMD's ROCm can be used: no."""
-    return False
-
-
-def _check_comm(comm: Any, world_size: int) -> None:
-    if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(world_size)))):
-        return
-    raise NotImplementedError(f"init(comm={comm!r}) with a part of the ranks is not supported yet")
-
-
-def _checked_sets(process_sets: Any) -> list[Any]:
-    from horovod.core.process_sets import ProcessSet
-
-    if not isinstance(process_sets, (list, tuple)) or not all(isinstance(item, ProcessSet) for item in process_sets):
-        raise InvalidRequestError(f"init(process_sets={process_sets!r}): expected a list of ProcessSet or 'dynamic'")
-    return list(process_sets)

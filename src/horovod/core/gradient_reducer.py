@@ -23,8 +23,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from horovod.core.compression import Compressor, NoneCompressor
-
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
 
 P = TypeVar("P")
@@ -73,18 +71,20 @@ class Gradients(Protocol[P_contra, T]):
 
 
 class _Slot(Generic[P]):
-    """One registered parameter. `reduced`: the gradient object that the last round left, held weakly: clearing
-    gradients must free them. `spent`: that round was in this step and carried something, so more on top of it cannot be
-    told apart. `kept`: a paused pass has put something into the gradient that no reduction has seen."""
+    """One registered parameter.
 
-    __slots__ = ("added", "ctx", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
+    `reduced`: the gradient object that the last round left, held weakly: clearing gradients must free them. `spent`:
+    that round was in this step and carried something, so more on top of it cannot be told apart. `kept`: a paused pass
+    has put something into the gradient that no reduction has seen.
+    """
+
+    __slots__ = ("added", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
 
     def __init__(self, name: str, parameter: P) -> None:
         self.name = name
         self.parameter = parameter
         self.passes = 0
         self.operation: Waitable | None = None
-        self.ctx: Any = None
         self.own = False
         self.added = False
         self.reduced: Callable[[], object | None] = _nothing
@@ -97,24 +97,19 @@ def _nothing() -> None:
 
 
 class GradientReducer(Generic[P, T]):
-    """Reduces the gradients of one optimizer. `start(tensor, name)` starts one reduction in place and never blocks;
-    `tell(name, error)` tells the other ranks that this one's reduction will not come."""
+    """Reduces the gradients of one optimizer. `start(tensor, name)` starts one reduction and never blocks."""
 
     def __init__(
         self,
         gradients: Gradients[P, T],
         start: Callable[[T, str], Waitable],
-        compression: type[Compressor] = NoneCompressor,
         passes_per_step: int = 1,
-        tell: Callable[[str, Exception], None] = lambda name, error: None,
     ) -> None:
         self.passes_per_step = passes_per_step
         self.paused = False
         self.trace: list[tuple[str, str, int]] | None = None  # (event, name, monotonic ns) once a list is put here
         self._gradients = gradients
         self._start_reduction = start
-        self._compression = compression
-        self._tell = tell
         self._slots: list[_Slot[P]] = []
         self._in_flight: list[_Slot[P]] = []
         self._round_done = False
@@ -181,8 +176,10 @@ class GradientReducer(Generic[P, T]):
         self._round_done = True
 
     def complete_step(self) -> None:
-        """Before the optimizer uses the gradients: reduces them where no backward has (gradients set by hand, or
-        accumulated in fewer passes than a step has)."""
+        """Reduces the gradients that no backward has reduced, before the optimizer uses them.
+
+        They were set by hand, or accumulated in fewer passes than a step has.
+        """
         if self._in_flight or not self._round_done:
             self.reduce_all()
 
@@ -205,21 +202,15 @@ class GradientReducer(Generic[P, T]):
             self._start(slot, gradients.dense(parameter), own=True)
 
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
-        try:
-            compressed, slot.ctx = self._compression.compress(gradient)
-        except Exception as error:
-            # Otherwise they would take this rank's next gradient for the one of this step.
-            self._tell(slot.name, error)
-            raise
         slot.own = own
         slot.added = added
-        slot.operation = self._start_reduction(compressed, slot.name)
+        slot.operation = self._start_reduction(gradient, slot.name)
         self._in_flight.append(slot)
         self._note("start", slot)
 
     def _complete(self, slot: _Slot[P]) -> None:
         assert slot.operation is not None
-        reduced = self._compression.decompress(slot.operation.wait(), slot.ctx)
+        reduced = slot.operation.wait()
         slot.operation = None
         slot.kept = False
         if slot.added:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uneven data: a rank that has no more says so, and gives zeros to the others' allreduces until all have joined. What
-that means for each operation is decided in the native core (negotiation/coordinator.h)."""
+"""Uneven data: a rank that has no more says so, and gives zeros to the others' allreduces until all have joined.
+
+What that means for each operation is decided in the native core (negotiation/coordinator.h).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,20 @@ __all__ = ["UnevenData", "join", "uneven_data"]
 
 
 def join(device: Any = -1) -> int:
-    """Says that this rank has no more data, and blocks until all ranks have; returns the rank that came last, the same
-    on all. Until then this rank gives zeros to every allreduce of the others, in all process sets (Average divides by
-    the full size), and any other operation that it would have to take part in raises HorovodInternalError on those that
-    call it. Operations in flight keep the data they were given. `device` is accepted and not used."""
+    """Says that this rank has no more data, and blocks until all ranks have.
+
+    Returns the rank that came last, the same on all. Until then this rank gives zeros to every allreduce of the others,
+    in all process sets (Average divides by the full size), and any other operation that it would have to take part in
+    raises HorovodInternalError on those that call it. Operations in flight keep the data they were given. `device` is
+    accepted and not used.
+    """
     context = contexts.current()
     handle = ctypes.c_uint64()
     status = native.Status()
     code = context.library.hvd_join(context.pointer, ctypes.addressof(handle), ctypes.addressof(status))
     if code != native.OK:
         context.raise_failure(code, status)
-    return int(Operation(context, handle.value, None, None, number_given).wait())
+    return int(Operation(context, handle, None, None, number_given).wait())
 
 
 class UnevenData:
@@ -38,8 +43,10 @@ class UnevenData:
 
 @contextlib.contextmanager
 def uneven_data() -> Iterator[UnevenData]:
-    """A block in which ranks may do different numbers of steps: who leaves it joins. One that is left by an exception
-    does not."""
+    """A block in which ranks may do different numbers of steps: who leaves it joins.
+
+    One that is left by an exception does not.
+    """
     data = UnevenData()
     yield data
     data.last_rank = join()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sockets between ranks: made and authenticated here, then handed to the native core.
 
-`LocalLeader` and `attach` connect the ranks of one host and prove that they share memory; `Mesh` connects every pair by
-TCP.
+`LocalLeader` and `attach` connect the ranks of one host and prove that they share memory; `Mesh` connects ranks by TCP,
+those that are to be linked and no others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,25 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.core.network import interface_address
 from horovod.core.rendezvous import Rendezvous
 
-__all__ = ["Guard", "Link", "LocalLeader", "Mesh", "Purpose", "attach", "own_address"]
+__all__ = [
+    "DATA_LINKS",
+    "LEADER_LINKS",
+    "Guard",
+    "Link",
+    "LocalLeader",
+    "Mesh",
+    "Purpose",
+    "Wanted",
+    "attach",
+    "own_address",
+]
 
 DATA_LINKS_PER_PAIR = 2
 _LOCAL = "local link"
@@ -41,6 +52,12 @@ class Purpose(enum.IntEnum):
     CONTROL = 1
     DATA = 2
     BEAT = 3
+
+
+# The links with one peer, as (purpose, index): what data travels on, and what rank 0 and the other leaders have.
+DATA_LINKS = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
+LEADER_LINKS = [(Purpose.CONTROL, 0), (Purpose.BEAT, 0)]
+Wanted = dict[int, list[tuple[Purpose, int]]]  # by peer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +112,15 @@ class LocalLeader:
         listening.listen(1024)
         self._listener = Listener(listening, secret, _LOCAL, self._serve)
 
-    def take(self, count: int, deadline: float) -> list[Link]:
-        """The links to `count` followers, whose `attach` has returned or is about to."""
-        return self._links.take(count, deadline)
+    def take(self, followers: Sequence[int], deadline: float) -> list[Link]:
+        """The links to the followers, whose `attach` has returned or is about to."""
+        taken = self._links.take(len(followers), deadline)
+        strangers = sorted({link.peer for link in taken} - set(followers))
+        if strangers:
+            for link in taken:
+                link.socket.close()
+            raise ChannelError(f"rank {strangers[0]} has attached to rank {self._rank}, but is on another host")
+        return taken
 
     def close(self) -> None:
         self._listener.close()
@@ -127,8 +150,8 @@ class LocalLeader:
         self._links.add(Link(rank, Purpose.LOCAL, channel.detach()))
 
 
-def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float, guard: Guard) -> Link:
-    """A follower's side: connects to its host's leader (world rank 0 today) and maps a page of it. Raises OSError."""
+def attach(name: str, leader: int, rank: int, generation: int, secret: bytes, deadline: float, guard: Guard) -> Link:
+    """A follower's side: connects to its host's leader and maps a page of it. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         guard(connection)
@@ -136,13 +159,13 @@ def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float
         connection.connect("\0" + name)
     except OSError as error:
         connection.close()
-        raise ChannelError(f"the local socket of rank 0 cannot be reached: {error.strerror or error}") from error
-    channel = authenticate_client(connection, secret, _LOCAL, deadline, "rank 0")
+        raise ChannelError(f"the local socket of rank {leader} cannot be reached: {error.strerror or error}") from error
+    channel = authenticate_client(connection, secret, _LOCAL, deadline, f"rank {leader}")
     try:
         channel.send({"rank": rank, "generation": generation}, deadline)
         _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, 1)
         if not descriptors:
-            raise ChannelError("rank 0's memory could not be passed")
+            raise ChannelError(f"rank {leader}'s memory could not be passed")
         try:
             with mmap.mmap(descriptors[0], _TOKEN_BYTES, prot=mmap.PROT_READ) as memory:
                 token = bytes(memory)
@@ -153,16 +176,16 @@ def attach(name: str, rank: int, generation: int, secret: bytes, deadline: float
     except BaseException:
         channel.close()
         raise
-    return Link(0, Purpose.LOCAL, channel.detach())
+    return Link(leader, Purpose.LOCAL, channel.detach())
 
 
 class Mesh:
-    """TCP between every pair: the higher rank connects, the lower one accepts. Every rank is a host of its own here."""
+    """TCP between the ranks that want it of each other: the higher rank connects, the lower one accepts."""
 
-    def __init__(self, rank: int, size: int, generation: int, secret: bytes, address: str) -> None:
+    def __init__(self, rank: int, wanted: Wanted, generation: int, secret: bytes, address: str) -> None:
         self.address = address
         self._rank = rank
-        self._size = size
+        self._wanted = wanted
         self._generation = generation
         self._secret = secret
         self._connected: list[Link] = []
@@ -174,13 +197,13 @@ class Mesh:
 
     def connect(self, places: dict[int, dict[str, Any]], deadline: float, guard: Guard) -> None:
         """Makes all links to lower ranks. Blocks; raises ChannelError that names the rank and its address."""
-        for peer in range(self._rank):
-            for purpose, index in _links_of_pair(peer):
+        for peer in sorted(peer for peer in self._wanted if peer < self._rank):
+            for purpose, index in self._wanted[peer]:
                 self._connected.append(self._connect(peer, places[peer], purpose, index, deadline, guard))
 
     def take(self, deadline: float) -> list[Link]:
         """All links, once every rank's `connect` has returned."""
-        count = (self._size - 1 - self._rank) * len(_links_of_pair(self._rank))
+        count = sum(len(kinds) for peer, kinds in self._wanted.items() if peer > self._rank)
         links, self._connected = self._connected + self._accepted.take(count, deadline), []
         return sorted(links, key=lambda link: (link.peer, link.purpose, link.index))
 
@@ -215,7 +238,7 @@ class Mesh:
         hello = channel.receive(deadline)
         rank = _checked_hello(hello, self._generation, channel)
         kind = (hello.get("purpose"), hello.get("index"))
-        if not self._rank < rank < self._size or kind not in _links_of_pair(self._rank):
+        if rank <= self._rank or kind not in self._wanted.get(rank, []):
             raise ChannelError(f"{channel.peer} asks for a link that this rank does not have")
         channel.send({"linked": True}, deadline)
         self._accepted.add(Link(rank, Purpose(kind[0]), channel.detach(), int(kind[1])))
@@ -224,11 +247,6 @@ class Mesh:
 def own_address(interface: str, rendezvous: Rendezvous) -> str:
     """Where other ranks reach this one: on `interface`, by default the one that leads to the rendezvous."""
     return interface_address(interface) if interface else rendezvous.local_address()
-
-
-def _links_of_pair(lower: int) -> list[tuple[Purpose, int]]:
-    data = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
-    return [(Purpose.CONTROL, 0), (Purpose.BEAT, 0), *data] if lower == 0 else data
 
 
 def _checked_hello(hello: Any, generation: int, channel: Channel) -> int:

@@ -115,6 +115,8 @@ class Options(ctypes.Structure):
         ("nsettings", c_uint32),
         ("nlinks", c_uint32),
         ("links", POINTER(Link)),
+        ("setting_size", c_uint32),
+        ("link_size", c_uint32),
     ]
 
 
@@ -166,12 +168,7 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self.status = Status()
         self.status_address = ctypes.addressof(self.status)
-        self.handle = c_uint64()
-        self.handle_address = ctypes.addressof(self.handle)
-        self.input = (c_void_p * 1)()
-        self.input_address = ctypes.addressof(self.input)
-        self.output = (c_void_p * 1)()
-        self.output_address = ctypes.addressof(self.output)
+        self.status_argument = c_void_p(self.status_address)  # for functions without argument types
 
 
 scratch = Scratch()
@@ -179,7 +176,14 @@ scratch = Scratch()
 # name: (result type, argument types). c_void_p stands for every pointer that the hot path passes as an integer.
 _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
+    "hvd_dtype_bytes": (c_int32, [c_int32]),
+    "hvd_rows_of_member": (c_int64, [c_int64, c_int32, c_int32]),
     "hvd_build_info": (c_char_p, []),
+    "hvd_communicators": (c_char_p, []),
+    "hvd_plan": (
+        ctypes.c_int,
+        [c_char_p, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p],
+    ),
     "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
     "hvd_end_seen": (ctypes.c_int, [c_void_p, c_void_p]),
@@ -188,6 +192,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_release_entry": (None, [c_void_p, c_void_p]),
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_run_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
     "hvd_add_process_set": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),

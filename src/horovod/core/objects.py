@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python objects between ranks: pickled by design, and only between ranks that have proved the job's secret to each
-other."""
+"""Python objects between ranks, pickled by design.
+
+They travel only between ranks that have proved the job's secret to each other.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A submitted operation until its result is taken (step 8), and the table of those that users hold a number of.
+"""Submitting a request, and the submitted operation until its result is taken (steps 4 and 8).
+
+And the table of those that users hold a number of.
 
 An Operation keeps every tensor alive that the engine may still touch, and its generation. Waiting frees the GIL, drives
 the engine, and lets Python's signal handlers run: an exception from one of them (KeyboardInterrupt) leaves the
@@ -12,21 +14,131 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.requests import Prepared
 from horovod.core.tensors import Adapter
 
-__all__ = ["Operation", "gathered", "number_given", "poll", "register", "synchronize"]
+__all__ = [
+    "Operation",
+    "gathered",
+    "number_given",
+    "poll",
+    "register",
+    "run_one",
+    "submit_group",
+    "submit_one",
+    "synchronize",
+]
 
 WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
 _numbers = itertools.count(1)
-_dropped: list[tuple[Context, int, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
+_dropped: list[tuple[Context, c_uint64, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
+
+
+def run_one(
+    context: Context, request: Prepared | native.Request, source: int, target: int, keep: Any
+) -> Operation | None:
+    """Submits and waits, in one native call if the request is prepared.
+
+    None: it is done. Otherwise the operation, still to be waited for. Raises only what submitting raises. `keep`: as of
+    Operation.
+    """
+    if type(request) is not Prepared:
+        return Operation(context, submit_one(context, request, source, target, native.SYNC), None, keep, None)
+    handle = c_uint64()
+    try:
+        code = context.run_entry(
+            context.argument,
+            request.argument,
+            source,
+            target,
+            WAIT_SLICE_MS,
+            byref(handle),
+            native.scratch.status_argument,
+        )
+        if not code:
+            return None
+        if handle.value:
+            return Operation(context, handle, None, keep, None)
+    except BaseException:
+        if handle.value:  # a signal handler has raised: the engine may still write
+            register(Operation(context, handle, None, keep, None))
+        raise
+    return context.raise_failure(code, native.scratch.status)
+
+
+def submit_one(
+    context: Context, request: Prepared | native.Request, source: int, target: int | None, flags: int
+) -> c_uint64:
+    """The hot path: two addresses and one call. Returns the native handle."""
+    if type(request) is not Prepared:
+        return _submit_unprepared(context, request, [source], [target], flags)  # type: ignore[arg-type]
+    handle = c_uint64()
+    code = context.submit_entry(
+        context.argument,
+        request.argument,
+        byref(c_void_p(source)),
+        byref(c_void_p(target)),
+        flags,
+        byref(handle),
+        native.scratch.status_argument,
+    )
+    if code:
+        context.raise_failure(code, native.scratch.status)
+    return handle
+
+
+def submit_group(
+    context: Context,
+    request: Prepared | native.Request,
+    sources: Sequence[int],
+    targets: Sequence[int | None],
+    flags: int,
+) -> c_uint64:
+    """As submit_one, of several tensors."""
+    if not isinstance(request, Prepared):
+        return _submit_unprepared(context, request, sources, targets, flags)
+    handle = c_uint64()
+    code = context.submit_entry(
+        context.argument,
+        request.argument,
+        (c_void_p * len(sources))(*sources),
+        (c_void_p * len(targets))(*targets),
+        flags,
+        byref(handle),
+        native.scratch.status_argument,
+    )
+    if code:
+        context.raise_failure(code, native.scratch.status)
+    return handle
+
+
+def _submit_unprepared(
+    context: Context,
+    request: native.Request,
+    sources: Sequence[int],
+    targets: Sequence[int | None],
+    flags: int,
+) -> c_uint64:
+    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        request.tensors[index].input = source
+        request.tensors[index].output = target
+    request.flags = flags
+    handle = c_uint64()
+    code = context.library.hvd_submit(
+        context.pointer, ctypes.addressof(request), ctypes.addressof(handle), native.scratch.status_address
+    )
+    if code:
+        context.raise_failure(code, native.scratch.status)
+    return handle
 
 
 class Operation:
@@ -35,24 +147,25 @@ class Operation:
     __slots__ = ("collect", "context", "handle", "keep", "value")
 
     def __init__(
-        self, context: Context, handle: int, value: Any, keep: Any, collect: Callable[[Operation], Any] | None
+        self, context: Context, handle: c_uint64, value: Any, keep: Any, collect: Callable[[Operation], Any] | None
     ) -> None:
         self.context = context
-        self.handle = handle
+        self.handle: c_uint64 | None = handle
         self.value = value
         self.keep = keep
         self.collect = collect
 
     def wait(self, number: int | None = None) -> Any:
         """Blocks until the operation is done here; returns its result or raises its error. To be called once.
-        `number`: the handle under which it stands in the table again where a signal handler raises meanwhile."""
-        context = self.context
-        status, status_address = native.scratch.status, native.scratch.status_address
-        wait = context.library.hvd_wait
+
+        `number`: the handle under which it stands in the table again if a signal handler raises meanwhile.
+        """
+        context, handle = self.context, self.handle
+        status = native.scratch.status_argument
         try:
-            code = wait(context.pointer, self.handle, WAIT_SLICE_MS, status_address)
+            code = context.wait(context.argument, handle, WAIT_SLICE_MS, status)
             while code == native.PENDING:
-                code = wait(context.pointer, self.handle, WAIT_SLICE_MS, status_address)
+                code = context.wait(context.argument, handle, WAIT_SLICE_MS, status)
         except BaseException:
             _pending[next(_numbers) if number is None else number] = self
             raise
@@ -60,16 +173,16 @@ class Operation:
             if code != native.OK:
                 # Here, in one line: every rank prints the way to it. Not from a local name: the traceback would hold
                 # this frame, and this frame the error and so the generation, until the next garbage collection.
-                raise context.failure_of(code, status)
+                raise context.failure_of(code, native.scratch.status)
             return self.value if self.collect is None else self.collect(self)
         finally:
-            context.library.hvd_release(context.pointer, self.handle)
-            self.handle = 0
+            context.release(context.argument, handle)
+            self.handle = None
             if _dropped:
                 _forget_done()
 
     def __del__(self) -> None:
-        if self.handle:
+        if self.handle is not None:
             _dropped.append((self.context, self.handle, (self.value, self.keep, self.collect)))
             _forget_done()
 
@@ -81,8 +194,10 @@ class Operation:
 
 
 def _forget_done() -> None:
-    """Lets go of the dropped operations that the engine has finished. Runs at any moment (a destructor calls it), so it
-    leaves the thread's status alone."""
+    """Lets go of the dropped operations that the engine has finished.
+
+    Runs at any moment (a destructor calls it), so it leaves the thread's status alone.
+    """
     for entry in list(_dropped):
         context, handle, _ = entry
         if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
@@ -98,8 +213,10 @@ def register(operation: Operation) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once. Raises ValueError for a handle that is unknown or was waited
-    for."""
+    """Whether synchronize(handle) would return at once.
+
+    Raises ValueError for a handle that is unknown or was waited for.
+    """
     operation = _pending.get(handle)
     if operation is None:
         raise InvalidRequestError(f"poll: handle {handle!r} is unknown, or has been synchronized already")
@@ -115,8 +232,10 @@ def synchronize(handle: int) -> Any:
 def gathered(
     operation: Operation, index: int, adapter: Adapter[Any], dtype: int, members: int
 ) -> tuple[Any, list[int]]:
-    """Copies result `index` of an allgather or alltoall out of the engine. Returns (tensor, rows that came from each
-    member)."""
+    """Copies result `index` of an allgather or alltoall out of the engine.
+
+    Returns (tensor, rows that came from each member).
+    """
     result = _result(operation, index)
     shape = tuple(result.shape[: result.ndim])
     tensor = adapter.empty(shape, dtype)

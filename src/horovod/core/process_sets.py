@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of ranks that operate together. The global set, all ranks, is number 0 in the native core; others are given to
-init, or come and go with add_process_set and remove_process_set, which all ranks call in the same order.
+"""Sets of ranks that operate together.
+
+The global set, all ranks, is number 0 in the native core; others are given to init, or come and go with add_process_set
+and remove_process_set, which all ranks call in the same order.
 
 A set of a generation that has ended is no longer registered. Thread safety: any thread; one change at a time.
 """
@@ -14,10 +16,9 @@ from typing import Any
 
 from horovod.core import context as contexts
 from horovod.core import native
-from horovod.core.context import Context
+from horovod.core.context import LOCAL_ERRORS, Context, NotAMemberError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.operations import Operation, number_given
-from horovod.core.requests import LOCAL_ERRORS, NotAMemberError, refuse_as
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "number_of", "remove_process_set"]
 
@@ -42,8 +43,10 @@ class ProcessSet:
         return None if self.process_set_id is None else contexts.current().place(self.process_set_id)[0]
 
     def rank(self) -> int | None:
-        """This process' index in the set; None where it is not registered. Raises ValueError where this process is no
-        member."""
+        """This process' index in the set; None where it is not registered.
+
+        Raises ValueError where this process is no member.
+        """
         if self.process_set_id is None:
             return None
         context = contexts.current()
@@ -88,8 +91,10 @@ global_process_set = _GlobalProcessSet()
 
 
 def number_of(process_set: ProcessSet | None) -> int:
-    """The native core's number of a set. Raises InvalidRequestError where it is not registered or this rank is no
-    member."""
+    """The native core's number of a set.
+
+    Raises InvalidRequestError where it is not registered or this rank is no member.
+    """
     if process_set is global_process_set or process_set is None:
         return 0
     if not isinstance(process_set, ProcessSet):
@@ -106,9 +111,11 @@ def number_of(process_set: ProcessSet | None) -> int:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set of ranks (an empty list: all) and returns it. All ranks call it, members or not; blocks until
-    they have. Raises ValueError where the set exists already, or the job does not allow changes (see init), and
-    HorovodInternalError where the ranks disagree."""
+    """Registers a set of ranks (an empty list: all) and returns it.
+
+    All ranks call it, members or not; blocks until they have. Raises ValueError where the set exists already, or the
+    job does not allow changes (see init), and HorovodInternalError where the ranks disagree.
+    """
     context = contexts.current()
     _check_dynamic(context, "add_process_set")
     return register_set(context, process_set)
@@ -137,8 +144,8 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if code != native.OK:
                 context.raise_failure(code, status)
         except LOCAL_ERRORS as error:
-            refuse_as(context, "add_process_set", "add_process_set", error, 0)
-        number = Operation(context, handle.value, None, None, number_given).wait()
+            context.refuse_as("add_process_set", "add_process_set", error, 0)
+        number = Operation(context, handle, None, None, number_given).wait()
         process_set.ranks = ranks
         process_set.process_set_id = number
         context.enter_set(number, process_set, ranks)
@@ -146,9 +153,11 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a set away; its object is not registered any more. All ranks call it; blocks until they have. False for
-    the global set and for one that is not registered. Raises HorovodInternalError where the ranks disagree, or an
-    operation is in flight in the set."""
+    """Takes a set away; its object is not registered any more.
+
+    All ranks call it; blocks until they have. False for the global set and for one that is not registered. Raises
+    HorovodInternalError where the ranks disagree, or an operation is in flight in the set.
+    """
     context = contexts.current()
     number = getattr(process_set, "process_set_id", None)
     if process_set is global_process_set or number is None or context.sets.get(number) is not process_set:
@@ -162,7 +171,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         )
         if code != native.OK:
             context.raise_failure(code, status)
-        Operation(context, handle.value, None, None, None).wait()
+        Operation(context, handle, None, None, None).wait()
         context.leave_set(number)
         return True
 

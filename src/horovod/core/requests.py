@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests: the checks that a call's fixed part gets once, the cache of prepared entries, and the crossing into the
-native core (steps 3 and 4 of a gradient's way). core/collectives.py says what goes into them.
+"""Requests: the checks that a call's fixed part gets once, and the cache of those that are prepared.
 
-Everything here runs on the caller's thread and never blocks on a peer.
+Step 4 of a gradient's way. core/collectives.py says what goes into them.
+
+A RequestCache belongs to one generation. Everything here runs on the caller's thread and never blocks on a peer.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import operator
-import re
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from horovod.core import native
-from horovod.core.context import Context, Entry
-from horovod.core.exceptions import DuplicateNameError, InvalidRequestError
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import (
     ALLGATHER,
     ALLREDUCE,
@@ -34,23 +35,19 @@ from horovod.core.native import (
 )
 
 __all__ = [
-    "LOCAL_ERRORS",
     "Key",
     "Metas",
-    "NotAMemberError",
+    "Prepared",
+    "RequestCache",
     "check_adasum_ranks",
     "check_name",
     "check_reduction",
-    "prepare",
-    "refuse",
-    "refuse_as",
+    "check_tensors",
     "request_of",
-    "submit_group",
-    "submit_one",
     "wire_name",
 ]
 
-# (kind, name, op or root or splits, dtype, shape, prescale, postscale, process set): what a request is cached by.
+# Equal for two calls if and only if their requests are equal but for the addresses.
 Key = tuple[Any, ...]
 Metas = tuple[tuple[int, tuple[int, ...]], ...]  # by tensor: dtype, shape
 
@@ -58,57 +55,65 @@ Metas = tuple[tuple[int, tuple[int, ...]], ...]  # by tensor: dtype, shape
 MAX_ENTRIES = 16384
 
 
-class NotAMemberError(InvalidRequestError):
-    """This rank is no member of the process set: nobody waits for it there."""
+class Prepared:
+    """A request that the native core holds, until this object is gone. `argument` is how a call passes it."""
+
+    __slots__ = ("_cache", "argument", "process_set")
+
+    def __init__(self, cache: RequestCache, address: int, process_set: int) -> None:
+        self._cache = weakref.ref(cache)
+        self.argument = ctypes.c_void_p(address)
+        self.process_set = process_set
+
+    def __del__(self) -> None:
+        cache = self._cache()  # with its generation all its requests are freed
+        if cache is not None and cache.pointer is not None and os.getpid() == cache.process_id:
+            cache.library.hvd_release_entry(cache.pointer, self.argument)
 
 
-# What a rank may get wrong in its own call.
-LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
+class RequestCache:
+    """The prepared requests of one generation, by key.
 
+    A key is prepared when it comes the second time, so that a name which never comes back leaves nothing behind in the
+    native core.
+    """
 
-def prepare(
-    context: Context,
-    key: Key,
-    label: str,
-    metas: Metas,
-    root_rank: int = -1,
-    splits: Sequence[int] | None = None,
-) -> int | native.Request:
-    """A key seen for the first time: checks what it fixes and returns its request; an entry from the second time
-    on, so that a name which never comes back leaves nothing behind in the native core."""
-    kind, name, op, *_, prescale, postscale, set_number = key
-    check_name(name)
-    if kind in (ALLREDUCE, REDUCESCATTER):
-        check_reduction(kind, op, [dtype for dtype, _ in metas])
-        if op == Adasum:
-            check_adasum_ranks(context.place(set_number)[0])
-    for dtype, shape in metas:
-        if len(shape) > native.MAX_DIMENSIONS:
-            raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
-        if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
-            raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
-        assert 0 <= dtype <= BOOL
-    request = request_of(kind, wire_name(label, name), op, metas, float(prescale), float(postscale), root_rank)
-    request.process_set = set_number
-    if splits is not None:
-        request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
-        request.nsplits = len(splits)
-    if key not in context.sighted:
-        if len(context.sighted) >= MAX_ENTRIES:
-            context.sighted.clear()
-        context.sighted.add(key)
-        return request
-    entry = ctypes.c_void_p()
-    code = context.library.hvd_prepare(
-        context.pointer, ctypes.addressof(request), ctypes.addressof(entry), native.scratch.status_address
-    )
-    if code != native.OK or entry.value is None:
-        context.raise_failure(code, native.scratch.status)
-    if len(context.entries) >= MAX_ENTRIES:
-        for oldest in list(itertools.islice(context.entries, MAX_ENTRIES // 2)):
-            context.entries.pop(oldest, None)
-    prepared = context.entries[key] = Entry.of(context, entry.value)
-    return prepared
+    def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
+        self.library = library
+        self.pointer: int | None = pointer  # None once the generation is freed
+        self.process_id = os.getpid()
+        self._prepared: dict[Key, Prepared] = {}
+        self._sighted: dict[Key, int] = {}  # keys that came once, with their process sets
+        self.get = self._prepared.get
+
+    def add(
+        self, key: Key, request: native.Request, failed: Callable[[int, native.Status], Exception]
+    ) -> Prepared | native.Request:
+        """What to submit for a key that get() does not know. `failed`: makes an exception of a native code."""
+        if key not in self._sighted:
+            if len(self._sighted) >= MAX_ENTRIES:
+                self._sighted.clear()
+            self._sighted[key] = request.process_set
+            return request
+        entry = ctypes.c_void_p()
+        status = native.scratch.status
+        code = self.library.hvd_prepare(
+            self.pointer, ctypes.addressof(request), ctypes.addressof(entry), native.scratch.status_address
+        )
+        if code != native.OK or entry.value is None:
+            raise failed(code, status)
+        if len(self._prepared) >= MAX_ENTRIES:
+            for oldest in list(itertools.islice(self._prepared, MAX_ENTRIES // 2)):
+                self._prepared.pop(oldest, None)
+        prepared = self._prepared[key] = Prepared(self, entry.value, request.process_set)
+        return prepared
+
+    def forget_set(self, number: int) -> None:
+        """Drops all requests of a process set: its number may come back for another one."""
+        for key in [key for key, prepared in self._prepared.items() if prepared.process_set == number]:
+            del self._prepared[key]
+        for key in [key for key, process_set in self._sighted.items() if process_set == number]:
+            del self._sighted[key]
 
 
 def wire_name(label: str, name: str | None) -> bytes | None:
@@ -117,15 +122,25 @@ def wire_name(label: str, name: str | None) -> bytes | None:
 
 
 def check_name(name: Any) -> None:
-    """Raises TypeError or ValueError where `name` is none."""
+    """Raises TypeError or ValueError if `name` cannot be one."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a str, seen {type(name).__name__}")
     if name is not None and "\0" in name:
         raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
 
 
+def check_tensors(kind: int, label: str, metas: Metas) -> None:
+    """Raises if an operation cannot have such shapes."""
+    for dtype, shape in metas:
+        if len(shape) > native.MAX_DIMENSIONS:
+            raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
+        if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
+            raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
+        assert 0 <= dtype <= BOOL
+
+
 def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
-    """Raises where tensors have no such reduction."""
+    """Raises if tensors have no such reduction."""
     try:
         known = 0 <= operator.index(op) < len(native.OP_NAMES)
     except TypeError:
@@ -144,7 +159,7 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
 
 
 def check_adasum_ranks(members: int) -> None:
-    """Raises NotImplementedError where that many ranks cannot be combined in pairs."""
+    """Raises NotImplementedError if that many ranks cannot be combined in pairs."""
     if members & (members - 1):
         raise NotImplementedError(
             f"Adasum needs a power of two ranks, seen {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
@@ -154,11 +169,14 @@ def check_adasum_ranks(members: int) -> None:
 def request_of(
     kind: int,
     wire_name: bytes | None,
-    op: Any,
     metas: Metas,
-    prescale: float,
-    postscale: float,
-    root_rank: int,
+    *,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+    root_rank: int = -1,
+    splits: Sequence[int] | None = None,
 ) -> native.Request:
     """What crosses into the native core, without addresses."""
     tensors = (native.Tensor * len(metas))()
@@ -166,10 +184,11 @@ def request_of(
         tensor.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         tensor.ndim = len(shape)
         tensor.dtype = dtype
-    return native.Request(
+    request = native.Request(
         size=ctypes.sizeof(native.Request),
         kind=kind,
-        op=op if kind in (ALLREDUCE, REDUCESCATTER) else Sum,
+        op=op,
+        process_set=process_set,
         root_rank=root_rank,
         ntensors=len(metas),
         tensor_size=ctypes.sizeof(native.Tensor),
@@ -178,86 +197,7 @@ def request_of(
         prescale=prescale,
         postscale=postscale,
     )
-
-
-def submit_one(context: Context, entry: int | native.Request, source: int, target: int | None, flags: int) -> int:
-    """The hot path: two addresses and one call. Returns the native handle."""
-    scratch = native.scratch
-    if not isinstance(entry, int):
-        return _submit_request(context, entry, [source], [target], flags)
-    scratch.input[0] = source
-    scratch.output[0] = target
-    code = context.library.hvd_submit_entry(
-        context.pointer,
-        entry,
-        scratch.input_address,
-        scratch.output_address,
-        flags,
-        scratch.handle_address,
-        scratch.status_address,
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def submit_group(
-    context: Context, entry: int | native.Request, sources: list[int], targets: Sequence[int | None], flags: int
-) -> int:
-    """As submit_one, of several tensors."""
-    if not isinstance(entry, int):
-        return _submit_request(context, entry, sources, targets, flags)
-    scratch = native.scratch
-    inputs = (ctypes.c_void_p * len(sources))(*sources)
-    outputs = (ctypes.c_void_p * len(targets))(*targets)
-    code = context.library.hvd_submit_entry(
-        context.pointer,
-        entry,
-        ctypes.addressof(inputs),
-        ctypes.addressof(outputs),
-        flags,
-        scratch.handle_address,
-        scratch.status_address,
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def _submit_request(
-    context: Context,
-    request: native.Request,
-    sources: Sequence[int],
-    targets: Sequence[int | None],
-    flags: int,
-) -> int:
-    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        request.tensors[index].input = source
-        request.tensors[index].output = target
-    request.flags = flags
-    scratch = native.scratch
-    code = context.library.hvd_submit(
-        context.pointer, ctypes.addressof(request), scratch.handle_address, scratch.status_address
-    )
-    if code:
-        context.raise_failure(code, scratch.status)
-    return scratch.handle.value
-
-
-def refuse(context: Context, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
-    """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the same error with rank and
-    operation in front."""
-    shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
-    # A name that is no str is what the peers may well have as one: they wait under it.
-    refuse_as(context, None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
-
-
-def refuse_as(context: Context, wire_name: str | None, shown: str, error: Exception, process_set: int) -> NoReturn:
-    """refuse() for any name: as the native core knows it, and as people read it."""
-    if isinstance(error, (DuplicateNameError, NotAMemberError)):
-        raise error
-    # The native core says itself on which rank and in which operation.
-    reason = re.sub(rf"^rank {context.rank}, (?:unnamed request|`.*?`): ", "", str(error))
-    text = f"rank {context.rank}: {shown}: {reason}" + context.refuse(wire_name, process_set, reason)
-    # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
-    raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
+    if splits is not None:
+        request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
+        request.nsplits = len(splits)
+    return request

@@ -103,6 +103,26 @@ def _cores() -> tuple[Parse, str]:
     return parse, "core numbers with commas between"
 
 
+def _counts() -> tuple[Parse, str]:
+    def parse(text: str) -> tuple[int, ...]:
+        counts = tuple(int(part) for part in text.split(","))
+        if min(counts) < 1:
+            raise ValueError(text)
+        return counts
+
+    return parse, "whole numbers, 1 or more, with commas between"
+
+
+def _word() -> tuple[Parse, str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if not word.isidentifier():
+            raise ValueError(text)
+        return word
+
+    return parse, "a name"
+
+
 def _text() -> tuple[Parse, str]:
     return str, "text"
 
@@ -125,7 +145,6 @@ def _setting(
 
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
-TRANSPORTS = ("auto", "shm", "tcp")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
 
 
@@ -177,12 +196,19 @@ class Settings:
     )
     transport: str = _setting(
         "HOROVOD_TRANSPORT",
-        _choice(*TRANSPORTS),
+        _word(),
         "auto",
-        "How data travels: auto takes shared memory inside a host where it works, else TCP.",
+        "How data travels: auto takes shared memory inside a host and TCP between hosts; shm, hierarchical (both, over "
+        "several hosts) or tcp take that alone. horovodrun --check-build lists what there is.",
         flag="--transport",
         yaml="params.transport",
-        choices=TRANSPORTS,
+    )
+    pretend_hosts: tuple[int, ...] = _setting(
+        "HOROVOD_PRETEND_HOSTS",
+        _counts(),
+        (),
+        "2,2 divides the ranks of one machine into two hosts of two ranks each, which share no memory with each other. "
+        "For tests.",
     )
     instruction_set: str = _setting(
         "HOROVOD_INSTRUCTION_SET",
@@ -364,6 +390,7 @@ class Settings:
             ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
             ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
             ("fault_point", self.fault_point),
+            ("transport", self.transport),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
             ("log_time", _spelled(self.log_time)),
@@ -469,10 +496,9 @@ def parse_flag(row: Row, text: str) -> Any:
     if row.flag_unit == 1:
         return _parsed(row, text, name=row.flag)
     try:
-        scaled = str(int(text) * row.flag_unit)
+        return row.parse(str(int(text) * row.flag_unit))
     except ValueError:
         raise SettingError(f"{row.flag}={text!r}: expected {row.expected}") from None
-    return _parsed(row, scaled, name=row.flag)
 
 
 def _parsed(row: Row, text: str, name: str | None = None) -> Any:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the other ranks ask where this one stands, for a stall report: the main thread's Python stack, written by
-faulthandler's handler of a real-time signal, which works whatever that thread is doing."""
+"""Lets the other ranks ask where this one stands, for a stall report.
+
+The answer is the main thread's Python stack, written by faulthandler's handler of a real-time signal, which works
+whatever that thread is doing.
+"""
 
 from __future__ import annotations
 

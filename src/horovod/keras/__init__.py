@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for Keras 3, with any of its backends that train (TensorFlow, PyTorch, JAX):
+"""Horovod for Keras 3, with its backends TensorFlow, PyTorch and JAX.
 
     import horovod.keras as hvd
 
@@ -10,43 +10,18 @@
 and `horovodrun -np 4 python train.py` starts it.
 """
 
-from horovod.core.context import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from horovod.core import basics
+from horovod.core.basics import *  # noqa: F403
 from horovod.core.native import Adasum, Average, Sum
 from horovod.core.process_sets import global_process_set
-from horovod.keras import callbacks
-from horovod.keras.gradients import Compression
-from horovod.keras.training import (
-    DistributedOptimizer,
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    load_model,
-    reducescatter,
-)
+from horovod.keras import callbacks, ops
+from horovod.keras.compression import Compression
+from horovod.keras.ops import *  # noqa: F403
+from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovod.keras.state import broadcast_global_variables, load_model
+from horovod.not_yet import attributes_of
+
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Adasum",
@@ -55,33 +30,9 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "Sum",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += basics.__all__ + ops.__all__

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's callbacks as classes of a Keras' own: Keras 3's (horovod.keras.callbacks) or tf.keras', which may be
-tf-keras (horovod.tensorflow.keras.callbacks)."""
+"""Horovod's callbacks as classes of Keras 3's Callback or of tf.keras'.
+
+horovod.keras.callbacks has the first, horovod.tensorflow.keras.callbacks the second, which may be tf-keras'.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
     """`own`: the module `callbacks` of Keras 3 or tf-keras."""
 
     class BroadcastGlobalVariablesCallback(parts.Broadcast, own.Callback):
-        """All ranks start as the root does: weights, slots, iterations. Nothing is broadcast again when fit()
-        of the same model is called again."""
+        """All ranks start as the root does: weights, slots, iterations.
+
+        Nothing is broadcast again when fit() of the same model is called again.
+        """
 
         def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
             super().__init__()
@@ -32,9 +36,11 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             super().__init__()
 
     class LearningRateScheduleCallback(parts.LearningRateSchedule, own.Callback):
-        """Sets the learning rate to initial_lr * multiplier(epoch) while start_epoch <= epoch < end_epoch. multiplier:
-        a function, or a number for number ** (epoch - start_epoch). staircase: once an epoch, else every batch.
-        momentum_correction: the velocities of an optimizer with momentum follow."""
+        """Sets the learning rate to initial_lr * multiplier(epoch) while start_epoch <= epoch < end_epoch.
+
+        multiplier: a function, or a number for number ** (epoch - start_epoch). staircase: once an epoch, else every
+        batch. momentum_correction: the velocities of an optimizer with momentum follow.
+        """
 
         def __init__(
             self,
@@ -52,8 +58,10 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             )
 
     class LearningRateWarmupCallback(parts.LearningRateWarmup, own.Callback):
-        """Raises the learning rate from initial_lr / size to initial_lr within warmup_epochs (Goyal et al. 2017,
-        "Accurate, Large Minibatch SGD"). verbose: rank 0 says when it is over."""
+        """Raises the learning rate from initial_lr / size to initial_lr within warmup_epochs.
+
+        See Goyal et al. 2017, "Accurate, Large Minibatch SGD". verbose: rank 0 says when it is over.
+        """
 
         def __init__(
             self,
@@ -67,8 +75,10 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             self._hvd_setup_warmup(initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose)
 
     class BestModelCheckpoint(own.ModelCheckpoint):
-        """ModelCheckpoint with save_best_only, written by rank 0 only. `filepath` may be set later, as the Spark
-        estimator does."""
+        """ModelCheckpoint with save_best_only, written by rank 0 only.
+
+        `filepath` may be set later, as the Spark estimator does.
+        """
 
         def __init__(
             self,

@@ -11,19 +11,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovod.core import arrays
 from horovod.core import context as contexts
+from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
 from horovod.core.operations import synchronize
-from horovod.keras.optimizer import is_distributed, start_from
+from horovod.keras import backends
+from horovod.keras.distributed import is_distributed, start_from
 
 __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAverage", "broadcast_values"]
 
 
 def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
-    """Assigns the root's values to Keras variables of any backend. Raises MismatchError where the ranks' variables
-    differ in number, shape or dtype."""
+    """Assigns the root's values to Keras variables of any backend.
+
+    Raises MismatchError where the ranks' variables differ in number, shape or dtype.
+    """
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     everybody = allgather_object(described, "broadcast_variables.shapes")
     for rank, theirs in enumerate(everybody):
@@ -35,7 +38,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
                 "hint: build the same model and optimizer on all ranks"
             )
     mine = [_value(variable) for variable in variables]
-    handles = [arrays.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
+    handles = [operations.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
     for variable, value, handle in zip(variables, mine, handles, strict=True):
         variable.assign(np.asarray(synchronize(handle)).reshape(value.shape))
 
@@ -44,62 +47,6 @@ def _value(variable: Any) -> np.ndarray[Any, Any]:
     if isinstance(variable, keras.Variable):
         return np.asarray(keras.ops.convert_to_numpy(variable))
     return np.asarray(variable.numpy())
-
-
-def _is_traced() -> bool:
-    """Whether this is the making of a compiled step of TensorFlow, and not its run."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    return not tf.executing_eagerly()
-
-
-def _graph_backend() -> Any:
-    """tf-keras' backend where it trains in a graph of TensorFlow 1, whose variables have values in its session only;
-    None elsewhere."""
-    if keras.backend.backend() != "tensorflow":
-        return None
-    import tensorflow as tf
-
-    return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.compat.v1.keras.backend
-
-
-def _is_compiled() -> bool:
-    """Whether XLA will compile the step of TensorFlow that is being traced."""
-    if not _is_traced():
-        return False
-    from horovod.tensorflow import xla
-
-    return xla.is_compiling()
-
-
-def _run_broadcast(backend: Any, variables: Sequence[Any], root_rank: int) -> None:
-    from horovod.tensorflow.state import broadcast_variables
-
-    backend.get_session().run(broadcast_variables(variables, root_rank))
-
-
-class _FirstRun:
-    """A broadcast for a step of TensorFlow that is being traced, whose variables get values only when it runs. It may
-    be traced more than once before it runs."""
-
-    def __init__(self) -> None:
-        import tensorflow as tf
-
-        with tf.init_scope():
-            self._is_done = tf.Variable(False, trainable=False)
-
-    def broadcast(self, variables: Sequence[Any], root_rank: int) -> None:
-        import tensorflow as tf
-
-        from horovod.tensorflow.state import broadcast_variables
-
-        def run() -> Any:
-            with tf.control_dependencies([broadcast_variables(variables, root_rank)]):
-                return self._is_done.assign(True).read_value()
-
-        tf.cond(self._is_done, lambda: tf.constant(True), run)
 
 
 def _optimizer_variables(optimizer: Any) -> list[Any]:
@@ -125,15 +72,17 @@ class Broadcast:
         self._hvd_local = {id(variable) for variable in local_variables or ()}
         self._hvd_of: Any = None  # the model that the next two are about
         self._hvd_done = False
-        self._hvd_first_run: _FirstRun | None = None
+        self._hvd_first_run: Any = None
 
     def register_local_var(self, var: Any) -> None:
         """This variable is not broadcast: every rank has its own."""
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts where the model is built; a model without weights yet does so at its first update. Once for each
-        model: scripts give one list of callbacks to the models of all folds."""
+        """Broadcasts where the model is built; a model without weights yet does so at its first update.
+
+        Once for each model: scripts give one list of callbacks to the models of all folds.
+        """
         if self._hvd_of is not self.model:
             self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:
@@ -175,18 +124,23 @@ class Broadcast:
             _build_optimizer(optimizer, model.trainable_variables)
             variables += _optimizer_variables(optimizer)
         wanted = [variable for variable in variables if id(variable) not in self._hvd_local]
-        if _is_compiled():
-            return  # it cannot be part of the step: on_batch_end does it
-        backend = _graph_backend()
-        if backend is not None:
-            self._hvd_done = True
-            _run_broadcast(backend, wanted, self._hvd_root_rank)
-        elif _is_traced():
-            self._hvd_first_run = self._hvd_first_run or _FirstRun()
-            self._hvd_first_run.broadcast(wanted, self._hvd_root_rank)
+        in_tensorflow = backends.of_tensorflow()
+        if in_tensorflow is not None and in_tensorflow.is_traced():
+            self._hvd_broadcast_in_graph(in_tensorflow, wanted)
         elif not self._hvd_done:
             self._hvd_done = True
             broadcast_values(wanted, self._hvd_root_rank)
+
+    def _hvd_broadcast_in_graph(self, in_tensorflow: Any, variables: list[Any]) -> None:
+        if in_tensorflow.is_compiled():
+            return  # it cannot be part of the step: on_batch_end does it
+        session_of = in_tensorflow.graph_backend()
+        if session_of is not None:
+            self._hvd_done = True
+            in_tensorflow.run_broadcast(session_of, variables, self._hvd_root_rank)
+        else:
+            self._hvd_first_run = self._hvd_first_run or in_tensorflow.FirstRun()
+            self._hvd_first_run.broadcast(variables, self._hvd_root_rank)
 
 
 class MetricAverage:
@@ -205,7 +159,7 @@ class MetricAverage:
                     "hint: give all ranks the same metrics and validation data, or none"
                 )
         values = np.array([float(logs[name]) for name in numeric], np.float64)
-        averages = arrays.allreduce(values, name="MetricAverageCallback.values")
+        averages = operations.allreduce(values, name="MetricAverageCallback.values")
         for name, average in zip(numeric, averages, strict=True):
             logs[name] = float(average)
 
@@ -286,7 +240,7 @@ class LearningRateSchedule:
         if self.momentum_correction and before > 0 and after != before:
             # Momentum scaled for one batch, and then restored: the same, once and for all, done to the velocities. A
             # compiled step has the momentum as a constant, but reads these.
-            backend = _graph_backend()
+            backend = backends.graph_backend()
             for velocity in _velocities(self.model.optimizer):
                 if backend is None:
                     velocity.assign(velocity * (after / before))
@@ -300,7 +254,7 @@ def _as_plain(rate: Any) -> Any:
             "the optimizer's learning rate is a schedule of its own: expected a number\n"
             "hint: use either the schedule or Horovod's callback"
         )
-    backend = _graph_backend()
+    backend = backends.graph_backend()
     if backend is not None:
         return backend.get_value(rate)
     return rate if isinstance(rate, (float, int)) or not hasattr(rate, "numpy") else rate.numpy()

@@ -27,8 +27,11 @@ _BestModelCheckpoint: Any = _classes.BestModelCheckpoint
 
 
 class BestModelCheckpoint(_BestModelCheckpoint):
-    """ModelCheckpoint with save_best_only, written by rank 0 only. `filepath` may be set later, as the Spark estimator
-    does. The parameters' order is that of Horovod, which had no save_weights_only here."""
+    """ModelCheckpoint with save_best_only, written by rank 0 only.
+
+    `filepath` may be set later, as the Spark estimator does. The parameters' order is that of Horovod, which had no
+    save_weights_only here.
+    """
 
     def __init__(
         self,

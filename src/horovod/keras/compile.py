@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras 3 itself must do for distributed training, and what old scripts give it: a loss-scaled optimizer is
-distributed outside of the scaling, so that all ranks skip the same steps, whether model.compile() scales or the script
-does; keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has no more; jit_compile is switched off
-where XLA cannot hold the reductions."""
+"""What Keras' own classes must do for distributed training, and what old scripts give them.
+
+A loss-scaled optimizer is distributed outside of the scaling, so that all ranks skip the same steps, whether
+model.compile() scales or the script does. keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has
+removed. jit_compile is switched off if XLA cannot hold the reductions.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,14 @@ import keras
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from horovod.keras.optimizer import distributed_by, is_distributed, undistributed
+from horovod.keras import backends
+from horovod.keras.distributed import distributed_by, is_distributed, undistributed
 
 __all__ = ["accept_old_arguments", "watch_compile_of_tf_keras"]
 
 
-def _can_be_compiled(backend: str) -> bool:
-    if backend != "tensorflow":
-        return backend == "jax"
-    from horovod.tensorflow import xla
-
-    return bool(xla.is_available())
-
-
 def _switch_off_jit(model: Any, backend: str) -> None:
-    if model.jit_compile and is_distributed(model.optimizer) and not _can_be_compiled(backend):
+    if model.jit_compile and is_distributed(model.optimizer) and not backends.named(backend).can_compile():
         warnings.warn(
             "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles here",
             stacklevel=4,
@@ -38,15 +33,20 @@ def _switch_off_jit(model: Any, backend: str) -> None:
 
 
 def _scale_inside(optimizer: Any) -> None:
-    """Outside of what is distributed, each rank would look at its own gradients for infinities, and who skips leaves
-    the others waiting."""
+    """Moves the distribution outside of the scaling.
+
+    Otherwise each rank would look at its own gradients for infinities, and one that skips a step leaves the others
+    waiting.
+    """
     if isinstance(optimizer, LossScaleOptimizer) and is_distributed(optimizer.inner_optimizer):
         distributed_by(optimizer, undistributed(optimizer.inner_optimizer))
 
 
 def accept_old_arguments() -> None:
-    """Patches the class that every Keras 3 model gets compile() from, and the one that scales losses. Models' own
-    compile() calls it in turn, so saving and loading are not touched."""
+    """Patches the class that every Keras 3 model gets compile() from, and the one that scales losses.
+
+    Models' own compile() calls it in turn, so saving and loading are not touched.
+    """
     if getattr(Trainer.compile, "_hvd_patched", False):
         return
     original = Trainer.compile

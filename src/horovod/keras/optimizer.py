@@ -1,268 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.DistributedOptimizer for Keras (steps 1 and 2 of a gradient's way): an optimizer becomes distributed in place, so
-its slots, its iterations and the name it is saved under stay what they are.
-
-Keras 3, on every backend: one subclass of the optimizer's own class that overrides apply(). Clipping and Keras' own
-gradient accumulation come after that, so they see averages. tf-keras: aggregate_gradients (new optimizers) and
-_aggregate_gradients (legacy ones) are where gradients of several devices would be put together.
-"""
+"""hvd.DistributedOptimizer and PartialDistributedOptimizer for Keras (steps 1 and 2 of a gradient's way)."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
-import keras
-
+from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_lists import GradientList
-from horovod.core.native import Adasum
-from horovod.keras.accumulation import accumulation
-from horovod.keras.gradients import backend_gradients
+from horovod.core.gradient_list import local_variables
+from horovod.core.native import Average
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
+from horovod.keras import backends
+from horovod.keras.compile import accept_old_arguments, watch_compile_of_tf_keras
+from horovod.keras.compression import Compression
+from horovod.keras.distributed import Keras3, distributed_by, is_distributed, mixin_of, reducing
 
-__all__ = ["distributed", "distributed_by", "is_distributed", "start_from", "undistributed"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distributed"]
 
-
-class _Distributed:
-    """Mixed into the optimizer's class. `_hvd_gradients` and `_hvd_accumulation` are set beside Keras' own tracking of
-    attributes; `_hvd_start` runs before an update, until it is taken away."""
-
-    _hvd_gradients: GradientList
-    _hvd_accumulation: Any = None
-    _hvd_start: Callable[[], None] | None = None
-    _hvd_options: dict[str, Any]  # of the class, which is each optimizer's own
-
-    @classmethod
-    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new optimizer, as the optimizer's own class makes it, distributed in the same way."""
-        return distributed(_own_class(cls).from_config(*args, **kwargs), **cls._hvd_options)
-
-    def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable is not reduced: every rank trains its own."""
-        self._hvd_gradients.register_local(var)
-
-    def _hvd_begin(self) -> None:
-        if self._hvd_start is not None:
-            self._hvd_start()
-
-    @property
-    def _hvd_by_moves(self) -> bool:
-        return self._hvd_gradients.op == Adasum
-
-    def _hvd_step(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
-        """Runs `update`. With Adasum: and puts the variables to where Adasum of all ranks' moves makes them go."""
-        if not self._hvd_by_moves or not self._hvd_gradients.is_active:
-            return update()
-        shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
-        starts = [_copy(variable) for variable in shared]
-        result = update()
-        moves = [_copy(variable) - start for variable, start in zip(shared, starts, strict=True)]
-        for variable, start, move in zip(shared, starts, self._hvd_gradients(moves, shared), strict=True):
-            variable.assign(start + move)
-        return result
+accept_old_arguments()
 
 
-class _Keras3(_Distributed):
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        """As the optimizer's own, with gradients averaged over the ranks."""
-        grads = list(grads)
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
-        if not self.built and variables:  # type: ignore[has-type]
-            self.build(variables)  # type: ignore[attr-defined]
-            self.built = True
-        self._hvd_begin()
-        update = super().apply  # type: ignore[misc]
-
-        def step(whole: Sequence[Any]) -> Any:
-            reduced = list(whole) if self._hvd_by_moves else self._hvd_gradients(whole, variables)
-            return self._hvd_step(variables, lambda: update(reduced, trainable_variables))
-
-        return step(grads) if self._hvd_accumulation is None else self._hvd_accumulation(grads, step)
-
-
-class _LossScale(_Keras3):
-    """Keras' scaling of the loss, around an optimizer. JAX takes its stateless_apply, which does not go through
-    apply()."""
-
-    def stateless_apply(self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-        """As the optimizer's own, with gradients averaged over the ranks."""
-        if self._hvd_by_moves:
-            raise NotImplementedError(
-                "op=Adasum with scaling of the loss is not supported with Keras' backend JAX\n"
-                "hint: mixed_bfloat16 needs no scaling"
-            )
-        self._hvd_begin()
-        reduced = self._hvd_gradients(list(grads), self._trainable_variables)  # type: ignore[attr-defined]
-        return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
-
-
-class _TfKeras(_Distributed):
-    """tf-keras' new optimizers."""
-
-    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        """The ranks' averages; not with Adasum, which combines later."""
-        pairs = list(grads_and_vars)
-        if self._hvd_by_moves:
-            return pairs
-        reduced = self._hvd_gradients([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
-
-    def _hvd_check_mode(self) -> None:
-        import tensorflow as tf
-
-        several = self._hvd_by_moves or self._hvd_accumulation is not None
-        if several and not tf.compat.v1.executing_eagerly_outside_functions():
-            raise NotImplementedError(
-                "op=Adasum and backward_passes_per_step > 1 with a Keras optimizer are not supported in a graph of "
-                "TensorFlow 1\nhint: an optimizer of tf.compat.v1.train does both"
-            )
-
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own, with gradients averaged over the ranks."""
-        self._hvd_check_mode()
-        pairs = list(grads_and_vars)
-        if not getattr(self, "_built", True):
-            self.build([variable for _, variable in pairs])  # type: ignore[attr-defined]
-        self._hvd_begin()
-        update = super().apply_gradients  # type: ignore[misc]
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-
-        def step(whole: Sequence[Any]) -> Any:
-            return self._hvd_step(variables, lambda: update(list(zip(whole, variables, strict=True)), *args, **kwargs))
-
-        return step(gradients) if self._hvd_accumulation is None else self._hvd_accumulation(gradients, step)
-
-
-class _LegacyTfKeras(_TfKeras):
-    """tf-keras' optimizers from before TensorFlow 2.11."""
-
-    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        return self.aggregate_gradients(grads_and_vars)
-
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own, with gradients averaged over the ranks."""
-        pairs = list(grads_and_vars)
-        self._create_all_weights([variable for _, variable in pairs])  # type: ignore[attr-defined]
-        return super().apply_gradients(pairs, *args, **kwargs)
-
-
-def _copy(variable: Any) -> Any:
-    """The variable's value now, whatever becomes of the variable."""
-    if isinstance(variable, keras.Variable):
-        return keras.ops.copy(keras.ops.stop_gradient(variable.value))
-    return variable.read_value()
-
-
-def _own_class(made: type) -> Any:
-    """The class that an optimizer had before it became distributed."""
-    return made.__bases__[1]
-
-
-def _mixin_of(optimizer: Any) -> type[_Distributed]:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return _LossScale
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        return _Keras3
-    if hasattr(optimizer, "aggregate_gradients") and hasattr(optimizer, "apply_gradients"):
-        return _TfKeras
-    if hasattr(optimizer, "_aggregate_gradients") and hasattr(optimizer, "apply_gradients"):
-        return _LegacyTfKeras
-    raise InvalidRequestError(
-        f"DistributedOptimizer: cannot wrap a {type(optimizer).__module__}.{type(optimizer).__name__}: expected an "
-        "optimizer object of Keras 3, tf-keras or tf.compat.v1.train"
-        + ("\nhint: an object, not its class or name" if isinstance(optimizer, (str, type)) else "")
-    )
-
-
-def _reducing(optimizer: Any) -> Any:
-    """The optimizer that reduces, or is to reduce. tf-keras' LossScaleOptimizer asks the one inside of it to put the
-    gradients together, before it looks for infinities."""
-    is_scaling = not isinstance(optimizer, keras.optimizers.Optimizer) and hasattr(optimizer, "get_scaled_loss")
-    return optimizer.inner_optimizer if is_scaling else optimizer
-
-
-def is_distributed(optimizer: Any) -> bool:
-    """Whether DistributedOptimizer has made it so."""
-    return isinstance(_reducing(optimizer), _Distributed)
-
-
-def distributed(
-    optimizer: Any,
-    *,
-    name: str | None = None,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    **options: Any,
-) -> Any:
-    """Makes `optimizer` distributed, in place, and returns it. Options: the fields of GradientList."""
-    mixin = _mixin_of(_reducing(optimizer))
+def distributed(optimizer: Any, options: ReductionOptions) -> Any:
+    """Makes `optimizer` distributed, in place, and returns it."""
+    mixin = mixin_of(reducing(optimizer))
     if is_distributed(optimizer):
         raise InvalidRequestError(f"DistributedOptimizer: this {type(optimizer).__name__} is distributed already")
-    if backward_passes_per_step < 1:
-        raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
-    if options.get("op") == Adasum and getattr(optimizer, "use_ema", False):
+    if options.is_adasum and getattr(optimizer, "use_ema", False):
         raise InvalidRequestError(
             "DistributedOptimizer: op=Adasum with use_ema=True: the averages over time would be each rank's own\n"
             "hint: op=Average goes with it"
         )
-    again = {
-        "name": name,
-        "backward_passes_per_step": backward_passes_per_step,
-        "average_aggregated_gradients": average_aggregated_gradients,
-        **options,
-    }
-    options = {"name": name or "DistributedOptimizer", **options}
-    if issubclass(mixin, _Keras3):
-        gradients = backend_gradients(**options)
+    if issubclass(mixin, Keras3):
+        backend = backends.current()
     else:
-        from horovod.keras.compile import watch_compile_of_tf_keras
-        from horovod.tensorflow.gradients import TensorFlowGradients
-
+        backend = backends.named("tensorflow")
         watch_compile_of_tf_keras()
-        gradients = TensorFlowGradients(**options)
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = accumulation(
-            backward_passes_per_step, average_aggregated_gradients, options.get("sparse_as_dense", False)
-        )
-    parts = {"_hvd_gradients": gradients, "_hvd_accumulation": passes, "_hvd_options": again}
-    distributed_by(_reducing(optimizer), parts)
+    gradients = backend.gradient_list(options, "DistributedOptimizer")
+    passes = backend.accumulation(options) if options.backward_passes_per_step > 1 else None
+    again = functools.partial(distributed, options=options)
+    parts = {"_hvd_gradients": gradients, "_hvd_accumulation": passes, "_hvd_again": again}
+    distributed_by(reducing(optimizer), parts)
     return optimizer
 
 
-def distributed_by(optimizer: Any, parts: dict[str, Any]) -> Any:
-    """Makes `optimizer` distributed, in place, with what reduces its gradients."""
-    own = type(optimizer)
-    options = parts["_hvd_options"]
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "_hvd_options": options}
-    # Not by setattr: Keras would track them as parts of the optimizer, and save them.
-    optimizer.__dict__.update((name, part) for name, part in parts.items() if name != "_hvd_options")
-    optimizer.__class__ = type(own.__name__, (_mixin_of(optimizer), own), names)
-    _save_as(own, optimizer.__class__)
-    return optimizer
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: Any = None,
+) -> Any:
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it.
+
+    Its slots and iterations stay. groups: a number of groups, or lists of variables, whose gradients are reduced as
+    one; num_groups is its old name.
+    """
+    return distributed(optimizer, ReductionOptions.among(locals()))
 
 
-def _save_as(own: type, made: type) -> None:
-    """Has files name the class that was registered for saving, so that they load wherever `own` is known."""
-    tables = [("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")]
-    tables += [("tf_keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES")]
-    for module, name in tables:
-        names = getattr(sys.modules.get(module), name, {})
-        if own in names:
-            names[made] = names[own]
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer distributed, but leaves the variables of `local_layers` local.
 
-
-def undistributed(optimizer: Any) -> dict[str, Any]:
-    """Takes it back: the optimizer is its own class again. Returns what reduced its gradients, for distributed_by."""
-    parts = {name: optimizer.__dict__.pop(name, None) for name in ("_hvd_gradients", "_hvd_accumulation", "_hvd_start")}
-    parts["_hvd_options"] = type(optimizer)._hvd_options
-    optimizer.__class__ = _own_class(type(optimizer))
-    return parts
-
-
-def start_from(optimizer: Any, broadcast: Callable[[], None] | None) -> None:
-    """Has `broadcast` run when the optimizer is about to make an update (its variables exist then), until this is
-    called with None. Not for tf-keras' LossScaleOptimizer, whose first updates are those that it does not skip."""
-    if isinstance(optimizer, _Distributed):
-        optimizer.__dict__["_hvd_start"] = broadcast
+    local_layers: a built layer or a list of them. Every rank trains their variables by itself; their gradients are
+    divided by the size if scale_local_gradients.
+    """
+    made = distributed(optimizer, ReductionOptions.among(locals()))
+    for variable in local_variables(local_layers):
+        made.register_local_var(variable)
+    return made

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import horovod
+from horovod.core.communicators import Communicator, all_communicators
 
 __all__ = ["check_build"]
 
@@ -15,7 +15,8 @@ _IMPORT_TIMEOUT_S = 120
 
 
 def check_build() -> str:
-    native = (Path(horovod.__file__).parent / "lib" / "libhorovod.so").is_file()
+    rows, native = _communicators()
+    built = {row.name for row in rows if row.available}
     sections = {
         "Available Frameworks": {
             "TensorFlow": _imports("horovod.tensorflow"),
@@ -23,14 +24,25 @@ def check_build() -> str:
             "MXNet": _imports("horovod.mxnet"),
         },
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
-        "Available Controllers": {"MPI": False, "Gloo": native},
-        "Available Transports": {"shared memory": native, "TCP": native},
-        "Available Tensor Operations": {"NCCL": False, "DDL": False, "CCL": False, "MPI": False, "Gloo": native},
+        "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
+        "Available Transports": {row.title: row.available for row in rows},
+        "Available Tensor Operations": {
+            **{name.upper(): name in built for name in ("nccl", "ddl", "ccl", "mpi")},
+            "Gloo": native,
+        },
     }
     lines = [f"Horovod v{horovod.__version__}:"]
     for title, entries in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in entries.items())]
     return "\n".join(lines)
+
+
+def _communicators() -> tuple[tuple[Communicator, ...], bool]:
+    """The rows of the native core's registry, and whether that can be opened."""
+    try:
+        return all_communicators(), True
+    except ImportError:
+        return (), False
 
 
 def _imports(module: str) -> bool:

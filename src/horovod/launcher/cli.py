@@ -254,7 +254,7 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
         environment={**environment, **environment_of(**flags)},
         termination_grace_s=settings.termination_grace_s,
         # As the ranks notice each other.
-        frozen_timeout_s=settings.lost_timeout_s if settings.transport == "tcp" else settings.frozen_timeout_s,
+        frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
         agent_timeout_s=settings.lost_timeout_s,
         network_interface=settings.network_interface,
         output_directory=_output_directory(options.output_filename, options.num_proc),

@@ -103,15 +103,14 @@ class _Supervisor:
         self._start_agents()
         while not self._done and not all(agent.done for agent in self._agents):
             timeout_s = self._timeout()
-            ready = self._selector.select(timeout_s)
-            self._notice_own_pause(timeout_s)
-            for key, _ in ready:
+            for key, _ in self._selector.select(timeout_s):
                 try:
                     key.data()
                 except BrokenPipeError:
                     self._nobody_reads()
                 except OutputError as error:
                     self._cannot_write(error)
+            self._notice_own_pause(timeout_s)
             self._act_on_time()
         self._end_agents()
         try:
@@ -301,7 +300,7 @@ class _Supervisor:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _notice_own_pause(self, slept_s: float | None) -> None:
-        """A launcher that was suspended, or that waited for its terminal, has not listened."""
+        """A launcher that was suspended, or that waited for its terminal, has not listened: silence counts anew."""
         now = time.monotonic()
         if slept_s is not None and now - self._looked_s > slept_s + _HELD_UP_S:
             for agent in self._agents:

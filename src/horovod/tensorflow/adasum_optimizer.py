@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""op=Adasum for optimizers of tf.compat.v1.train (step 2 of a gradient's way): each rank takes a step of its own, and
-Adasum combines how far the variables moved. Gradients are never reduced, so clipping and momentum are each rank's own.
-Keras optimizers do the same in horovod.keras.optimizer."""
+"""op=Adasum for optimizers of tf.compat.v1.train (step 2 of a gradient's way).
+
+Each rank takes a step of its own, and Adasum combines how far the variables moved. Gradients are never reduced, so
+clipping and momentum are each rank's own. Keras optimizers do the same in horovod.keras.distributed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["Moves"]
 
@@ -23,8 +25,11 @@ class Moves:
         self._starts: dict[Any, Any] = {}
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """In a graph of TensorFlow 1: makes a variable for each start, which no condition may do. What a graph reads of
-        a variable that is no resource shares its memory, and changes with it; only a variable of that kind copies."""
+        """In a graph of TensorFlow 1: makes a variable for each start, which no condition may do.
+
+        What a graph reads of a variable that is no resource shares its memory, and changes with it; only a variable of
+        that kind copies.
+        """
         if tf.compat.v1.executing_eagerly_outside_functions():
             return
         for variable in variables:
@@ -38,8 +43,10 @@ class Moves:
                 )
 
     def combined(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
-        """Runs `update`, and then puts the variables to where Adasum makes them go. Local ones stay where `update` put
-        them. In a graph: the node that does."""
+        """Runs `update`, and then puts the variables to where Adasum makes them go.
+
+        Local ones stay where `update` put them. In a graph: the node that does.
+        """
         shared = [variable for variable in variables if not self._reduction.is_local(variable)]
         if not self._reduction.is_active:
             return update()

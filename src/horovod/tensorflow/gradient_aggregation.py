@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""backward_passes_per_step for TensorFlow: gradients of several passes are summed in variables before they are reduced
-and applied (step 2 of a gradient's way). Every pass but the last of a step applies nothing.
+"""backward_passes_per_step for TensorFlow (step 2 of a gradient's way).
+
+Gradients of several passes are summed in variables before they are reduced and applied. Every pass but the last of a
+step applies nothing.
 
 It works eagerly, in tf.function and in graphs of TensorFlow 1, which order nothing by themselves: so each read follows
 its write by a dependency.
@@ -15,7 +17,8 @@ import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.gradients import plain_variable
+from horovod.core.reduction_options import check_passes
+from horovod.tensorflow.gradient_list import plain_variable
 
 __all__ = [
     "LocalGradientAggregationHelper",
@@ -36,8 +39,11 @@ def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
 
 
 class Sums:
-    """The variables. Each is made by the first pass that has its gradient, in the graph that it is in; they are no part
-    of an optimizer that is saved. Not for two optimizers at once."""
+    """The variables.
+
+    Each is made by the first pass that has its gradient, in the graph that it is in; they are no part of an optimizer
+    that is saved. Not for two optimizers at once.
+    """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
         self._passes = passes
@@ -48,8 +54,10 @@ class Sums:
         self.is_last: Any = None  # whether the pass that was added last ends a step: a bool tensor
 
     def add(self, gradients: Sequence[Any]) -> list[Any]:
-        """The sums (averages with `average`) with this pass' gradients. Raises ValueError for tf.IndexedSlices without
-        sparse_as_dense."""
+        """The sums (averages with `average`) with this pass' gradients.
+
+        Raises ValueError for tf.IndexedSlices without sparse_as_dense.
+        """
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients) and not self._sparse_as_dense:
             raise InvalidRequestError(
                 "backward_passes_per_step > 1 sums gradients in dense variables: IndexedSlices need "
@@ -105,8 +113,7 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
         name: str = "",
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+        check_passes(backward_passes_per_step)
         self._sums = Sums(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense)
         self._allreduce = allreduce_func
         self._process_set = process_set
@@ -127,8 +134,10 @@ class LocalGradientAggregationHelper:
         return apply_op_to_not_none_tensors(lambda _: next(chosen), sums)
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the closure where the pass ends a step; the optimizer's iterations stand still on the others. After
-        compute_gradients()."""
+        """Calls the closure where the pass ends a step; the optimizer's iterations stand still on the others.
+
+        After compute_gradients().
+        """
 
         def apply() -> Any:
             applied = apply_grads_closure()

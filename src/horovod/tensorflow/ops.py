@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations for TensorFlow: eagerly, in tf.function, and in graphs of TensorFlow 1 (steps 1 and 3 of a gradient's
-way).
+"""The operations for TensorFlow (steps 1 and 3 of a gradient's way).
+
+They work eagerly, in tf.function, and in graphs of TensorFlow 1.
 
 Each is a node that the native kernels run (native/shims/tensorflow). What the operations mean stands in
-core/collectives.py; arguments are checked while a graph is built (nodes.py), and errors of the ranks' meeting are
+core/collectives.py; arguments are checked while a graph is built (tensors.py), and errors of the ranks' meeting are
 raised when it runs: FailedPreconditionError where the ranks disagree, InvalidArgumentError for what is wrong on this
 rank, UnknownError where a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`;
 eager calls without one are matched by their order.
@@ -24,12 +25,20 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
 from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
-from horovod.tensorflow import operation_gradients as operation_gradients  # registers them
+from horovod.tensorflow import autograd as autograd  # registers them
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.nodes import check_rows, checked, movable, node_name, reducible, reduction_attributes, wire_name
-from horovod.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from horovod.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import (
+    check_rows,
+    checked,
+    movable,
+    node_name,
+    reducible,
+    reduction_attributes,
+    wire_name,
+)
 
 __all__ = [
     "Adasum",
@@ -72,8 +81,11 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The reduction of `tensor` over all ranks: postscale * reduce(prescale * x), divided by the size for Average,
-    which is the default. tf.IndexedSlices stay sparse: the ranks' slices are concatenated (Sum and Average only)."""
+    """Reduces `tensor` over all ranks.
+
+    The result is postscale * reduce(prescale * x), divided by the size for Average, which is the default.
+    tf.IndexedSlices stay sparse: the ranks' slices are concatenated (Sum and Average only).
+    """
     how = (op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, how, device_sparse, ignore_name_scope)
@@ -240,8 +252,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Assigns the root's values to `variables`, all as one operation. Returns the variables' new values; in a graph
-    of TensorFlow 1, the operations that assign."""
+    """Assigns the root's values to `variables`, all as one operation.
+
+    Returns the variables' new values; in a graph of TensorFlow 1, the operations that assign.
+    """
     variables = list(variables)
     if not variables:
         return []
@@ -259,8 +273,10 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows to every member: `splits[i]` of them to member i, evenly many without it. Returns the rows received,
-    in member order; with `splits`, also how many came from each (int32)."""
+    """Sends rows to every member: `splits[i]` of them to member i, evenly many without it.
+
+    Returns the rows received, in member order; with `splits`, also how many came from each (int32).
+    """
 
     def build() -> Any:
         (sent,) = movable([tensor])
@@ -294,8 +310,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """This rank's rows of the allreduce of `tensor`: they are dealt in rank order, one more to the first ranks where
-    they do not come out even."""
+    """Gives this rank its rows of the allreduce of `tensor`.
+
+    They are dealt in rank order, one more to the first ranks if they do not come out even.
+    """
     how = (op, None, prescale_factor, postscale_factor, process_set)
     return _scattered("reducescatter", [tensor], name, how, compression, device_dense, ignore_name_scope)[0]
 
@@ -343,8 +361,10 @@ def _scattered(
 
 
 def join() -> tf.Tensor:
-    """Says that this rank has no more data: it gives zeros to the others' allreduces until all have joined. The rank
-    that came last (int32). See horovod.core.join."""
+    """Says that this rank has no more data: it gives zeros to the others' allreduces until all have joined.
+
+    The rank that came last (int32). See horovod.core.join.
+    """
     if tf.executing_eagerly():
         return tf.constant(core_join(), tf.int32)
     xla.refuse("join")

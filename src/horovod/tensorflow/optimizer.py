@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.DistributedOptimizer for TensorFlow: chooses the wrapper for the optimizer's kind, and holds that for
-tf.compat.v1.train (steps 1 and 2 of a gradient's way). Keras optimizers: horovod.keras."""
+"""hvd.DistributedOptimizer for TensorFlow (steps 1 and 2 of a gradient's way).
+
+Chooses the wrapper for the optimizer's kind, and holds that for tf.compat.v1.train. Keras optimizers: horovod.keras.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,13 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Adasum, Average
+from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["DistributedOptimizer"]
 
@@ -25,17 +27,27 @@ _LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class _DistributedV1Optimizer(_LegacyOptimizer):
-    """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's. With Adasum
-    apply_gradients combines what each rank's own step has changed."""
+    """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's.
 
-    def __init__(
-        self, optimizer: Any, reduction: TensorFlowGradients, name: str | None, use_locking: bool, passes: Any
-    ) -> None:
-        super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
+    With Adasum apply_gradients combines what each rank's own step has changed.
+    """
+
+    def __init__(self, optimizer: Any, reduction: TensorFlowGradients, use_locking: bool) -> None:
+        options = reduction.options
+        super().__init__(name=options.name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
-        self._moves = Moves(reduction) if reduction.op == Adasum else None
-        self._helper: LocalGradientAggregationHelper | None = passes(self._reduced) if passes is not None else None
+        self._moves = Moves(reduction) if options.is_adasum else None
+        self._helper: LocalGradientAggregationHelper | None = None
+        if options.backward_passes_per_step > 1:
+            self._helper = LocalGradientAggregationHelper(
+                options.backward_passes_per_step,
+                self._reduced,
+                options.sparse_as_dense,
+                options.average_aggregated_gradients,
+                0,
+                "v1",  # local variables are the reduction's business
+            )
         self._is_summed = False
 
     def register_local_var(self, var: Any) -> None:
@@ -103,34 +115,20 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that averages gradients over the ranks before it applies them. Takes optimizers of Keras 3, of
-    tf-keras, and of tf.compat.v1.train.
+    """An optimizer that averages gradients over the ranks before it applies them.
+
+    Takes optimizers of Keras 3, of tf-keras, and of tf.compat.v1.train.
 
     backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
     gradients are reduced as one. op=Adasum: each rank takes a step of its own, and Adasum combines how far the
     variables moved.
     """
-    if backward_passes_per_step < 1:
-        raise InvalidRequestError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+    options = ReductionOptions.among(locals())
     if not isinstance(optimizer, _LegacyOptimizer):
-        from horovod.keras.optimizer import distributed
+        from horovod.tensorflow.keras import distributed
 
-        return distributed(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            backward_passes_per_step=backward_passes_per_step,
-            op=op,
-            gradient_predivide_factor=gradient_predivide_factor,
-            average_aggregated_gradients=average_aggregated_gradients,
-            groups=groups if groups is not None else num_groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        return distributed(optimizer, options)
     if isinstance(optimizer, _DistributedV1Optimizer):
         raise InvalidRequestError("DistributedOptimizer: this optimizer is distributed already")
     if backward_passes_per_step > 1 and tf.executing_eagerly():
@@ -138,24 +136,4 @@ def DistributedOptimizer(  # noqa: N802
             "backward_passes_per_step > 1 with an optimizer of tf.compat.v1.train needs a graph\n"
             "hint: a Keras optimizer does it eagerly, too"
         )
-    reduction = TensorFlowGradients(
-        name=name or "DistributedOptimizer",
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = functools.partial(_helper, backward_passes_per_step, sparse_as_dense, average_aggregated_gradients)
-    return _DistributedV1Optimizer(optimizer, reduction, name, use_locking, passes)
-
-
-def _helper(passes: int, sparse_as_dense: bool, average: bool, reduced: Any) -> LocalGradientAggregationHelper:
-    # Local variables are the reduction's business.
-    return LocalGradientAggregationHelper(passes, reduced, sparse_as_dense, average, 0, "v1")
+    return _DistributedV1Optimizer(optimizer, TensorFlowGradients(options, "DistributedOptimizer"), use_locking)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal start values on all ranks: variables, and any Python object, from one rank to the others; also in graphs of
-TensorFlow 1."""
+"""Equal start values on all ranks: variables, and any Python object, from one rank to the others.
+
+Also in graphs of TensorFlow 1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from horovod.core import context as contexts
 from horovod.core import objects
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import ops
-from horovod.tensorflow.gradients import plain_variable
+from horovod.tensorflow.gradient_list import plain_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -33,17 +35,22 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Assigns the root's values to `variables`, all as one operation. In a graph of TensorFlow 1: returns the node that
-    does. `inplace` is accepted for old scripts. Raises FailedPreconditionError where the ranks' variables differ in
-    number, shape or dtype. Without variables (a model that is not built has none) it is no operation."""
+    """Assigns the root's values to `variables`, all as one operation.
+
+    In a graph of TensorFlow 1: returns the node that does. `inplace` is accepted for old scripts. Raises
+    FailedPreconditionError where the ranks' variables differ in number, shape or dtype. Without variables (a model that
+    is not built has none) it is no operation.
+    """
     plain = [plain_variable(variable) for variable in variables]
     assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The node that assigns the root's values to all global variables. For graphs of TensorFlow 1; raises RuntimeError
-    eagerly, where there are no global variables."""
+    """The node that assigns the root's values to all global variables.
+
+    For graphs of TensorFlow 1; raises RuntimeError eagerly, where there are no global variables.
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution\n"
@@ -53,8 +60,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives all ranks the root's global variables once a session of TensorFlow 1 has been made: random start values, or
-    what the root has restored from a checkpoint. `device`: where the nodes are placed."""
+    """Gives all ranks the root's global variables once a session of TensorFlow 1 has been made.
+
+    These are random start values, or what the root has restored from a checkpoint. `device`: where the nodes are
+    placed.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -79,8 +89,10 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function obj -> the root's obj, for graphs of TensorFlow 1: the nodes are made now, once, and run in `session`
-    (the default one) at every call."""
+    """Makes a function obj -> the root's obj, for graphs of TensorFlow 1.
+
+    The nodes are made now, once, and run in `session` (the default one) at every call.
+    """
     name = name or "object"
     size = tf.compat.v1.placeholder(tf.int64, [1])
     data = tf.compat.v1.placeholder(tf.uint8, [None])
@@ -105,8 +117,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's `obj` on every rank; the other ranks' is ignored. `session`: accepted for old scripts; objects travel
-    beside the graph."""
+    """The root's `obj` on every rank; the other ranks' is ignored.
+
+    `session`: accepted for old scripts; objects travel beside the graph.
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SyncBatchNormalization: batch normalization over the batches of all ranks. Beside a gradient's way: its statistics
-travel in forward, the sums of their gradients in backward, a few numbers per channel each.
+"""SyncBatchNormalization: batch normalization over the batches of all ranks.
+
+Beside a gradient's way: its statistics travel in forward, the sums of their gradients in backward, a few numbers per
+channel each.
 
 Forward reduces twice: counts and sums give the mean, then the squared distances from it the variance. Sums of squares
 would need one reduction, and cancel where the mean is large beside the deviation. Both are plain allreduces of float64,
@@ -24,8 +26,10 @@ __all__ = ["SyncBatchNormalization"]
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """tf.keras.layers.BatchNormalization, of Keras 3 or tf-keras, over the batches of all ranks of `process_set` as if
-    they were one; each rank may have a different number of rows, also none.
+    """Batch normalization over the batches of all ranks of `process_set` as if they were one.
+
+    It is tf.keras.layers.BatchNormalization, of Keras 3 or tf-keras. Each rank may have a different number of rows,
+    also none.
 
     It is local outside of training, with one rank, and on a rank that is no member of the set. The gradients of gamma
     and beta are this rank's part, as those of any other layer: what is distributed reduces them. Blocks in forward and
@@ -77,8 +81,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
 
 def _moments_of_all(inputs: Any, weights: Any, axes: tuple[int, ...], process_set: ProcessSet) -> tuple[Any, Any]:
-    """Mean and biased variance over `axes`, which are kept, of all ranks' inputs; where the weight is 0 they do not
-    count."""
+    """Mean and biased variance over `axes`, which are kept, of all ranks' inputs.
+
+    Where the weight is 0 they do not count.
+    """
 
     def summed(*parts: Any) -> list[Any]:
         sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]

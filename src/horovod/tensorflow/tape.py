@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.gradient_list import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradients import TensorFlowGradients
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -33,8 +35,11 @@ class _DistributedGradientTape(tf.GradientTape):
         use_generic_names: Any = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """As tf.GradientTape.gradient, averaged over the ranks. The fourth place is TensorFlow's
-        unconnected_gradients unless it is a bool, which old Horovod scripts give there."""
+        """As tf.GradientTape.gradient, averaged over the ranks.
+
+        The fourth place is TensorFlow's unconnected_gradients unless it is a bool, which old Horovod scripts give
+        there.
+        """
         if not isinstance(use_generic_names, bool):
             unconnected_gradients = use_generic_names
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
@@ -70,24 +75,17 @@ def DistributedGradientTape(  # noqa: N802
     as soon as it is there. register_local_source(variable) leaves a variable out; its gradient is divided by the size
     where scale_local_gradients. num_groups is the old name of groups.
     """
+    return _distributed(gradtape, ReductionOptions.among(locals()))
+
+
+def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, seen {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedGradientTape):
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
     tape = copy.copy(gradtape)
     tape.__class__ = type(type(gradtape).__name__, (_DistributedGradientTape, type(gradtape)), {})
-    tape._reduction = TensorFlowGradients(
-        name="DistributedGradientTape",
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
+    tape._reduction = TensorFlowGradients(options, "DistributedGradientTape")
     return tape
 
 
@@ -106,33 +104,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     scale_local_gradients: bool = True,
 ) -> Any:
     """DistributedGradientTape that leaves the variables of `local_layers`, a Keras layer or a list of them, local."""
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    tape = _distributed(gradtape, ReductionOptions.among(locals()))
     for variable in local_variables(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def local_variables(local_layers: Any) -> list[Any]:
-    """The trainable variables of a layer or a list of layers. Raises ValueError for anything else, and for a layer
-    that is not built."""
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    for layer in layers:
-        if not hasattr(layer, "trainable_weights"):
-            raise InvalidRequestError(f"local_layers: expected Keras layers, seen {type(layer).__name__}")
-        if not getattr(layer, "built", True):
-            raise InvalidRequestError(
-                f"local_layers: layer `{layer.name}` has no variables yet\nhint: build the model first"
-            )
-    return [variable for layer in layers for variable in layer.trainable_weights]

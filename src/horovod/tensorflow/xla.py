@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions inside of what XLA compiles (jit_compile=True), on the host: one custom call for all tensors of a step
-(native/shims/tensorflow/xla.cc). Shapes must be static, and nothing overlaps with the backward pass."""
+"""Reductions inside of what XLA compiles (jit_compile=True), on the host.
+
+One custom call reduces all tensors of a step (native/shims/tensorflow/xla.cc). Shapes must be static, and nothing
+overlaps with the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ __all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
 
 
 def is_available() -> bool:
-    """Whether this TensorFlow can hold reductions in compiled steps: the probe of its XLA succeeded, and steps are
-    compiled for the host."""
+    """Whether this TensorFlow can hold reductions in compiled steps.
+
+    It can if the probe of its XLA succeeded, and steps are compiled for the host.
+    """
     return bool(library().hvd_tensorflow_xla_available()) and not tf.config.list_physical_devices("GPU")
 
 
@@ -63,13 +68,12 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
     request = request_of(
         ALLREDUCE,
         name.encode(),
-        attributes.get("reduce_op", Sum),
         tuple(metas),
-        float(attributes["prescale"]),
-        float(attributes["postscale"]),
-        -1,
+        op=attributes.get("reduce_op", Sum),
+        prescale=float(attributes["prescale"]),
+        postscale=float(attributes["postscale"]),
+        process_set=attributes["process_set"],
     )
-    request.process_set = attributes["process_set"]
     number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
     results = xla.custom_call_v2(
         "horovod_grouped_allreduce",

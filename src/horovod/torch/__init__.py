@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for PyTorch. Five lines make a training script data-parallel:
+"""Horovod for PyTorch.
+
+Five lines make a training script data-parallel:
 
     import horovod.torch as hvd
 
@@ -11,70 +13,17 @@
 and `horovodrun -np 4 python train.py` starts it.
 """
 
-from typing import NoReturn
-
-from horovod.core.context import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from horovod.core import basics
+from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.not_yet import attributes_of
+from horovod.torch import functions as functions  # old submodules are attributes
+from horovod.torch import mpi_ops as mpi_ops
+from horovod.torch import ops
 from horovod.torch.compression import Compression
-from horovod.torch.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
+from horovod.torch.ops import *  # noqa: F403
 from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.state import (
     allgather_object,
@@ -84,89 +33,22 @@ from horovod.torch.state import (
 )
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 
-# Names of Horovod's interface that this version has not: asking for one says so.
-_MISSING = frozenset(
-    (
-        "elastic",
-        "start_timeline",
-        "stop_timeline",
-    )
-)
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _MISSING:
-        raise AttributeError(f"horovod.torch.{name} is part of Horovod's interface, but is not supported yet")
-    raise AttributeError(f"module 'horovod.torch' has no attribute {name!r}")
-
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
-    "Max",
-    "Min",
     "ProcessSet",
-    "Product",
-    "Sum",
     "SyncBatchNorm",
     "add_process_set",
-    "allgather",
-    "allgather_async",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "sparse_allreduce_async",
-    "synchronize",
     "uneven_data",
 ]
+__all__ += basics.__all__ + ops.__all__

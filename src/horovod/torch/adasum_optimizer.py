@@ -43,8 +43,10 @@ class AdasumOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step, and then from where the parameters were, what Adasum makes of all ranks' steps.
-        Where that fails they are back where they were, and the error is raised. Under a GradScaler: no step on any
-        rank where one has an overflow."""
+
+        Where that fails they are back where they were, and the error is raised. Under a GradScaler: no step on any rank
+        where one has an overflow.
+        """
         if self._hvd_overflows():
             return None
         if not self._hvd_active:

@@ -29,7 +29,7 @@ from horovod.core.collectives import Reduction
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.torch import gradients
+from horovod.torch import autograd
 from horovod.torch.tensors import collectives
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
@@ -135,6 +135,11 @@ def _keep_ticket(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[2])
 
 
+def _taking_operator(name: str, schema: str, backward: Callable[..., Any]) -> Any:
+    """The second half: gives what the ticket stands for."""
+    return _operator(name, schema, _taken, _taken_fake, backward, has_effect=False)
+
+
 # Allreduce
 
 
@@ -147,7 +152,7 @@ def _allreduce(tensors: list[Tensor], grouped: bool, name: str | None, *how: Any
 
 def _allreduce_backward(ctx: Any, grads: list[Tensor]) -> Any:
     grouped, name, *how = ctx.arguments
-    return _gradients(ctx, _allreduce_operator(grads, grouped, gradients.derived(name), *how))
+    return _gradients(ctx, _allreduce_operator(grads, grouped, autograd.derived(name), *how))
 
 
 _allreduce_operator = _operator(
@@ -191,9 +196,9 @@ def _gradient_of_allgather(
 ) -> list[Tensor]:
     lists, process_set = rows.tolist(), _set_of(number)
     if grouped:
-        parts = gradients.gradient_of_grouped_allgather(grads, lists, name, process_set)
+        parts = autograd.gradient_of_grouped_allgather(grads, lists, name, process_set)
     else:
-        parts = [gradients.gradient_of_allgather(grads[0], lists[0], name, process_set)]
+        parts = [autograd.gradient_of_allgather(grads[0], lists[0], name, process_set)]
     return [part.clone() for part in parts]  # its own memory, as the compiler was told
 
 
@@ -209,13 +214,10 @@ _allgather_run_operator = _operator(
     _allgather_run,
     _allgather_run_fake,
 )
-_allgather_operator = _operator(
+_allgather_operator = _taking_operator(
     "allgather",
     "(Tensor[] tensors, Tensor ticket, Tensor rows, bool grouped, str? name, int process_set) -> Tensor[]",
-    _taken,
-    _taken_fake,
     _allgather_backward,
-    has_effect=False,
 )
 
 
@@ -239,9 +241,7 @@ def _broadcast(tensors: list[Tensor], root_rank: int, name: str | None, number: 
 _broadcast_gradient = _operator(
     "broadcast_gradient",
     "(Tensor[] grads, int root_rank, str? name, int process_set) -> Tensor[]",
-    lambda grads, root_rank, name, number: [
-        gradients.gradient_of_broadcast(grads[0], root_rank, name, _set_of(number))
-    ],
+    lambda grads, root_rank, name, number: [autograd.gradient_of_broadcast(grads[0], root_rank, name, _set_of(number))],
     _same_shapes,
 )
 _broadcast_operator = _operator(
@@ -282,7 +282,7 @@ _alltoall_gradient = _operator(
     "alltoall_gradient",
     "(Tensor[] grads, Tensor received, SymInt[] rows, str? name, int process_set) -> Tensor[]",
     lambda grads, received, rows, name, number: [
-        gradients.gradient_of_alltoall(grads[0], received.tolist(), rows[0], name, _set_of(number))
+        autograd.gradient_of_alltoall(grads[0], received.tolist(), rows[0], name, _set_of(number))
     ],
     lambda grads, received, rows, *_: _with_rows(grads, rows),
 )
@@ -292,13 +292,10 @@ _alltoall_run_operator = _operator(
     _alltoall_run,
     _alltoall_run_fake,
 )
-_alltoall_operator = _operator(
+_alltoall_operator = _taking_operator(
     "alltoall",
     "(Tensor[] tensors, Tensor ticket, Tensor received, str? name, int process_set) -> Tensor[]",
-    _taken,
-    _taken_fake,
     _alltoall_backward,
-    has_effect=False,
 )
 
 
@@ -336,8 +333,8 @@ def _gradient_of_reducescatter(
     grads: list[Tensor], rows: list[int], grouped: bool, name: str | None, *how: Any
 ) -> list[Tensor]:
     if grouped:
-        return list(gradients.gradient_of_grouped_reducescatter(grads, name, _reduction(*how)))
-    return [gradients.gradient_of_reducescatter(grads[0], name, _reduction(*how))]
+        return list(autograd.gradient_of_grouped_reducescatter(grads, name, _reduction(*how)))
+    return [autograd.gradient_of_reducescatter(grads[0], name, _reduction(*how))]
 
 
 _reducescatter_gradient = _operator(

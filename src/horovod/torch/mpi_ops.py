@@ -1,81 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old import name of the operations and of init, rank, size ...; re-exports only."""
 
+from horovod.core import basics
+from horovod.core.basics import *  # noqa: F403
 from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
-from horovod.core.context import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.torch import ops
+from horovod.torch.autograd import Allgather as HorovodAllgather
+from horovod.torch.autograd import Allreduce as HorovodAllreduce
+from horovod.torch.autograd import Alltoall as HorovodAlltoall
+from horovod.torch.autograd import Broadcast as HorovodBroadcast
+from horovod.torch.autograd import GroupedAllgather as HorovodGroupedAllgather
+from horovod.torch.autograd import GroupedAllreduce as HorovodGroupedAllreduce
+from horovod.torch.autograd import GroupedReducescatter as HorovodGroupedReducescatter
+from horovod.torch.autograd import Reducescatter as HorovodReducescatter
 from horovod.torch.compression import Compression
-from horovod.torch.gradients import Allgather as HorovodAllgather
-from horovod.torch.gradients import Allreduce as HorovodAllreduce
-from horovod.torch.gradients import Alltoall as HorovodAlltoall
-from horovod.torch.gradients import Broadcast as HorovodBroadcast
-from horovod.torch.gradients import GroupedAllgather as HorovodGroupedAllgather
-from horovod.torch.gradients import GroupedAllreduce as HorovodGroupedAllreduce
-from horovod.torch.gradients import GroupedReducescatter as HorovodGroupedReducescatter
-from horovod.torch.gradients import Reducescatter as HorovodReducescatter
-from horovod.torch.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
+from horovod.torch.ops import *  # noqa: F403
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "HorovodAllgather",
     "HorovodAllreduce",
@@ -86,62 +30,11 @@ __all__ = [
     "HorovodGroupedReducescatter",
     "HorovodInternalError",
     "HorovodReducescatter",
-    "Max",
-    "Min",
     "ProcessSet",
-    "Product",
-    "Sum",
     "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
 ]
+__all__ += basics.__all__ + ops.__all__

@@ -20,84 +20,26 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from horovod.core.compression import Compressor
+from horovod.core.compression import Compressor, compressing
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_reducer import GradientReducer, Waitable
-from horovod.core.native import OP_NAMES, Adasum, Average
+from horovod.core.gradient_reducer import GradientReducer
+from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions, check_groups, check_passes
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
-from horovod.torch.sparse import SparseReduction
-from horovod.torch.tensors import collectives, has_overlap
+from horovod.torch.parameter_gradients import ParameterGradients
 from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
 
 
-class _Gradients:
-    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them. A parameter whose last gradient was
-    sparse contributes no elements where it has none, which its peers expect."""
-
-    def __init__(self, sparse_as_dense: bool) -> None:
-        self._sparse_as_dense = sparse_as_dense
-        self._sparse_dims: dict[Tensor, int] = {}  # of parameters whose last gradient was sparse
-
-    def wanted(self, parameter: Tensor) -> bool:
-        return bool(parameter.requires_grad)
-
-    def current(self, parameter: Tensor) -> object | None:
-        gradient: object | None = parameter.grad
-        return gradient
-
-    def dense(self, parameter: Tensor) -> Tensor:
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.layout is not torch.strided:
-            if self._sparse_as_dense:
-                return gradient.to_dense()
-            if gradient.layout is torch.sparse_coo:
-                self._sparse_dims[parameter] = gradient.sparse_dim()
-            return gradient
-        self._sparse_dims.pop(parameter, None)
-        if has_overlap(gradient):
-            # sum().backward() gives an expanded gradient; the result needs memory of its own.
-            gradient = parameter.grad = gradient.contiguous()
-        return gradient
-
-    def zeros(self, parameter: Tensor) -> Tensor:
-        dims = self._sparse_dims.get(parameter)
-        if dims is None:
-            return torch.zeros_like(parameter, requires_grad=False)
-        indices = torch.empty(dims, 0, dtype=torch.int64, device=parameter.device)
-        values = parameter.detach().new_empty(0, *parameter.shape[dims:])
-        return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
-
-    def store(self, parameter: Tensor, reduced: Tensor) -> None:
-        current = parameter.grad
-        if reduced.layout is not torch.strided:
-            parameter.grad = reduced.coalesce()  # as clipping and most optimizers need it
-        elif current is None or current.layout is torch.strided:
-            if current is not reduced:
-                parameter.grad = reduced
-        else:
-            parameter.grad = reduced.to_sparse(current.sparse_dim())
-
-    def add(self, parameter: Tensor, reduced: Tensor) -> None:
-        current = parameter.grad
-        if current is not None:
-            with torch.no_grad():
-                if current.layout is not torch.strided and reduced.layout is torch.strided:
-                    reduced = reduced.to_sparse(current.sparse_dim())
-                reduced = current.add_(reduced)
-        self.store(parameter, reduced)
-
-    def any(self, reduced: Tensor) -> bool:
-        return bool((reduced if reduced.layout is torch.strided else reduced._values()).any())
-
-
 class _EndOfBackward:
-    """Called by autograd at the end of the backward that owns it. It dies with that backward, so one that is alive says
-    that this very backward still runs; a backward inside of it (a checkpointed layer) is a part of it."""
+    """Called by autograd at the end of the backward that owns it.
+
+    It dies with that backward, so one that is alive says that this very backward still runs; a backward inside of it (a
+    checkpointed layer) is a part of it.
+    """
 
     def __init__(self, reducer: GradientReducer[Tensor, Tensor]) -> None:
         self._reducer = reducer
@@ -138,8 +80,11 @@ class _DistributedOptimizer:
                     parameter.requires_grad_(trained)
 
     def _hvd_free_name(self, name: str, parameter: Tensor) -> str:
-        """`name`, unless another optimizer reduces another parameter under it: two may be in one backward, and ranks
-        meet by name. Ranks that wrap their optimizers in one order choose alike."""
+        """Gives `name`, unless another optimizer reduces another parameter under it.
+
+        Two optimizers may be in one backward, and ranks meet by name. Ranks that wrap their optimizers in one order
+        choose alike.
+        """
 
         def is_taken() -> bool:
             used = [one._hvd_taken for one in list(_living) if one._hvd_process_set is self._hvd_process_set]
@@ -190,8 +135,10 @@ class _DistributedOptimizer:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate on this rank and do not count as passes of the step; the next one
-        outside, or step(), reduces the sum. All ranks use it alike."""
+        """Backward passes inside only accumulate on this rank and do not count as passes of the step.
+
+        The next one outside, or step(), reduces the sum. All ranks use it alike.
+        """
         before, self._hvd_reducer.paused = self._hvd_reducer.paused, True
         try:
             yield
@@ -200,16 +147,18 @@ class _DistributedOptimizer:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes after which gradients are reduced; counting starts again."""
-        _check_passes(passes)
+        check_passes(passes)
         self._hvd_reducer.passes_per_step = passes
         self._hvd_reducer.begin_step()
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's own step. Gradients that no backward has reduced (set by hand, or accumulated in fewer passes
-        than a step has) are reduced first, those that a closure computes after each of its calls. What an optimizer
-        decides by the closure's loss, as LBFGS does, each rank decides for itself, unless the closure returns the
-        average of the ranks' losses."""
+        """The optimizer's own step.
+
+        Gradients that no backward has reduced (set by hand, or accumulated in fewer passes than a step has) are reduced
+        first, those that a closure computes after each of its calls. What an optimizer decides by the closure's loss,
+        as LBFGS does, each rank decides for itself, unless the closure returns the average of the ranks' losses.
+        """
         if self._hvd_active:
             if closure is None:
                 self._hvd_reducer.complete_step()
@@ -268,8 +217,9 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward(); on other
-    ranks it stays as it is.
+    """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward().
+
+    On other ranks it stays as it is.
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
@@ -280,48 +230,23 @@ def DistributedOptimizer(
     coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
     class. Raises ValueError for arguments that do not fit together, TypeError for what is no optimizer.
     """
+    options = ReductionOptions.among(locals())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, seen {optimizer!r}")
-    if op not in range(len(OP_NAMES)):
-        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(OP_NAMES)}")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise InvalidRequestError("gradient_predivide_factor is for op=Average alone")
-    if not gradient_predivide_factor > 0:
-        raise InvalidRequestError(f"gradient_predivide_factor={gradient_predivide_factor}: expected a number above 0")
-    _check_passes(backward_passes_per_step)
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _checked_names(named_parameters, parameters)
     if num_groups:
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
-    _check_groups(groups, parameters)
-    if op == Adasum:
+    _check_groups(options.groups, parameters)
+    if options.is_adasum:
         return adasum_optimizer(optimizer, names, compression, process_set)
 
-    how = (op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
-
-    def start(gradient: Tensor, name: str) -> Waitable:
-        if gradient.layout is torch.sparse_coo:
-            # Under the name of an allreduce, so that a peer whose gradient is dense does not wait for another one.
-            return SparseReduction(gradient, name, op, process_set, "allreduce")
-        if gradient.layout is not torch.strided:
-            text = (
-                f"a gradient with layout {gradient.layout} is not supported yet\n"
-                "hint: pass sparse_as_dense=True to DistributedOptimizer"
-            )
-            collectives.refuse("allreduce", name, NotImplementedError(text), process_set)
-        return collectives.allreduce(gradient, name, how, True)
-
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
-    wrapped._hvd_reducer = GradientReducer(
-        _Gradients(sparse_as_dense),
-        start,
-        compression,
-        int(backward_passes_per_step),
-        lambda name, error: collectives.tell("allreduce", name, error, process_set),
-    )
+    gradients = ParameterGradients(options)
+    start = compressing(gradients.start, options.compression, gradients.tell)
+    wrapped._hvd_reducer = GradientReducer(gradients, start, int(options.backward_passes_per_step))
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}
@@ -343,11 +268,6 @@ def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Te
             optimizer._hvd_ready(parameter)
 
     return hook  # type: ignore[no-any-return]
-
-
-def _check_passes(passes: Any) -> None:
-    if not isinstance(passes, int) or passes <= 0:
-        raise InvalidRequestError(f"backward_passes_per_step={passes!r}: expected a whole number above 0")
 
 
 def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tensor]) -> dict[Tensor, str]:
@@ -373,26 +293,9 @@ def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tens
 
 
 def _check_groups(groups: Any, parameters: list[Tensor]) -> None:
-    if groups is None:
-        return
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups <= 0:
-            raise InvalidRequestError(
-                f"groups={groups}: expected a whole number above 0, or a list of lists of parameters"
-            )
-        return
-    if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise InvalidRequestError("groups: expected a whole number above 0, or a list of lists of parameters")
-    seen: set[Tensor] = set()
     known = set(parameters)
-    for group in groups:
-        for member in group:
-            if not isinstance(member, Tensor):
-                raise InvalidRequestError(f"groups: expected parameters, seen {type(member).__name__}")
-            if member in seen:
-                raise InvalidRequestError(f"groups: a parameter of shape {tuple(member.shape)} stands in them twice")
-            if member not in known:
-                raise InvalidRequestError(
-                    f"groups: a tensor of shape {tuple(member.shape)} is no parameter of this optimizer"
-                )
-            seen.add(member)
+    for member in check_groups(groups, "parameter", lambda member: isinstance(member, Tensor), id, smallest=1):
+        if member not in known:
+            raise InvalidRequestError(
+                f"groups: a tensor of shape {tuple(member.shape)} is not a parameter of this optimizer"
+            )

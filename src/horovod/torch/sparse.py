@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reduction of sparse (COO) tensors, as embeddings have for gradients (steps 1 and 3 of a gradient's way): one
-allgather of the indices and the values. The sum over the ranks is what coalescing the result gives."""
+"""The reduction of sparse (COO) tensors (steps 1 and 3 of a gradient's way).
+
+Embeddings have such gradients. It is one allgather of the indices and the values; coalescing the result gives the sum
+over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ __all__ = ["SparseReduction", "sparse_allreduce_async"]
 
 
 class SparseReduction:
-    """The Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros. Starts when
-    it is made. `label` as in Collectives.grouped_allgather. Raises ValueError for any other op."""
+    """The Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
+
+    Starts when it is made. `label` as in Collectives.grouped_allgather. Raises ValueError for any other op.
+    """
 
     def __init__(
         self, tensor: Tensor, name: str | None, op: int, process_set: ProcessSet, label: str = "grouped_allgather"
@@ -52,5 +57,7 @@ def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
     """Starts the Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
-    Returns a function that waits and gives the result, which is not coalesced. Raises ValueError for any other op."""
+
+    Returns a function that waits and gives the result, which is not coalesced. Raises ValueError for any other op.
+    """
     return SparseReduction(tensor, name, op, process_set).wait

@@ -25,8 +25,9 @@ _GROUPS = "optimizer_state.groups"
 
 
 def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrites parameters with those of the root, a world rank. `params`: a state_dict, or named pairs as
-    model.named_parameters().
+    """Overwrites parameters with those of the root, a world rank.
+
+    `params`: a state_dict, or named pairs as model.named_parameters().
 
     Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
     ValueError for anything else, naming its key; HorovodInternalError where the ranks' keys, or their tensors' shapes
@@ -53,9 +54,12 @@ def broadcast_optimizer_state(
     *,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank's optimizer the root's options and state. No step is ever run: what a rank lacks is made, what
-    the root has not is dropped. `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is no
-    fixed set of tensors, and HorovodInternalError where the ranks' parameter groups differ."""
+    """Gives every rank's optimizer the root's options and state.
+
+    No step is ever run: what a rank lacks is made, what the root has not is dropped. `model` is accepted for old
+    scripts. Raises ValueError for LBFGS, whose state is no fixed set of tensors, and HorovodInternalError where the
+    ranks' parameter groups differ.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         error = InvalidRequestError(
             "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
@@ -109,8 +113,10 @@ def _named(params: Any) -> list[tuple[str, Any]]:
 
 
 def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """Starts all broadcasts in place, then waits for all: an error in one must not leave the peers without the
-    others."""
+    """Starts all broadcasts in place, then waits for all.
+
+    An error in one must not leave the peers without the others.
+    """
     started: list[Operation] = []
     first_error: Exception | None = None
     for name, tensor in tensors:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SyncBatchNorm: batch normalization over the batches of all ranks. Beside a gradient's way: its statistics travel in
-forward and the sums of its gradient in backward, both as blocking operations of a few numbers per channel.
+"""SyncBatchNorm: batch normalization over the batches of all ranks.
+
+Beside a gradient's way: its statistics travel in forward and the sums of its gradient in backward, both as blocking
+operations of a few numbers per channel.
 
 Each rank sends its count, mean and sum of squared deviations by channel, in float64. They are combined by the formula
 of Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and recommendations", The American
@@ -30,8 +32,9 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.BatchNorm over the batches of all ranks of `process_set` as if they were one; each rank may have a
-    different number of rows, also none. Input (N, C, ...) with C = `num_features`, on any device.
+    """torch.nn.BatchNorm over the batches of all ranks of `process_set` as if they were one.
+
+    Each rank may have a different number of rows, also none. Input (N, C, ...) with C = `num_features`, on any device.
 
     It is local in eval(), with one rank, and on a rank that is no member of the set. The gradients of weight and bias
     are this rank's part of the sum, as those of any other layer: DistributedOptimizer reduces them. Blocks in forward

@@ -29,29 +29,29 @@ def has_overlap(tensor: Tensor) -> bool:
 class TorchAdapter:
     """See core/tensors.py."""
 
-    def stage(self, tensor: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-        try:
-            number = _NUMBER_OF[tensor.dtype]
-            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-                return tensor, number, tensor.shape
-        except (KeyError, AttributeError, RuntimeError):
-            _explain(tensor)
-            raise
-        if tensor.layout is not torch.strided:
-            _explain(tensor)
+    def stage(self, tensor: Tensor) -> Tensor:
+        if _is_plain(tensor):
+            return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             host.copy_(tensor)
-        return host, number, tensor.shape
+        return host
 
-    def check_in_place(self, tensor: Tensor) -> None:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            _explain(tensor)
+    def dtype_of(self, staged: Tensor) -> int:
+        number = _NUMBER_OF.get(staged.dtype)
+        if number is None:
+            raise unsupported_dtype(staged.dtype)
+        return number
+
+    def stage_in_place(self, tensor: Tensor) -> Tensor:
+        if _is_plain(tensor):
+            return tensor
         if not tensor.is_contiguous() and has_overlap(tensor):
             raise InvalidRequestError(
                 "an operation in place needs a tensor whose elements have memory of their own, seen an expanded one\n"
                 "hint: call .contiguous() first"
             )
+        return self.stage(tensor)
 
     def address(self, staged: Tensor) -> int:
         return staged.data_ptr()  # type: ignore[no-any-return]
@@ -68,6 +68,18 @@ class TorchAdapter:
 
     def deliver(self, staged: Tensor, like: Tensor) -> Tensor:
         return staged.to(like.device)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is dense host memory as it stands. Raises for what is no tensor that can be made so."""
+    try:
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            return True
+    except (AttributeError, RuntimeError):
+        _explain(tensor)
+        raise
+    _explain(tensor)
+    return False
 
 
 def _explain(tensor: Tensor) -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an optimizer becomes a distributed one (step 1): an instance of a subclass of its own class that shares its
-parameter groups and state, so that isinstance, schedulers and checkpoints keep working."""
+"""How an optimizer becomes a distributed one (step 1).
+
+It becomes an instance of a subclass of its own class that shares its parameter groups and state, so that isinstance,
+schedulers and checkpoints keep working.
+"""
 
 from __future__ import annotations
 

@@ -67,21 +67,18 @@ class Leader {
  private:
   bool judge(int host, FrameKind kind, std::string_view payload, double now, Effects* effects) {
     RequestFrame request;
+    RefuseFrame refusal;
     RecalledFrame recalled;
     JoinFrame join;
     std::vector<uint32_t> ids;
     std::vector<RetireAnswer> answers;
     switch (kind) {
       case FrameKind::kRequest:
+        return parse_request(payload, world_size_, &request) &&
+               coordinator_.request(request.ranks, request.set, request.name, request.descriptor, now, effects);
       case FrameKind::kRefuse:
-        if (!parse_request(kind, payload, world_size_, &request)) return false;
-        if (!coordinator_.is_member(request.rank, request.set) || coordinator_.has_joined(request.rank)) return false;
-        if (kind == FrameKind::kRequest) {
-          coordinator_.request(request.rank, request.set, request.name, request.body, request.waits, now, effects);
-        } else {
-          coordinator_.refuse(request.rank, request.set, request.name, request.body, now, effects);
-        }
-        return true;
+        return parse_refuse(payload, world_size_, &refusal) &&
+               coordinator_.refuse(refusal.rank, refusal.set, refusal.name, refusal.why, now, effects);
       case FrameKind::kHostReady:
         if (!parse_ids(payload, &ids)) return false;
         for (const uint32_t id : ids) {

@@ -31,6 +31,9 @@ void check_descriptor(std::string_view bytes) {
 
 void check_payload(FrameKind kind, std::string_view payload) {
   RequestFrame request;
+  RefuseFrame refusal;
+  CompleteFrame complete;
+  std::vector<Waiting> waiting;
   std::vector<uint32_t> ids;
   RecalledFrame recalled;
   JoinFrame join;
@@ -42,10 +45,29 @@ void check_payload(FrameKind kind, std::string_view payload) {
   uint32_t id = 0;
   switch (kind) {
     case FrameKind::kRequest:
+      if (!parse_request(payload, kWorldSize, &request)) return;
+      for (const Requester& from : request.ranks) require(from.rank >= 0 && from.rank < kWorldSize);
+      require(!request.ranks.empty() && request.name.size() <= kMaxNameBytes);
+      check_descriptor(request.descriptor);
+      require(parse_request(request_payload(request), kWorldSize, &request));
+      return;
     case FrameKind::kRefuse:
-      if (!parse_request(kind, payload, kWorldSize, &request)) return;
-      require(request.rank >= 0 && request.rank < kWorldSize && request.name.size() <= kMaxNameBytes);
-      if (kind == FrameKind::kRequest) check_descriptor(request.body);
+      if (!parse_refuse(payload, kWorldSize, &refusal)) return;
+      require(refusal.rank >= 0 && refusal.rank < kWorldSize && refusal.name.size() <= kMaxNameBytes);
+      require(refuse_payload(refusal) == payload);
+      return;
+    case FrameKind::kComplete:
+      if (!parse_complete(payload, &complete)) return;
+      require(complete.id < kMaxEntries);
+      require(parse_complete(complete_payload(complete), &complete));
+      return;
+    case FrameKind::kWaiting:
+      if (!parse_waiting(payload, kWorldSize, &waiting)) return;
+      for (const Waiting& item : waiting) {
+        require(item.id < kMaxEntries);
+        for (const int waits : item.ranks) require(waits >= 0 && waits < kWorldSize);
+      }
+      require(waiting_payload(waiting) == payload);
       return;
     case FrameKind::kHostReady:
       if (!parse_ids(payload, &ids)) return;
@@ -63,10 +85,12 @@ void check_payload(FrameKind kind, std::string_view payload) {
       require(parse_join(join_payload(join), kWorldSize, &join));
       return;
     case FrameKind::kLeave:
-      require(!parse_leave(payload, kWorldSize, &rank) || (rank >= 0 && rank < kWorldSize));
+      if (!parse_leave(payload, kWorldSize, &rank)) return;
+      require(rank >= 0 && rank < kWorldSize && leave_payload(rank) == payload);
       return;
     case FrameKind::kRecall:
-      require(!parse_recall(payload, &id) || id < kMaxEntries);
+      if (!parse_recall(payload, &id)) return;
+      require(id < kMaxEntries && recall_payload(id) == payload);
       return;
     case FrameKind::kRecords:
       if (!parse_records(payload, kWorldSize, &decisions)) return;
@@ -77,16 +101,19 @@ void check_payload(FrameKind kind, std::string_view payload) {
       if (parse_ids(payload, &ids)) require(parse_ids(ids_payload(ids), &ids));
       if (!parse_may_retire(payload, &answers)) return;
       for (const RetireAnswer& answer : answers) require(answer.id < kMaxEntries);
+      require(parse_may_retire(may_retire_payload(answers), &answers));
       return;
     case FrameKind::kRetired:
       if (parse_ids(payload, &ids)) require(parse_ids(ids_payload(ids), &ids));
       return;
     case FrameKind::kStackWanted:
-      require(!parse_stack_wanted(payload, kWorldSize, &rank) || (rank >= 0 && rank < kWorldSize));
+      if (!parse_stack_wanted(payload, kWorldSize, &rank)) return;
+      require(rank >= 0 && rank < kWorldSize && stack_wanted_payload(rank) == payload);
       return;
     case FrameKind::kStack:
       if (!parse_stack(payload, kWorldSize, &rank, &text)) return;
       require(rank >= 0 && rank < kWorldSize && text.size() <= kMaxTextBytes);
+      require(stack_payload(rank, text) == payload);
       return;
     case FrameKind::kAbort:
       if (!parse_abort(payload, kWorldSize, &abort)) return;

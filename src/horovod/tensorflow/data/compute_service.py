@@ -78,8 +78,10 @@ class TfDataServiceConfig:
             raise InvalidRequestError(f"this is no config of the data service: {error!r}") from error
 
     def write(self, filename: str) -> None:
-        """Writes a file for this user only, as whoever has read it may use the compute job. It is there as a whole, or
-        not yet."""
+        """Writes a file for this user only, as whoever has read it may use the compute job.
+
+        It is there as a whole, or not yet.
+        """
         folder = os.path.dirname(os.path.abspath(filename))
         descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(filename)}.")
         with open(descriptor, "w") as file:
@@ -106,9 +108,11 @@ class TfDataServiceConfig:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """For a training rank: the address of its dispatcher, grpc://..., for tf.data.experimental.service.distribute. With
-    dispatchers on the training side the dispatcher runs in this process while the context is open. Blocks until the
-    dispatcher and all of its workers are there; raises TimeoutError that says who is missing."""
+    """For a training rank: the address of its dispatcher, grpc://..., for tf.data.experimental.service.distribute.
+
+    With dispatchers on the training side the dispatcher runs in this process while the context is open. Blocks until
+    the dispatcher and all of its workers are there; raises TimeoutError that says who is missing.
+    """
     own = rank if compute_config.dispatchers > 1 else 0
     with compute_config.compute_client() as compute:
         dispatcher = None
@@ -133,10 +137,12 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """The dataset, prepared by the data service; also a method of tf.data.Dataset. `reuse_dataset`: all ranks of one
-    dispatcher share its elements, each element going to one of them. `round_robin`: in turns, which needs `size` and an
-    endless dataset. All ranks send such datasets in the same order. Raises RuntimeError for dispatchers on the training
-    side, which live in a context of their own: tf_data_service."""
+    """The dataset, prepared by the data service; also a method of tf.data.Dataset.
+
+    `reuse_dataset`: all ranks of one dispatcher share its elements, each element going to one of them. `round_robin`:
+    in turns, which needs `size` and an endless dataset. All ranks send such datasets in the same order. Raises
+    RuntimeError for dispatchers on the training side, which live in a context of their own: tf_data_service.
+    """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
             "send_to_data_service: the dispatcher of this config runs on the training side\n"
@@ -160,8 +166,11 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """What a rank of the compute job does: it runs a worker, the first one of a dispatcher also that, until somebody
-    calls shutdown(). Raises TimeoutError where its dispatcher does not come."""
+    """Runs the part of one rank of the compute job, until shutdown() is called.
+
+    That is a worker, and in the first rank of a dispatcher also the dispatcher. Raises TimeoutError if its dispatcher
+    does not come.
+    """
     rank = Settings.from_environment().rank or 0
     dispatcher_id, place = divmod(rank, compute_config.workers_per_dispatcher)
     with compute_config.compute_client() as compute:

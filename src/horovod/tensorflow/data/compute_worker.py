@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compute job of TensorFlow's data service: `horovodrun -np N python -m horovod.tensorflow.data.compute_worker
-CONFIG`. Its first rank writes CONFIG, which the training job reads. Runs until the training job calls shutdown()."""
+"""The compute job of TensorFlow's data service.
+
+`horovodrun -np N python -m horovod.tensorflow.data.compute_worker CONFIG` starts it. Its first rank writes CONFIG,
+which the training job reads. Runs until the training job calls shutdown().
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from horovod.core import context as contexts
-from horovod.core.arrays import barrier
+from horovod.core import basics
+from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import broadcast_object
 from horovod.core.secret import new_secret
@@ -21,15 +24,19 @@ __all__ = ["main"]
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """What each rank runs. `timeout`: seconds to wait for each other part's registration. Raises ValueError where the
-    ranks cannot be dealt to the dispatchers evenly."""
-    contexts.init()
-    size = contexts.size()
+    """What each rank runs.
+
+    `timeout`: seconds to wait for each other part's registration. Raises ValueError where the ranks cannot be dealt to
+    the dispatchers evenly.
+    """
+    has_started = not basics.is_initialized()
+    basics.init()
+    size = basics.size()
     if dispatchers < 1 or size % dispatchers:
         raise InvalidRequestError(f"{size} workers cannot be dealt to {dispatchers} dispatchers evenly")
     service = None
     config = None
-    if contexts.rank() == 0:
+    if basics.rank() == 0:
         key = new_secret()
         interface = Settings.from_environment().network_interface
         service = ComputeService(dispatchers, size // dispatchers, key, [interface] if interface else None)
@@ -39,12 +46,13 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         config.write(configfile)
     try:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker.config"))
-        barrier()  # all have heard of the end
+        operations.barrier()  # all have heard of the end
     finally:
         if service is not None:
             os.unlink(configfile)
             service.close()
-    contexts.shutdown()
+    if has_started:  # a script that has called init goes on with its world
+        basics.shutdown()
 
 
 def _parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

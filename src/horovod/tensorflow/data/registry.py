@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the parts of TensorFlow's data service find each other: its dispatchers, its workers and the training ranks,
-which may be two jobs. Beside a gradient's way.
+"""The registry through which the parts of TensorFlow's data service find each other.
+
+These are its dispatchers, its workers and the training ranks, which may be two jobs. Beside a gradient's way.
 
 A rendezvous (launcher/rendezvous_server.py) with a key of its own, which only the owner of the config file knows. Each
 entry is written once, so a part that registers twice must say the same.
@@ -49,9 +50,12 @@ class ComputeService:
 
 
 class ComputeClient:
-    """A part's connection to the ComputeService. Methods block for at most their time limit and raise ChannelError (a
-    ConnectionError) where the service cannot be reached or has another key, IndexError for a number that the service
-    has not, TimeoutError for what did not come in time. Use as a context, or close."""
+    """A part's connection to the ComputeService.
+
+    Methods block for at most their time limit and raise ChannelError (a ConnectionError) where the service cannot be
+    reached or has another key, IndexError for a number that the service has not, TimeoutError for what did not come in
+    time. Use as a context, or close.
+    """
 
     def __init__(
         self, compute_addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1

@@ -15,38 +15,23 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.util import is_version_greater_equal_than
+from horovod.core import basics
+from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
-from horovod.core.context import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.core.legacy import is_version_greater_equal_than
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.keras.optimizer import distributed
-from horovod.keras.training import allgather, allreduce, broadcast, load_with, reducescatter
+from horovod.core.reduction_options import ReductionOptions
+from horovod.keras import ops
+from horovod.keras.ops import *  # noqa: F403
+from horovod.keras.optimizer import distributed as distributed  # for horovod.tensorflow's own wrapper
+from horovod.keras.state import load_with
+from horovod.not_yet import attributes_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.state import broadcast_global_variables
+
+__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Average",
@@ -55,39 +40,14 @@ __all__ = [
     "ProcessSet",
     "Sum",
     "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "is_version_greater_equal_than",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "version",
 ]
+__all__ += basics.__all__ + ops.__all__
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -106,28 +66,15 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it. Its slots and
-    iterations stay.
+    """Makes a Keras optimizer average gradients over the ranks before it applies them, and returns it.
+
+    Its slots and iterations stay.
 
     backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
     gradients are reduced as one; num_groups is its old name.
     """
-    return distributed(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups if groups is not None else num_groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    return distributed(optimizer, ReductionOptions.among(locals()))
 
 
 def load_model(
@@ -137,6 +84,8 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """tf.keras.models.load_model, with the model's optimizer distributed and its state kept. custom_optimizers: classes
-    beside Keras' own that the file may name. legacy_opts is accepted for old scripts."""
+    """tf.keras.models.load_model, with the model's optimizer distributed and its state kept.
+
+    custom_optimizers: classes beside Keras' own that the file may name. legacy_opts is accepted for old scripts.
+    """
     return load_with(tf.keras, filepath, custom_optimizers, custom_objects, compression)

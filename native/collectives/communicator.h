@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one table of operations behind which every way between ranks stands (step 7): shared memory, TCP, both of them
+// over several hosts, and the single rank's loopback.
+//
+// A Communicator joins the members of one process set. The engine calls it from one thread at a time (whoever holds the
+// driver's token); every member calls the same operations with the same sizes in the same order, and only when every
+// member is ready, so a call may block: only a death interrupts it. After a failed call the communicator is unusable.
+// On failure the text names the peer; `failed_rank` is a world rank. What outputs hold then is undefined.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/status.h"
+#include "reduction/types.h"
+
+namespace hvd {
+
+// A tensor of a fused batch: `count` elements, input and output may be the same memory but do not overlap otherwise.
+// The output is null where this member only gives.
+struct Slice {
+  const std::byte* input;
+  std::byte* output;
+  int64_t count;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual const char* name() const = 0;  // as in its row of the registry
+  virtual int member() const = 0;        // this process' index among the members
+  virtual int size() const = 0;
+
+  // Reduces the concatenation of the slices element by element over the members, in the order of levels.h.
+  virtual Status allreduce(std::span<const Slice> slices, const Reduction& reduction) = 0;
+  // Copies the root member's input into everybody's output. At the root, output may equal input or differ.
+  virtual Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) = 0;
+  // Every member gives `bytes` (at most 64 KiB) and receives all members' in order: size() * bytes. For small facts.
+  virtual Status exchange(const void* mine, size_t bytes, void* all) = 0;
+  // Member m gives bytes_of_member[m]; `all` receives the concatenation in member order.
+  virtual Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) = 0;
+  // parts[m]: what member m will have the reduction of, equally long on all members; only this member's own part has
+  // outputs, which overlap no input. Every element has the bits that allreduce gives it.
+  virtual Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) = 0;
+  // bytes[s * size() + d]: how much member s has for member d, the same matrix on all members. `mine`: the parts by
+  // destination, one after another; `all` receives the parts by source.
+  virtual Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) = 0;
+  virtual Status barrier() = 0;
+
+  // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for
+  // example "\"hop_ns\": 41, \"stores\": \"cached\"".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator over several hosts with several members on some of them (step 7): two communicators in one. *Inside*
+// joins the members of a host; its first one, the host's leader, is also in *between*, which joins the leaders.
+//
+//   allreduce      inside, to every member's output; between, over that; from the leader back to its host
+//   reducescatter  all to the leader; between, each leader gets what its host will have; out to the members
+//   broadcast      on the root's host first, then between, then on the other hosts
+//   allgather      each host's block inside, the blocks between, all of it from the leader to its host
+//   alltoall       straight inside the host; what leaves it goes to the leader, between, and from that leader on
+//   barrier        inside, between, inside
+//
+// The bits are those of levels.h: inside applies the prescale, between the postscale and the divisor. An Average of
+// integers needs their exact sum, which a host's result of the same type may not hold: there all values travel.
+//
+// Errors are those of the inner communicators. A leader that fails between hosts leaves its host waiting inside; the
+// engine poisons the generation then, which ends that wait.
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "collectives/levels.h"
+#include "collectives/slices.h"
+#include "communicators/registry.h"
+#include "platform/float_state.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr int kLeader = 0;                              // among the members of a host
+constexpr int64_t kGatheredBytes = int64_t{256} << 10;  // of one member, if all values travel
+using Bytes = std::vector<std::byte>;
+
+// Pieces of data, one for each pair of source and destination, one after the other in some order.
+class Pieces {
+ public:
+  explicit Pieces(int members)
+      : members_(static_cast<size_t>(members)), at_(members_ * members_, 0), placed_(members_ * members_, false) {}
+  void add(int source, int destination, int64_t bytes) {
+    at_[index(source, destination)] = bytes_;
+    placed_[index(source, destination)] = true;
+    bytes_ += bytes;
+  }
+  bool has(int source, int destination) const { return placed_[index(source, destination)]; }
+  int64_t at(int source, int destination) const { return at_[index(source, destination)]; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  size_t index(int source, int destination) const {
+    return static_cast<size_t>(source) * members_ + static_cast<size_t>(destination);
+  }
+  size_t members_;
+  std::vector<int64_t> at_;
+  std::vector<bool> placed_;
+  int64_t bytes_ = 0;
+};
+
+class Hierarchical final : public Communicator {
+ public:
+  Hierarchical(Members members, const Kernels& kernels, std::unique_ptr<Communicator> inside,
+               std::unique_ptr<Communicator> between)
+      : members_(std::move(members)), kernels_(kernels), inside_(std::move(inside)), between_(std::move(between)) {
+    for (int host = 0; host < topology().hosts(); ++host) {
+      for (const int member : topology().ranks_of(host)) by_host_.push_back(member);
+    }
+  }
+
+  const char* name() const override { return "hierarchical"; }
+  int member() const override { return members_.member; }
+  int size() const override { return members_.size(); }
+
+  // The inner communicators name their own operation in an error; these say what it was for.
+  Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override {
+    return reduce(slices, reduction).while_doing("allreduce");
+  }
+  Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
+    return spread(slices, element_bytes, root_member).while_doing("broadcast");
+  }
+  Status exchange(const void* mine, size_t bytes, void* all) override {
+    const std::vector<int64_t> equal(static_cast<size_t>(size()), static_cast<int64_t>(bytes));
+    const auto inside = [&](const std::vector<int64_t>&, std::byte* block) {
+      return inside_->exchange(mine, bytes, block);
+    };
+    return gather(equal, all, inside).while_doing("exchange");
+  }
+  Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
+    return gather_bytes(mine, bytes_of_member, all).while_doing("allgather");
+  }
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
+    return reduce_parts(parts, reduction).while_doing("reducescatter");
+  }
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
+    return deal(static_cast<const std::byte*>(mine), bytes, static_cast<std::byte*>(all)).while_doing("alltoall");
+  }
+  Status barrier() override { return meet().while_doing("barrier"); }
+
+  std::string describe() const override {
+    std::string text = "\"transport\": \"hierarchical\", \"hosts\": " + std::to_string(topology().hosts()) +
+                       ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\", \"inside\": {" +
+                       inside_->describe() + "}";
+    return between_ == nullptr ? text : text + ", \"between\": {" + between_->describe() + "}";
+  }
+
+ private:
+  const Topology& topology() const { return members_.topology; }
+  int here() const { return members_.host(); }
+  bool leads() const { return between_ != nullptr; }
+  const std::vector<int>& locals() const { return topology().ranks_of(here()); }
+  static bool averages_integers(const Reduction& reduction) {
+    return !is_floating(reduction.dtype) && reduction.divisor != 1;
+  }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) const {
+    kernels_.copy(to, from, static_cast<size_t>(bytes), false);
+  }
+
+  Status reduce(std::span<const Slice> slices, const Reduction& reduction);
+  Status spread(std::span<const Slice> slices, size_t element_bytes, int root_member);
+  Status gather_bytes(const void* mine, std::span<const int64_t> bytes_of_member, void* all) {
+    return gather(bytes_of_member, all, [&](const std::vector<int64_t>& bytes_of_local, std::byte* block) {
+      return inside_->allgather(mine, bytes_of_local, block);
+    });
+  }
+  Status reduce_parts(std::span<const std::vector<Slice>> parts, const Reduction& reduction);
+  Status deal(const std::byte* input, std::span<const int64_t> bytes, std::byte* output);
+  Status meet() {
+    HVD_RETURN_IF_ERROR(inside_->barrier());
+    if (leads()) HVD_RETURN_IF_ERROR(between_->barrier());
+    return inside_->barrier();
+  }
+  // `gather_inside(bytes by local member, where the host's block goes)`.
+  template <class GatherInside>
+  Status gather(std::span<const int64_t> bytes_of_member, void* all, GatherInside gather_inside);
+  Status allreduce_of_all_values(std::span<const Slice> slices, const Reduction& reduction);
+  Status scatter_from_leader(const Bytes& of_host, const std::vector<int64_t>& bytes_of_local,
+                             const std::vector<Slice>& own, int64_t element_bytes);
+  Status send_up_and_across(const std::byte* input, const Pieces& inputs, std::span<const int64_t> bytes,
+                            Bytes* arrived, Pieces* arrivals);
+
+  const Members members_;
+  const Kernels kernels_;
+  const std::unique_ptr<Communicator> inside_;
+  const std::unique_ptr<Communicator> between_;  // null if this member leads no host
+  std::vector<int> by_host_;                     // all members, host by host
+};
+
+// Each output as input and output of what follows.
+std::vector<Slice> outputs_of(std::span<const Slice> slices) {
+  std::vector<Slice> outputs;
+  for (const Slice& slice : slices) outputs.push_back({slice.output, slice.output, slice.count});
+  return outputs;
+}
+
+Status Hierarchical::reduce(std::span<const Slice> slices, const Reduction& reduction) {
+  if (averages_integers(reduction)) return allreduce_of_all_values(slices, reduction);
+  const Levels levels = levels_of(reduction);
+  HVD_RETURN_IF_ERROR(inside_->allreduce(slices, levels.inside));
+  const std::vector<Slice> results = outputs_of(slices);
+  if (leads()) HVD_RETURN_IF_ERROR(between_->allreduce(results, levels.between));
+  return inside_->broadcast(results, element_size(reduction.dtype), kLeader);
+}
+
+Status Hierarchical::spread(std::span<const Slice> slices, size_t element_bytes, int root_member) {
+  const int root_host = topology().host_of(root_member);
+  const bool is_here = root_host == here();
+  if (is_here) {
+    HVD_RETURN_IF_ERROR(inside_->broadcast(slices, element_bytes, topology().local_rank_of(root_member)));
+  }
+  const std::vector<Slice> results = outputs_of(slices);
+  if (leads()) HVD_RETURN_IF_ERROR(between_->broadcast(results, element_bytes, root_host));
+  return is_here ? Status() : inside_->broadcast(results, element_bytes, kLeader);
+}
+
+template <class GatherInside>
+Status Hierarchical::gather(std::span<const int64_t> bytes_of_member, void* all, GatherInside gather_inside) {
+  std::vector<int64_t> bytes_of_host, bytes_of_local;
+  int64_t begin_here = 0, total = 0;
+  for (int host = 0; host < topology().hosts(); ++host) {
+    int64_t bytes = 0;
+    for (const int member : topology().ranks_of(host)) {
+      bytes += bytes_of_member[static_cast<size_t>(member)];
+      if (host == here()) bytes_of_local.push_back(bytes_of_member[static_cast<size_t>(member)]);
+    }
+    if (host == here()) begin_here = total;
+    bytes_of_host.push_back(bytes);
+    total += bytes;
+  }
+  if (total == 0) return Status();
+  std::byte* const target = static_cast<std::byte*>(all);
+  const bool in_order = std::ranges::is_sorted(by_host_);
+  Bytes ordered(in_order ? 0 : static_cast<size_t>(total));
+  std::byte* const blocks = in_order ? target : ordered.data();
+  HVD_RETURN_IF_ERROR(gather_inside(bytes_of_local, blocks + begin_here));
+  if (leads()) HVD_RETURN_IF_ERROR(between_->allgather(blocks + begin_here, bytes_of_host, blocks));
+  const Slice whole{blocks, blocks, total};
+  HVD_RETURN_IF_ERROR(inside_->broadcast({&whole, 1}, 1, kLeader));
+  if (in_order) return Status();
+  std::vector<int64_t> begins(bytes_of_member.size());
+  std::exclusive_scan(bytes_of_member.begin(), bytes_of_member.end(), begins.begin(), int64_t{0});
+  const std::byte* from = blocks;
+  for (const int member : by_host_) {
+    const int64_t bytes = bytes_of_member[static_cast<size_t>(member)];
+    copy(target + begins[static_cast<size_t>(member)], from, bytes);
+    from += bytes;
+  }
+  return Status();
+}
+
+Status Hierarchical::allreduce_of_all_values(std::span<const Slice> slices, const Reduction& reduction) {
+  const FloatState state;
+  const SliceList list(slices, element_size(reduction.dtype));
+  const auto element_bytes = static_cast<int64_t>(list.element_bytes());
+  const int64_t chunk = std::min(list.count(), kGatheredBytes / element_bytes);
+  Bytes mine(static_cast<size_t>(chunk * element_bytes)), all(mine.size() * static_cast<size_t>(size()));
+  std::vector<const std::byte*> sources(static_cast<size_t>(size()));
+  for (int64_t begin = 0; begin < list.count(); begin += chunk) {
+    const int64_t length = std::min(chunk, list.count() - begin);
+    list.for_range(begin, length, [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
+      copy(mine.data() + offset, input, count * element_bytes);
+    });
+    const std::vector<int64_t> equal(static_cast<size_t>(size()), length * element_bytes);
+    HVD_RETURN_IF_ERROR(gather_bytes(mine.data(), equal, all.data()));
+    list.for_range(begin, length, [&](const std::byte*, std::byte* output, size_t offset, int64_t count) {
+      for (size_t m = 0; m < sources.size(); ++m) {
+        sources[m] = all.data() + static_cast<int64_t>(m) * length * element_bytes + offset;
+      }
+      kernels_.fold(reduction, sources, count, {output});
+    });
+  }
+  return Status();
+}
+
+Status Hierarchical::reduce_parts(std::span<const std::vector<Slice>> parts, const Reduction& reduction) {
+  const auto element_bytes = static_cast<int64_t>(element_size(reduction.dtype));
+  std::vector<int64_t> count_of(parts.size(), 0);
+  for (size_t m = 0; m < parts.size(); ++m) {
+    for (const Slice& slice : parts[m]) count_of[m] += slice.count;
+  }
+  const int64_t total = std::accumulate(count_of.begin(), count_of.end(), int64_t{0});
+  if (total == 0) return Status();
+  const bool all_values = averages_integers(reduction);
+  // What the hosts' members will have, host by host.
+  Bytes ordered(leads() || all_values ? static_cast<size_t>(total * element_bytes) : 0);
+  std::vector<std::vector<Slice>> inputs(locals().size());
+  int64_t at = 0;
+  for (const int member : by_host_) {
+    for (const Slice& slice : parts[static_cast<size_t>(member)]) {
+      inputs[kLeader].push_back({slice.input, ordered.empty() ? nullptr : ordered.data() + at, slice.count});
+      at += slice.count * element_bytes;
+    }
+  }
+  std::vector<std::vector<Slice>> of_host;
+  std::vector<int64_t> bytes_of_local;
+  std::byte* next = ordered.data();
+  std::byte* here_begin = nullptr;
+  for (int host = 0; host < topology().hosts(); ++host) {
+    int64_t count = 0;
+    for (const int member : topology().ranks_of(host)) {
+      count += count_of[static_cast<size_t>(member)];
+      if (host == here()) bytes_of_local.push_back(count_of[static_cast<size_t>(member)] * element_bytes);
+    }
+    if (host == here()) here_begin = next;
+    of_host.push_back({{next, nullptr, count}});
+    if (!ordered.empty()) next += count * element_bytes;
+  }
+  Bytes result(leads() ? static_cast<size_t>(std::accumulate(bytes_of_local.begin(), bytes_of_local.end(), int64_t{0}))
+                       : 0);
+  if (all_values) {
+    HVD_RETURN_IF_ERROR(allreduce_of_all_values(inputs[kLeader], reduction));
+    if (leads()) copy(result.data(), here_begin, static_cast<int64_t>(result.size()));
+  } else {
+    const Levels levels = levels_of(reduction);
+    HVD_RETURN_IF_ERROR(inside_->reducescatter(inputs, levels.inside));
+    of_host[static_cast<size_t>(here())][0].output = result.data();
+    if (leads()) HVD_RETURN_IF_ERROR(between_->reducescatter(of_host, levels.between));
+  }
+  return scatter_from_leader(result, bytes_of_local, parts[static_cast<size_t>(member())], element_bytes);
+}
+
+// `of_host`, at the leader: what its members will have, one after the other.
+Status Hierarchical::scatter_from_leader(const Bytes& of_host, const std::vector<int64_t>& bytes_of_local,
+                                         const std::vector<Slice>& own, int64_t element_bytes) {
+  const size_t count = bytes_of_local.size(), place = static_cast<size_t>(topology().local_rank_of(member()));
+  std::vector<int64_t> matrix(count * count, 0);
+  std::ranges::copy(bytes_of_local, matrix.begin());  // the leader's row
+  Bytes mine(static_cast<size_t>(bytes_of_local[place]));
+  HVD_RETURN_IF_ERROR(inside_->alltoall(of_host.data(), matrix, mine.data()));
+  const std::byte* from = mine.data();
+  for (const Slice& slice : own) {
+    copy(slice.output, from, slice.count * element_bytes);
+    from += slice.count * element_bytes;
+  }
+  return Status();
+}
+
+Status Hierarchical::deal(const std::byte* input, std::span<const int64_t> bytes, std::byte* output) {
+  const auto length = [&](int source, int destination) {
+    return bytes[static_cast<size_t>(source) * static_cast<size_t>(size()) + static_cast<size_t>(destination)];
+  };
+  Pieces inputs(size()), outputs(size()), sent(size()), received(size());
+  for (int m = 0; m < size(); ++m) {
+    inputs.add(member(), m, length(member(), m));
+    outputs.add(m, member(), length(m, member()));
+  }
+  // Inside the host.
+  std::vector<int64_t> matrix;
+  for (const int local : locals()) {
+    sent.add(member(), local, length(member(), local));
+    received.add(local, member(), length(local, member()));
+    for (const int destination : locals()) matrix.push_back(length(local, destination));
+  }
+  Bytes outgoing(static_cast<size_t>(sent.bytes())), incoming(static_cast<size_t>(received.bytes()));
+  for (const int local : locals()) {
+    copy(outgoing.data() + sent.at(member(), local), input + inputs.at(member(), local), length(member(), local));
+  }
+  HVD_RETURN_IF_ERROR(inside_->alltoall(outgoing.data(), matrix, incoming.data()));
+  for (const int local : locals()) {
+    copy(output + outputs.at(local, member()), incoming.data() + received.at(local, member()), length(local, member()));
+  }
+
+  // Between hosts, and from the leader to its host: for each member what came from elsewhere, by source.
+  Bytes arrived;
+  Pieces arrivals(size()), down(size()), own(size());
+  HVD_RETURN_IF_ERROR(send_up_and_across(input, inputs, bytes, &arrived, &arrivals));
+  std::vector<int64_t> from_leader(locals().size() * locals().size(), 0);
+  for (size_t place = 0; place < locals().size(); ++place) {
+    for (const int source : by_host_) {
+      if (topology().host_of(source) == here()) continue;
+      const int64_t piece = length(source, locals()[place]);
+      down.add(source, locals()[place], piece);
+      from_leader[place] += piece;
+      if (locals()[place] == member()) own.add(source, member(), piece);
+    }
+  }
+  Bytes handed(leads() ? static_cast<size_t>(down.bytes()) : 0), taken(static_cast<size_t>(own.bytes()));
+  for (int source = 0; leads() && source < size(); ++source) {
+    for (const int local : locals()) {
+      if (!down.has(source, local)) continue;
+      copy(handed.data() + down.at(source, local), arrived.data() + arrivals.at(source, local), length(source, local));
+    }
+  }
+  HVD_RETURN_IF_ERROR(inside_->alltoall(handed.data(), from_leader, taken.data()));
+  for (int source = 0; source < size(); ++source) {
+    if (!own.has(source, member())) continue;
+    copy(output + outputs.at(source, member()), taken.data() + own.at(source, member()), length(source, member()));
+  }
+  return Status();
+}
+
+// What leaves the host goes to its leader, and from there to the other leaders. At a leader `arrived` is what came for
+// its host, `arrivals` says where.
+Status Hierarchical::send_up_and_across(const std::byte* input, const Pieces& inputs, std::span<const int64_t> bytes,
+                                        Bytes* arrived, Pieces* arrivals) {
+  const auto length = [&](int source, int destination) {
+    return bytes[static_cast<size_t>(source) * static_cast<size_t>(size()) + static_cast<size_t>(destination)];
+  };
+  Pieces leaving(size()), collected(size()), across(size());
+  std::vector<int64_t> to_leader(locals().size() * locals().size(), 0);
+  for (size_t place = 0; place < locals().size(); ++place) {
+    for (const int destination : by_host_) {
+      if (topology().host_of(destination) == here()) continue;
+      const int local = locals()[place];
+      collected.add(local, destination, length(local, destination));
+      to_leader[place * locals().size() + kLeader] += length(local, destination);
+      if (local == member()) leaving.add(local, destination, length(local, destination));
+    }
+  }
+  Bytes packed(static_cast<size_t>(leaving.bytes())), up(leads() ? static_cast<size_t>(collected.bytes()) : 0);
+  for (int destination = 0; destination < size(); ++destination) {
+    if (!leaving.has(member(), destination)) continue;
+    copy(packed.data() + leaving.at(member(), destination), input + inputs.at(member(), destination),
+         length(member(), destination));
+  }
+  HVD_RETURN_IF_ERROR(inside_->alltoall(packed.data(), to_leader, up.data()));
+  if (!leads()) return Status();
+
+  const int hosts = topology().hosts();
+  std::vector<int64_t> between(static_cast<size_t>(hosts * hosts), 0);
+  for (int from = 0; from < hosts; ++from) {
+    for (int to = 0; to < hosts; ++to) {
+      if (from == to) continue;
+      for (const int source : topology().ranks_of(from)) {
+        for (const int destination : topology().ranks_of(to)) {
+          const int64_t piece = length(source, destination);
+          between[static_cast<size_t>(from * hosts + to)] += piece;
+          if (from == here()) across.add(source, destination, piece);
+          if (to == here()) arrivals->add(source, destination, piece);
+        }
+      }
+    }
+  }
+  Bytes going(static_cast<size_t>(across.bytes()));
+  for (const int source : locals()) {
+    for (int destination = 0; destination < size(); ++destination) {
+      if (!across.has(source, destination)) continue;
+      copy(going.data() + across.at(source, destination), up.data() + collected.at(source, destination),
+           length(source, destination));
+    }
+  }
+  arrived->resize(static_cast<size_t>(arrivals->bytes()));
+  return between_->alltoall(going.data(), between, arrived->data());
+}
+
+std::vector<int> leaders_of(const Topology& members) {
+  std::vector<int> leaders;
+  for (int host = 0; host < members.hosts(); ++host) leaders.push_back(members.leader_of(host));
+  return leaders;
+}
+
+std::string why_unfit(const Topology& members) {
+  if (members.hosts() < 2) return "its members must be on several hosts, and are on one";
+  return members.is_flat() ? "each of its hosts has one member: nothing is to be done inside" : "";
+}
+
+// Of the members of one host.
+const CommunicatorRow* row_inside(const Topology& members, int host) {
+  const CommunicatorRow* row = nullptr;
+  const Topology local = members.among(members.ranks_of(host));
+  return choose_communicator("auto", local, false, &row).ok() ? row : nullptr;
+}
+
+size_t shared_bytes(const Topology& members, int member) {
+  const int host = members.host_of(member);
+  const CommunicatorRow* const row = row_inside(members, host);
+  return row == nullptr ? 0 : row->shared_bytes(members.among(members.ranks_of(host)), members.local_rank_of(member));
+}
+
+bool needs_link(const Topology& members, int a, int b) {
+  return members.host_of(a) != members.host_of(b) && members.local_rank_of(a) == 0 && members.local_rank_of(b) == 0;
+}
+
+Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  const auto make_part = [&](const std::vector<int>& places, std::unique_ptr<Communicator>* part) -> Status {
+    const Members some = some_of(members, places);
+    const CommunicatorRow* row = nullptr;
+    HVD_RETURN_IF_ERROR(choose_communicator("auto", some.topology, true, &row));
+    return row->make(some, parts, part);
+  };
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
+  std::unique_ptr<Communicator> inside, between;
+  HVD_RETURN_IF_ERROR(make_part(members.topology.ranks_of(members.host()), &inside));
+  const std::vector<int> leaders = leaders_of(members.topology);
+  if (std::ranges::find(leaders, members.member) != leaders.end()) HVD_RETURN_IF_ERROR(make_part(leaders, &between));
+  *out = std::make_unique<Hierarchical>(members, kernels, std::move(inside), std::move(between));
+  return {};
+}
+
+}  // namespace
+
+extern const CommunicatorRow kHierarchicalRow;
+const CommunicatorRow kHierarchicalRow = {"hierarchical",  "shared memory in a host, TCP between",
+                                          "HIERARCHICAL_", always_available,
+                                          why_unfit,       shared_bytes,
+                                          needs_link,      make};
+
+}  // namespace hvd

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The registry of communicators (step 7): who can carry data between the members of a process set, and how it is made.
+// One row answers everything that is asked about one: the engine, the links that the start opens, `--check-build` and
+// mpi_built(). The engine names no concrete class.
+//
+// A new communicator is one file or folder here, and one line in rows.h. Everything in a row is called by any thread,
+// blocks nobody and fails with nothing but what it returns; `make` alone may wait for the other members.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/communicator.h"
+#include "platform/interrupt.h"
+#include "reduction/kernels.h"
+#include "transport/tcp/data_links.h"
+#include "world/topology.h"
+
+namespace hvd {
+
+enum class Stores { kMeasured, kCached, kStreamed };  // how shared memory is written; tests force one
+
+struct CommunicatorSettings {
+  InstructionSet isa = InstructionSet::kBest;  // tests force the narrower ones
+  Stores stores = Stores::kMeasured;
+};
+
+// Whom a communicator joins.
+struct Members {
+  std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
+  int member = 0;          // this rank's
+  Topology topology;       // of the members
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  int host() const { return topology.host_of(member); }
+};
+// The members that are `places` of these (ascending), this rank among them.
+Members some_of(const Members& members, std::span<const int> places);
+
+// What it is made from.
+struct CommunicatorParts {
+  std::byte* area = nullptr;  // shared_bytes of zeros, aligned to 4096, the same memory for all members of a host
+  std::shared_ptr<const DataLinks> links;
+  CommunicatorSettings settings;
+  Interrupt interrupt;
+};
+
+struct CommunicatorRow {
+  const char* name;   // as HOROVOD_TRANSPORT and statistics spell it
+  const char* title;  // as `--check-build` does
+  const char* label;  // what the timeline puts before an operation's name
+  // Why it is not to be had in this installation; empty if it is.
+  std::string (*why_unavailable)();
+  // Why it cannot join members that are spread like this; empty if it can.
+  std::string (*why_unfit)(const Topology& members);
+  // Zeroed memory that the members on this member's host need among them.
+  size_t (*shared_bytes)(const Topology& members, int member);
+  // Whether these two members need a data link.
+  bool (*needs_link)(const Topology& members, int a, int b);
+  // Collective over the members.
+  Status (*make)(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out);
+};
+
+// In the order in which `auto` tries them.
+std::span<const CommunicatorRow* const> communicator_rows();
+
+// The row for members that are spread like this. `wanted`: a name, or "auto". One member alone needs no other. If
+// `wanted` does not fit: with `must` HVD_UNAVAILABLE, which says why; otherwise the first row that does.
+Status choose_communicator(const std::string& wanted, const Topology& members, bool must, const CommunicatorRow** out);
+
+// For rows: an answer that suits many.
+inline std::string always_available() { return {}; }
+inline size_t no_shared_bytes(const Topology&, int) { return 0; }
+inline bool no_links(const Topology&, int, int) { return false; }
+
+}  // namespace hvd

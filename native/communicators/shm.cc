@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator of one host, over shared memory (step 7): chooses an algorithm by size, and cached or streamed
+// stores by the line hop.
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "collectives/slot_allreduce.h"
+#include "collectives/slot_copy.h"
+#include "collectives/slot_scatter.h"
+#include "communicators/registry.h"
+#include "platform/float_state.h"
+#include "transport/shm/line_hop.h"
+#include "transport/shm/slot_ring.h"
+
+namespace hvd {
+
+namespace {
+
+// One-shot reads (members - 1) times the payload, two-shot less than twice, but with one more wait.
+constexpr size_t kOneShotReadBytes = size_t{64} << 10;
+constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
+constexpr size_t kLargeBytes = size_t{1} << 20;
+// From where the caller's tensors are written past the caches, by near and by far members.
+constexpr size_t kNearStreamOutputBytes = size_t{128} << 20;
+constexpr size_t kFarStreamOutputBytes = size_t{32} << 20;
+constexpr uint32_t kFarHopNs = 100;
+constexpr int kStartRounds = 400;
+constexpr int kAgainRounds = 32;
+constexpr uint32_t kMeasureInterval = 64;
+
+class Shm final : public Communicator {
+ public:
+  Shm(std::byte* area, int member, const std::vector<int>& world_ranks, const CommunicatorSettings& settings,
+      const Interrupt& interrupt, const Kernels& kernels)
+      : settings_(settings), kernels_(kernels), ring_(area, member, world_ranks, interrupt) {}
+
+  Status start() {
+    HVD_RETURN_IF_ERROR(ring_.attach());
+    if (!hop_.measure(ring_, kStartRounds)) return ring_.interrupted("measuring the cache-line hop");
+    return slot_barrier(ring_);
+  }
+
+  const char* name() const override { return "shm"; }
+  int member() const override { return ring_.member(); }
+  int size() const override { return ring_.size(); }
+
+  Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override {
+    size_t bytes = 0;
+    for (const Slice& slice : slices) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
+    if (bytes == 0) return Status();
+    const FloatState state;
+    if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
+    const SliceList list(slices, element_size(reduction.dtype));
+    if (bytes <= one_shot_bytes()) {
+      return one_shot_allreduce(ring_, kernels_, list, reduction, streamed() && bytes >= kStreamOneShotBytes);
+    }
+    if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
+    return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes));
+  }
+
+  Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
+    const SliceList list(slices, element_bytes);
+    return slot_broadcast(ring_, kernels_, list, root_member, streamed() && list.bytes() >= kLargeBytes);
+  }
+  Status exchange(const void* mine, size_t bytes, void* all) override {
+    return slot_exchange(ring_, kernels_, mine, bytes, all);
+  }
+  Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
+    int64_t bytes = 0;
+    for (int64_t part : bytes_of_member) bytes += part;
+    return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
+                          streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
+  }
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
+    size_t bytes = 0;
+    for (const std::vector<Slice>& part : parts) {
+      for (const Slice& slice : part) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
+    }
+    if (bytes == 0) return Status();
+    const FloatState state;
+    if (bytes <= kTinyBytes) return tiny_reducescatter(ring_, kernels_, parts, reduction);
+    if (!measure_now_and_then(bytes)) return ring_.interrupted("reducescatter");
+    return slot_reducescatter(ring_, kernels_, parts, reduction, streamed() && bytes >= kStreamOneShotBytes);
+  }
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
+    int64_t total = 0;
+    for (int64_t part : bytes) total += part;
+    return slot_alltoall(ring_, kernels_, mine, bytes, all, streamed() && static_cast<size_t>(total) >= kLargeBytes);
+  }
+  Status barrier() override { return slot_barrier(ring_); }
+
+  std::string describe() const override {
+    return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", \"stores\": \"" +
+           (streamed() ? "streamed" : "cached") + "\", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
+           "\"";
+  }
+
+ private:
+  size_t one_shot_bytes() const {
+    const size_t limit = kOneShotReadBytes / static_cast<size_t>(std::max(1, ring_.size() - 1));
+    return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());
+  }
+  bool streamed() const {
+    if (settings_.stores != Stores::kMeasured) return settings_.stores == Stores::kStreamed;
+    // Streaming by mistake costs half as much again; not streaming by mistake costs eight times as much.
+    const uint32_t hop = LineHop::nanoseconds(ring_);
+    return hop == 0 || hop >= kFarHopNs;
+  }
+  StorePlan stores_for(size_t bytes) const {
+    const bool far = streamed();
+    return {far, bytes >= (far ? kFarStreamOutputBytes : kNearStreamOutputBytes)};
+  }
+  // A virtual machine moves between near and far placements by itself; and at the start members may still share a core.
+  // Often at first, then every kMeasureInterval large operations. All members count alike, so all take part.
+  bool measure_now_and_then(size_t bytes) {
+    if (bytes < kLargeBytes) return true;
+    ++large_operations_;
+    const bool due = large_operations_ < kMeasureInterval ? std::has_single_bit(large_operations_)
+                                                          : large_operations_ % kMeasureInterval == 0;
+    return !due || hop_.measure(ring_, kAgainRounds);
+  }
+
+  const CommunicatorSettings settings_;
+  const Kernels kernels_;
+  SlotRing ring_;
+  LineHop hop_;
+  uint32_t large_operations_ = 0;
+};
+
+std::string why_unfit(const Topology& members) {
+  if (members.hosts() > 1) {
+    return "its members must be on one host, and are on " + std::to_string(members.hosts()) + " hosts";
+  }
+  return members.size() > 1 ? "" : "it needs two members";
+}
+
+size_t shared_bytes(const Topology& members, int) { return SlotRing::bytes(members.size()); }
+
+Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  Kernels kernels;
+  HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
+  auto shm = std::make_unique<Shm>(parts.area, members.member, members.ranks, parts.settings, parts.interrupt, kernels);
+  HVD_RETURN_IF_ERROR(shm->start());
+  *out = std::move(shm);
+  return {};
+}
+
+}  // namespace
+
+extern const CommunicatorRow kShmRow;
+const CommunicatorRow kShmRow = {"shm",     "shared memory", "SHM_",   always_available,
+                                 why_unfit, shared_bytes,    no_links, make};
+
+}  // namespace hvd

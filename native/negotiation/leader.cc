@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of a host's ranks and of other hosts, and when a leader speaks.
+#include "negotiation/leader.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd {
+namespace {
+
+// A request waits so long for the equal ones of its host's other ranks. Until they are there nothing can be decided but
+// an error, so waiting costs no time; ranks that took the fast way do not come, and end the wait.
+constexpr uint64_t kHoldNs = 10000000;
+
+}  // namespace
+
+Status unreadable_from(int from, int to, const std::string& what, size_t bytes) {
+  return {HVD_RANK_LOST,
+          "rank " + std::to_string(from) + " sent rank " + std::to_string(to) + " " + what +
+              (bytes == 0 ? "" : " of " + std::to_string(bytes) + " bytes") +
+              " that cannot be read\nhint: do all ranks run the same version of Horovod?",
+          from};
+}
+
+Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
+    : map_(map),
+      settings_(settings),
+      board_(ports.board),
+      uplink_(ports.uplink),
+      clock_(ports.clock),
+      waker_(ports.waker),
+      readers_(ports.readers),
+      joined_here_(map.ranks_here.size(), false),
+      left_(static_cast<size_t>(map.world_size()), false) {
+  if (map_.coordinates()) {
+    coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
+    waiting_there_.resize(static_cast<size_t>(map_.hosts()));
+  }
+  std::vector<int> all;
+  for (int rank = 0; rank < map_.world_size(); ++rank) all.push_back(rank);
+  add_set(0, all);
+}
+
+void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
+  SetHere& here = sets_[set];
+  here = {};
+  for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
+    if (!std::ranges::binary_search(ranks, rank_of(local))) continue;
+    here.members.push_back(local);
+    here.has_leader = here.has_leader || local == map_.local_rank;
+  }
+  if (coordinates()) coordinator_->add_set(set, ranks);
+}
+
+void Leader::remove_set(int32_t set) {
+  sets_.erase(set);
+  if (coordinates()) coordinator_->remove_set(set);
+}
+
+// Whether the frame is one that this rank may send, about itself.
+bool Leader::is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const {
+  RefuseFrame refusal;
+  JoinFrame join;
+  int leaving = -1;
+  switch (kind) {
+    case FrameKind::kRequest:
+      return parse_request(payload, map_.world_size(), request) && request->ranks.size() == 1 &&
+             request->ranks.front().rank == rank;
+    case FrameKind::kRefuse:
+      return parse_refuse(payload, map_.world_size(), &refusal) && refusal.rank == rank;
+    case FrameKind::kJoin:
+      return parse_join(payload, map_.world_size(), &join) && join.rank == rank;
+    case FrameKind::kLeave:
+      return parse_leave(payload, map_.world_size(), &leaving) && leaving == rank;
+    default:
+      return false;
+  }
+}
+
+Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload) {
+  const int rank = rank_of(local_rank);
+  const auto unreadable = [&] {
+    const std::string what = "a message of kind " + std::to_string(static_cast<int>(kind));
+    return unreadable_from(rank, map_.rank, what, payload.size());
+  };
+  if (CompleteFrame complete; kind == FrameKind::kComplete) {
+    if (!parse_complete(payload, &complete)) return unreadable();
+    pending_.add(complete.id, complete.bytes, local_rank, complete.waits, clock_.now_ns());
+    return {};
+  }
+  RequestFrame request;
+  if (!is_sound_from(rank, kind, payload, &request)) return unreadable();
+  if (coordinates()) {
+    // What is complete was complete before this rank left.
+    if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
+    Effects effects;
+    if (!coordinate(map_.host, kind, payload, &effects)) return unreadable();
+    return spread(std::move(effects));
+  }
+  if (kind == FrameKind::kRequest) {
+    hold(std::move(request));
+    return {};
+  }
+  send_held(UINT64_MAX);  // a rank's frames stay in order
+  if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
+  if (kind == FrameKind::kJoin) joined_here_[local_rank] = true;
+  send_up(kind, payload);
+  return {};
+}
+
+Status Leader::take_from_host(int host, FrameKind kind, const std::string& payload) {
+  const int from = map_.leader_of(host);
+  bool is_sound = false;
+  Effects effects;
+  Status outcome;
+  if (coordinates()) {
+    is_sound = coordinate(host, kind, payload, &effects);
+    if (is_sound) return spread(std::move(effects));
+  } else {
+    is_sound = host == map_.coordinating_host() && obey(kind, payload, &outcome);
+    if (is_sound) return outcome;
+  }
+  return unreadable_from(from, map_.rank, "a message of kind " + std::to_string(static_cast<int>(kind)),
+                         payload.size());
+}
+
+// Keeps a request until the same one of all other ranks here has come.
+void Leader::hold(RequestFrame request) {
+  const auto [place, is_first] = held_.try_emplace(request.name + '\0' + request.descriptor);
+  Held& held = place->second;
+  if (is_first) {
+    held = {std::move(request), clock_.now_ns() + kHoldNs};
+    if (held_.size() == 1) pending_.hold_until(held.until_ns);
+  } else {
+    held.request.ranks.push_back(request.ranks.front());
+  }
+  if (!all_here_ask(held.request)) return;
+  send_up(FrameKind::kRequest, request_payload(held.request));
+  held_.erase(place);
+  if (held_.empty()) pending_.hold_until(0);
+}
+
+// All but those that have joined.
+bool Leader::all_here_ask(const RequestFrame& request) const {
+  const auto set = sets_.find(request.set);
+  if (set == sets_.end()) return true;  // for the coordinator to refuse
+  const auto waited_for = std::ranges::count_if(set->second.members, [&](uint32_t r) { return !joined_here_[r]; });
+  return request.ranks.size() >= static_cast<size_t>(waited_for);
+}
+
+// Those that have waited long enough by then.
+void Leader::send_held(uint64_t until_ns) {
+  uint64_t next_ns = 0;
+  std::erase_if(held_, [&](const auto& item) {
+    const Held& held = item.second;
+    if (held.until_ns <= until_ns) {
+      send_up(FrameKind::kRequest, request_payload(held.request));
+      return true;
+    }
+    next_ns = next_ns == 0 ? held.until_ns : std::min(next_ns, held.until_ns);
+    return false;
+  });
+  pending_.hold_until(next_ns);
+}
+
+// What is complete here waits for company until enough has come together, it has become old enough, or nothing more can
+// come from the ranks that brought it, because each of them waits.
+bool Leader::is_time(const Pending::Contents& pending) const {
+  if (pending.ids.empty()) return false;
+  if (pending.urgent || pending.bytes >= settings_.close_bytes) return true;
+  if (clock_.now_ns() >= pending.since_ns + settings_.linger_ns) return true;
+  return std::ranges::all_of(pending.ranks, [this](uint32_t rank) { return board_.waits(rank); });
+}
+
+bool Leader::wants_to_speak() const {
+  return pending_.look([this](const Pending::Contents& pending) { return is_time(pending); });
+}
+
+int64_t Leader::silence_left_ns() const {
+  uint64_t until_ns = pending_.hold_until_ns();
+  const uint64_t since_ns = pending_.look([](const Pending::Contents& pending) { return pending.since_ns; });
+  if (since_ns != 0 && (until_ns == 0 || since_ns + settings_.linger_ns < until_ns)) {
+    until_ns = since_ns + settings_.linger_ns;
+  }
+  if (until_ns == 0) return -1;
+  const uint64_t now_ns = clock_.now_ns();
+  return now_ns >= until_ns ? 0 : static_cast<int64_t>(until_ns - now_ns);
+}
+
+Status Leader::speak() {
+  const uint64_t hold_until_ns = pending_.hold_until_ns();
+  if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) send_held(clock_.now_ns());
+  return wants_to_speak() ? say_pending() : Status();
+}
+
+Status Leader::say_pending() {
+  const std::vector<uint32_t> ready = pending_.take().ids;
+  if (ready.empty()) return {};
+  if (!coordinates()) {
+    send_up(FrameKind::kHostReady, ids_payload(ready));
+    return {};
+  }
+  Effects effects;
+  for (const uint32_t id : ready) {
+    // A rank of this host says so, but no such entry is defined for it.
+    if (!coordinator_->host_ready(map_.host, id, now_seconds(), &effects)) {
+      return unreadable_from(map_.rank, map_.rank, "that an entry is complete which is not defined", 0);
+    }
+  }
+  return spread(std::move(effects));
+}
+
+// False: the frame makes no sense, coming from this host.
+bool Leader::coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+  switch (kind) {
+    case FrameKind::kRequest:
+    case FrameKind::kRefuse:
+    case FrameKind::kJoin:
+    case FrameKind::kLeave:
+      return coordinate_ranks(host, kind, payload, effects);
+    case FrameKind::kHostReady:
+    case FrameKind::kRecalled:
+    case FrameKind::kMayRetire:
+    case FrameKind::kRetired:
+      return coordinate_ids(host, kind, payload, effects);
+    case FrameKind::kStack:
+    case FrameKind::kWaiting:
+      return take_facts(host, kind, payload);
+    default:
+      return false;
+  }
+}
+
+// What ranks of the host say.
+bool Leader::coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+  const int world_size = map_.world_size();
+  const double now = now_seconds();
+  const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
+  if (RequestFrame request; kind == FrameKind::kRequest) {
+    return parse_request(payload, world_size, &request) &&
+           std::ranges::all_of(request.ranks, [&](const Requester& from) { return lives_there(from.rank); }) &&
+           coordinator_->request(request.ranks, request.set, request.name, request.descriptor, now, effects);
+  }
+  if (RefuseFrame refusal; kind == FrameKind::kRefuse) {
+    return parse_refuse(payload, world_size, &refusal) && lives_there(refusal.rank) &&
+           coordinator_->refuse(refusal.rank, refusal.set, refusal.name, refusal.why, now, effects);
+  }
+  if (JoinFrame join; kind == FrameKind::kJoin) {
+    return parse_join(payload, world_size, &join) && lives_there(join.rank) &&
+           coordinator_->join(join.rank, std::move(join.counted), now, effects);
+  }
+  int rank = -1;
+  if (!parse_leave(payload, world_size, &rank) || !lives_there(rank)) return false;
+  effects->decisions.push_back({RecordKind::kLeave, static_cast<uint32_t>(rank), false, {}});
+  return true;
+}
+
+// What the host's leader says about entries.
+bool Leader::coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+  if (RecalledFrame answer; kind == FrameKind::kRecalled) {
+    return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.found, effects);
+  }
+  if (std::vector<RetireAnswer> answers; kind == FrameKind::kMayRetire) {
+    return parse_may_retire(payload, &answers) && std::ranges::all_of(answers, [&](const RetireAnswer& answer) {
+             return coordinator_->may_retire(host, answer.id, answer.idle, effects);
+           });
+  }
+  std::vector<uint32_t> ids;
+  if (!parse_ids(payload, &ids)) return false;
+  return std::ranges::all_of(ids, [&](uint32_t id) {
+    return kind == FrameKind::kHostReady ? coordinator_->host_ready(host, id, now_seconds(), effects)
+                                         : coordinator_->retired(host, id, effects);
+  });
+}
+
+// What rank 0 says to another leader. False: it makes no sense.
+bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
+  if (uint32_t id = 0; kind == FrameKind::kRecall) {
+    if (!parse_recall(payload, &id)) return false;
+    *outcome = answer_recall(id, nullptr);
+    return true;
+  }
+  if (std::vector<Decision> decisions; kind == FrameKind::kRecords) {
+    if (!parse_records(payload, map_.world_size(), &decisions)) return false;
+    *outcome = apply(decisions);
+    return true;
+  }
+  if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire) {
+    if (!parse_ids(payload, &ids)) return false;
+    std::vector<RetireAnswer> answers;
+    for (const uint32_t id : ids) answers.push_back({id, is_idle_here(id)});
+    send_up(FrameKind::kMayRetire, may_retire_payload(answers));
+    return true;
+  }
+  int rank = -1;
+  if (kind != FrameKind::kStackWanted || !parse_stack_wanted(payload, map_.world_size(), &rank)) return false;
+  if (map_.host_of(rank) == map_.host) ask_here(rank);
+  return true;
+}
+
+std::string Leader::snapshot() const {
+  Writer text;
+  pending_.look([&](const Pending::Contents& pending) {
+    for (const uint32_t id : pending.ids) text.put(id);
+    for (const uint32_t rank : pending.ranks) text.put(rank);
+    text.put('|').put(pending.urgent);
+  });
+  for (const auto& [key, held] : held_) {
+    text.put_string(key);
+    for (const Requester& from : held.request.ranks) text.put(from.rank).put(from.waits);
+  }
+  for (const RetiredHere& retired : retired_here_) text.put(retired.end).put(retired.id);
+  for (const uint64_t position : text_read_at_) text.put(position);
+  for (const bool joined : joined_here_) text.put(joined);
+  for (const bool left : left_) text.put(left);
+  if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
+  return text.take();
+}
+
+}  // namespace hvd

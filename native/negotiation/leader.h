@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// A host's leader (step 5): the lowest rank of each host. It takes the frames of its host's ranks, tells rank 0 what is
+// complete here, and writes into its host's log what rank 0 has decided. The leader of rank 0's host also owns the
+// coordinator, which decides for all hosts.
+//
+//   from ranks       requests, refusals, joins and leaves go up; equal requests of one name go up as one. Completed
+//                    entries are gathered until it is time to speak: at most one message for a batch.
+//   from rank 0      records for the log; recalls; questions whether a name may go; questions where a rank stands
+//   of its own       tells when all ranks of the host have read a RETIRE, and who waits for what (stall reports)
+//
+// Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
+// function returns ends the generation. A plain value apart from its ports: the model checks copy it.
+//
+// Files: leader.cc (frames and when to speak), spread.cc (decisions, recalls, names that go), waiting.cc (stall facts,
+// stacks).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "negotiation/coordinator.h"
+#include "negotiation/frames.h"
+#include "negotiation/host_map.h"
+#include "negotiation/pending.h"
+#include "negotiation/ports.h"
+#include "platform/status.h"
+
+namespace hvd {
+
+struct LeaderSettings {
+  NameLimits names;
+  uint64_t close_bytes = 1u << 20;  // speak once this much is complete
+  uint64_t linger_ns = 1000000;     // ... or once something has been complete for so long
+};
+
+struct LeaderPorts {
+  Board& board;
+  Uplink& uplink;
+  Clock& clock;
+  Waker& waker;
+  Readers& readers;
+};
+
+// What a peer sent cannot be read: it has another version, or damaged memory. `bytes`: 0 if unknown.
+Status unreadable_from(int from, int to, const std::string& what, size_t bytes);
+
+class Leader {
+ public:
+  Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports);
+
+  // Process sets; 0, all ranks, is there from the start. At the moment when all ranks do so.
+  void add_set(int32_t set, const std::vector<int>& ranks);
+  void remove_set(int32_t set);
+
+  // One frame of a rank of this host, or of another host's leader.
+  Status take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload);
+  Status take_from_host(int host, FrameKind kind, const std::string& payload);
+
+  // What is complete on this host, for the threads of this process to add to.
+  Pending& pending() { return pending_; }
+  // Says what it is time to say.
+  Status speak();
+  // How long until it is time by itself; negative: there is nothing to say. Any thread.
+  int64_t silence_left_ns() const;
+  // It is time now. Any thread.
+  bool wants_to_speak() const;
+
+  // What all ranks of this host have read the RETIRE of. `*any`: that has moved the log.
+  Status tell_retired(bool* any);
+  bool has_unread_retirements() const { return !retired_here_.empty(); }
+
+  // The log has said that the entry is ready.
+  void note_ready(uint32_t id) {
+    if (coordinator_.has_value()) coordinator_->touch(id);
+  }
+  // The link to this rank may end without that being a loss: it has left.
+  bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+  uint64_t evicted() const { return coordinator_.has_value() ? coordinator_->evicted() : 0; }
+
+  // Stall facts. A leader other than rank 0's tells rank 0 now and then; rank 0 has everybody's.
+  void tell_waiting();
+  std::vector<Undecided> undecided();
+
+  // Where ranks stand. Rank 0 asks; the answers come in later.
+  void ask_for_stacks(const std::vector<int>& ranks);
+  void collect_stacks();
+  const std::map<int, std::string>& stacks() const { return stacks_; }
+
+  std::string snapshot() const;  // as Member's
+
+ private:
+  struct SetHere {
+    std::vector<uint32_t> members;  // local ranks
+    bool has_leader = false;
+  };
+  struct Held {  // equal requests of this host's ranks, until all of them are there
+    RequestFrame request;
+    uint64_t until_ns = 0;
+  };
+  struct RetiredHere {
+    uint64_t end;  // the log position behind its RETIRE
+    uint32_t id;
+  };
+
+  int rank_of(uint32_t local_rank) const { return map_.ranks_here[local_rank]; }
+  bool coordinates() const { return coordinator_.has_value(); }
+  double now_seconds() const { return static_cast<double>(clock_.now_ns()) * 1e-9; }
+  void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.coordinating_host(), kind, payload); }
+
+  bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
+  void hold(RequestFrame request);
+  bool all_here_ask(const RequestFrame& request) const;
+  void send_held(uint64_t until_ns);
+  bool is_time(const Pending::Contents& pending) const;
+  Status say_pending();
+  bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
+  bool coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects);
+  bool coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects);
+  bool take_facts(int host, FrameKind kind, const std::string& payload);
+  bool obey(FrameKind kind, const std::string& payload, Status* outcome);
+
+  Status spread(Effects effects);
+  Status spread_recalls(Effects* effects);
+  void spread_questions(Effects* effects);
+  Status answer_recall(uint32_t id, Effects* effects);
+  bool is_idle_here(uint32_t id);
+  Status apply(const std::vector<Decision>& decisions);
+  bool write(const Decision& decision, Status* failure);
+  void assign(const Decision& decision);
+  void back_to_the_fast_way();
+
+  std::vector<Waiting> waiting_here();
+  void ask_here(int rank);
+
+  const HostMap& map_;
+  const LeaderSettings settings_;
+  Board& board_;
+  Uplink& uplink_;
+  Clock& clock_;
+  Waker& waker_;
+  Readers& readers_;
+
+  std::optional<Coordinator> coordinator_;  // on rank 0's host
+  std::map<int32_t, SetHere> sets_;
+  Pending pending_;
+  std::map<std::string, Held> held_;      // by what they ask for
+  std::vector<bool> joined_here_;         // by local rank
+  std::vector<uint64_t> text_read_at_;    // by entry, the log position behind the last record with a text
+  std::deque<RetiredHere> retired_here_;  // not read by all ranks of the host, as far as is known
+  std::vector<bool> left_;                // by rank
+
+  std::vector<std::vector<Waiting>> waiting_there_;  // rank 0: by host, what its leader has told last
+  bool told_waiting_ = false;
+  std::map<int, std::string> stacks_;  // rank 0: the answers
+  std::vector<int> stacks_asked_;      // of this host, without an answer
+};
+
+}  // namespace hvd

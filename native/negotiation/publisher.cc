@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "negotiation/publisher.h"
+
+#include "negotiation/frames.h"
+#include "platform/fault_point.h"
+
+namespace hvd {
+
+// Wakes those who have to act on the record now: everybody once a batch is due, otherwise this rank's engine thread,
+// which waits for more tensors and then closes the batch. The rank that opens a batch does that for all that follows in
+// it: the record before tells whether this one opens a batch. (The count of bytes could not: it and the log do not
+// change at one time.)
+void LogPublisher::announce(const Completed& entry, bool driving) {
+  if (!wait_for_room(driving)) return;
+  const uint64_t position = board_.append({RecordKind::kReady, entry.id});
+  fault_point("append");  // it can be read, and nobody has been woken for it
+  const uint64_t before = board_.add_ready_bytes(entry.bytes);
+  const bool due = before + entry.bytes >= close_bytes_ || board_.anybody_waits();
+  const bool opens = position == 0 || !board_.is_ready_record(position - 1);
+  if (due) waker_.ring_others();
+  if (!entry.sync && (due || opens)) waker_.ring(map_.local_rank);
+}
+
+void LogPublisher::leave() {
+  if (!wait_for_room(true)) return;
+  board_.append({RecordKind::kLeave, static_cast<uint32_t>(map_.rank)});
+  waker_.ring_others();
+}
+
+void LeaderPublisher::announce(const Completed& entry, bool /*driving*/) {
+  if (pending_ == nullptr) {
+    board_.send_to_leader(FrameKind::kComplete, complete_payload({entry.id, entry.bytes, entry.sync}));
+    waker_.ring(0);
+    return;
+  }
+  const Pending::Size size = pending_->add(entry.id, entry.bytes, map_.local_rank, entry.sync, clock_.now_ns());
+  if (entry.sync) return;  // the caller is about to drive, and speaks for itself
+  if (size.entries == 1 || size.bytes >= close_bytes_ || board_.anybody_waits()) waker_.ring(map_.local_rank);
+}
+
+void LeaderPublisher::leave() {
+  board_.send_to_leader(FrameKind::kLeave, leave_payload(map_.rank));
+  if (!map_.is_leader()) waker_.ring(0);  // a leader takes its own frames when it drives next, which is now
+}
+
+}  // namespace hvd

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who waits for what, and where ranks stand: the facts of stall reports. A host's in-flight rows tell which of its
+// ranks wait for an entry that is defined; of a name that is new only the coordinator knows.
+#include <algorithm>
+#include <utility>
+
+#include "negotiation/leader.h"
+
+namespace hvd {
+namespace {
+
+// What has waited for less is not worth a message.
+constexpr uint32_t kTellableMs = 400;
+
+}  // namespace
+
+std::vector<Waiting> Leader::waiting_here() {
+  std::vector<Waiting> all;
+  const uint64_t now_ms = clock_.now_ns() / 1000000 + 1;
+  for (uint32_t id = 0; id < text_read_at_.size(); ++id) {
+    Waiting waiting{id, 0, {}};
+    for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
+      const uint64_t since_ms = board_.in_flight_since_ms(local, id);
+      if (since_ms == 0) continue;
+      waiting.ranks.push_back(rank_of(local));
+      const uint64_t waited_ms = now_ms - std::min(now_ms, since_ms);
+      waiting.waited_ms = std::max(waiting.waited_ms, static_cast<uint32_t>(std::min<uint64_t>(waited_ms, UINT32_MAX)));
+    }
+    if (!waiting.ranks.empty()) all.push_back(std::move(waiting));
+  }
+  return all;
+}
+
+void Leader::tell_waiting() {
+  if (coordinates()) return;
+  std::vector<Waiting> waiting = waiting_here();
+  const auto is_tellable = [](const Waiting& item) { return item.waited_ms >= kTellableMs; };
+  if (std::ranges::none_of(waiting, is_tellable)) waiting.clear();
+  if (waiting.empty() && !told_waiting_) return;
+  told_waiting_ = !waiting.empty();
+  send_up(FrameKind::kWaiting, waiting_payload(waiting));
+}
+
+bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
+  const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
+  if (std::vector<Waiting> waiting; kind == FrameKind::kWaiting) {
+    if (!parse_waiting(payload, map_.world_size(), &waiting)) return false;
+    const auto is_sound = [&](const Waiting& item) { return std::ranges::all_of(item.ranks, lives_there); };
+    if (!std::ranges::all_of(waiting, is_sound)) return false;
+    waiting_there_[static_cast<size_t>(host)] = std::move(waiting);
+    return true;
+  }
+  int rank = -1;
+  std::string text;
+  if (!parse_stack(payload, map_.world_size(), &rank, &text) || !lives_there(rank)) return false;
+  stacks_[rank] = std::move(text);
+  return true;
+}
+
+// Rank 0. What another host has told does not grow older here: it may be over since.
+std::vector<Undecided> Leader::undecided() {
+  std::vector<Undecided> all = coordinator_->undecided();
+  waiting_there_[static_cast<size_t>(map_.host)] = waiting_here();
+  std::map<uint32_t, Waiting> by_id;
+  for (const auto& of_host : waiting_there_) {
+    for (const Waiting& waiting : of_host) {
+      Waiting& merged = by_id[waiting.id];
+      merged.waited_ms = std::max(merged.waited_ms, waiting.waited_ms);
+      merged.ranks.insert(merged.ranks.end(), waiting.ranks.begin(), waiting.ranks.end());
+    }
+  }
+  for (auto& [id, waiting] : by_id) {
+    Undecided item;
+    std::vector<int> members;
+    if (!coordinator_->describe(id, &item, &members)) continue;
+    item.since = now_seconds() - static_cast<double>(waiting.waited_ms) * 1e-3;
+    const auto known = std::ranges::find(all, id, &Undecided::id);
+    if (known != all.end()) {
+      waiting.ranks.insert(waiting.ranks.end(), known->arrived.begin(), known->arrived.end());
+      all.erase(known);
+    }
+    for (const int rank : members) {
+      const bool here = std::ranges::find(waiting.ranks, rank) != waiting.ranks.end();
+      if (here || !coordinator_->has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
+    }
+    if (!item.arrived.empty() && !item.missing.empty()) all.push_back(std::move(item));
+  }
+  return all;
+}
+
+void Leader::ask_here(int rank) {
+  const auto local = std::ranges::find(map_.ranks_here, rank) - map_.ranks_here.begin();
+  board_.ask_for_stack(static_cast<uint32_t>(local));
+  stacks_asked_.push_back(rank);
+}
+
+void Leader::ask_for_stacks(const std::vector<int>& ranks) {
+  stacks_.clear();
+  for (const int rank : ranks) {
+    if (map_.host_of(rank) == map_.host) {
+      ask_here(rank);
+    } else {
+      uplink_.send(map_.host_of(rank), FrameKind::kStackWanted, stack_wanted_payload(rank));
+    }
+  }
+}
+
+// Passes on what ranks of this host have answered.
+void Leader::collect_stacks() {
+  std::erase_if(stacks_asked_, [this](int rank) {
+    const auto local = std::ranges::find(map_.ranks_here, rank) - map_.ranks_here.begin();
+    std::string text;
+    if (!board_.take_stack(static_cast<uint32_t>(local), &text)) return false;
+    if (coordinates()) {
+      stacks_[rank] = std::move(text);
+    } else {
+      send_up(FrameKind::kStack, stack_payload(rank, text));
+    }
+    return true;
+  });
+}
+
+}  // namespace hvd

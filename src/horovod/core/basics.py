@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The basic functions of every framework's package: init, shutdown, where this process stands, and what is built in.
+
+`__all__` is the one list of their names: the packages re-export it. All functions may be called from any thread; init
+blocks until all ranks are there, shutdown for at most context.STOP_TIMEOUT_MS.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.core import bootstrap, communicators, native, stacks
+from horovod.core import context as contexts
+from horovod.core.context import Context, current, is_initialized, rank, size, statistics
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.process_sets import ProcessSet, register_set
+from horovod.core.settings import Settings
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "statistics",
+    "stop_timeline",
+]
+
+_starts = 0
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
+
+    process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
+    add_process_set and remove_process_set.
+    """
+    global _starts
+    with contexts.starting:
+        if is_initialized():
+            return
+        sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
+        native.library()  # what is missing here is known before anybody waits for this rank
+        stacks.offer()
+        settings = Settings.from_environment()
+        if process_sets == "dynamic":
+            settings = dataclasses.replace(settings, dynamic_process_sets=True)
+        _check_comm(comm, settings.size or 1)
+        if _starts == 0:
+            atexit.register(shutdown)
+        _starts += 1
+        world = bootstrap.connect(settings, _starts - 1, [process_set.ranks for process_set in sets])
+        try:
+            context = Context(world, settings)
+        except BaseException:
+            world.close()
+            raise
+        contexts.enter(context)
+        try:
+            for process_set in sets:
+                register_set(context, process_set)
+            contexts.tell_watchers()
+        except BaseException:
+            shutdown()
+            raise
+
+
+def shutdown() -> None:
+    """Leaves the job. Does nothing when not initialized; init may follow. Peers that wait for this rank fail."""
+    with contexts.starting:
+        if is_initialized():
+            context = contexts.current()
+            contexts.enter(None)
+            contexts.tell_watchers()
+            context.stop()
+
+
+def local_rank() -> int:
+    """This process' number among those on its host."""
+    return int(current().world.local_rank)
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return int(current().world.local_size)
+
+
+def cross_rank() -> int:
+    """This host's number among those that have this local rank."""
+    return int(current().world.cross_rank)
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank."""
+    return int(current().world.cross_size)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host runs equally many ranks."""
+    hosts = list(current().world.host_of_rank)
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers.
+
+    All ranks of this machine that are given the same path write into one file, on one clock; what it held before is
+    lost.
+
+    mark_cycles: also mark each batch. Raises ValueError before init, or where the file cannot be written.
+    """
+    current().start_timeline(os.fspath(file_path), mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the recording; the file is complete then. Raises ValueError before init."""
+    current().stop_timeline()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI was started for many threads: no, data does not go through MPI. Raises ValueError before init."""
+    current()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether data goes through MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI can be used."""
+    return communicators.is_built("mpi")
+
+
+def gloo_enabled() -> bool:
+    """True: scripts branch on it to tell "not MPI", which is what our own transports are."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True, for the reason gloo_enabled gives."""
+    return True
+
+
+def nccl_built() -> int:
+    """The version code of NCCL, 0 without it."""
+    return int(communicators.is_built("nccl"))
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL can be used."""
+    return communicators.is_built("ddl")
+
+
+def ccl_built() -> bool:
+    """Whether Intel's oneCCL can be used."""
+    return communicators.is_built("ccl")
+
+
+def cuda_built() -> bool:
+    """Whether a CUDA driver opens on this machine."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def rocm_built() -> bool:
+    """Whether AMD's ROCm can be used: no."""
+    return False
+
+
+def _check_comm(comm: Any, world_size: int) -> None:
+    if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(world_size)))):
+        return
+    raise NotImplementedError(f"init(comm={comm!r}) with a part of the ranks is not supported yet")
+
+
+def _checked_sets(process_sets: Any) -> list[Any]:
+    if not isinstance(process_sets, (list, tuple)) or not all(isinstance(item, ProcessSet) for item in process_sets):
+        raise InvalidRequestError(f"init(process_sets={process_sets!r}): expected a list of ProcessSet or 'dynamic'")
+    return list(process_sets)

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations as users call them: every signature, docstring and form once, for all frameworks (step 3).
+
+A framework's package binds Operations to its tensors by an adapter, and exports the bound methods as functions. What it
+does otherwise, it says in the methods that open with an underscore: PyTorch makes the blocking forms differentiable
+there. What an operation means, its names, checks and errors: core/collectives.py.
+
+Forms ending in _async return a handle for poll and synchronize; forms ending in _ write the result into the tensor
+given. All ranks call the same operations; an allreduce has equal shapes and dtypes on all ranks, an allgather or
+alltoall may differ in dimension 0. Errors: core/exceptions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from horovod.core.collectives import Collectives, Reduction
+from horovod.core.compression import Compressor, NoneCompressor
+from horovod.core.native import SYNC, Average
+from horovod.core.operations import register
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.tensors import Adapter
+
+__all__ = ["Operations"]
+
+T = TypeVar("T")
+
+
+class Operations(Generic[T]):
+    """The operations over one framework's tensors."""
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self.collectives: Collectives[T] = Collectives(adapter)
+
+    # Allreduce
+
+    def allreduce(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        compression: type[Compressor] = NoneCompressor,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Reduces `tensor` over all ranks into new memory.
+
+        The result is postscale * reduce(prescale * x), divided by the size for Average, which is the default. Raises
+        HorovodInternalError if the ranks disagree or one is lost, ValueError for what is wrong on this rank.
+        """
+        sent, ctx = compression.compress(tensor)
+        result = self._reduce(sent, name, (op, average, prescale_factor, postscale_factor, process_set))
+        return compression.decompress(result, ctx)  # type: ignore[no-any-return]
+
+    def allreduce_async(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Starts allreduce; returns a handle."""
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        return register(self.collectives.allreduce(tensor, name, how, False))
+
+    def allreduce_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> T:
+        """Does allreduce into `tensor` itself, which is returned."""
+        return self._reduce_into(tensor, name, (op, average, prescale_factor, postscale_factor, process_set))
+
+    def allreduce_async_(
+        self,
+        tensor: T,
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Starts allreduce_; returns a handle. `tensor` is not to be touched until it is synchronized."""
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        operation = self.collectives.allreduce(tensor, name, how, True)
+        self._overwritten(tensor)
+        return register(operation)
+
+    def grouped_allreduce(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        compression: type[Compressor] = NoneCompressor,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> list[T]:
+        """Does allreduce of several tensors as a whole: all of them or none."""
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        return self._compressed(tensors, compression, lambda sent: self._reduce_group(sent, name, how))
+
+    def grouped_allreduce_async(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Starts grouped_allreduce; returns a handle."""
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        return register(self.collectives.grouped_allreduce(tensors, name, how, False))
+
+    def grouped_allreduce_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> tuple[T, ...]:
+        """Does grouped_allreduce into the tensors themselves, which are returned."""
+        return self._reduce_group_into(tensors, name, (op, average, prescale_factor, postscale_factor, process_set))
+
+    def grouped_allreduce_async_(
+        self,
+        tensors: Sequence[T],
+        average: bool | None = None,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Starts grouped_allreduce_; returns a handle."""
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        operation = self.collectives.grouped_allreduce(tensors, name, how, True)
+        self._overwritten(*tensors)
+        return register(operation)
+
+    # Allgather
+
+    def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+        """Joins all ranks' tensors along dimension 0 in rank order; that dimension may differ by rank."""
+        return self._gather(tensor, name, process_set)
+
+    def allgather_async(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+        """Starts allgather; returns a handle."""
+        return register(self.collectives.allgather(tensor, name, process_set))
+
+    def grouped_allgather(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> tuple[T, ...]:
+        """Does allgather of several tensors as a whole: all of them or none."""
+        return self._gather_group(tensors, name, process_set)
+
+    def grouped_allgather_async(
+        self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Starts grouped_allgather; returns a handle."""
+        return register(self.collectives.grouped_allgather(tensors, name, process_set))
+
+    # Alltoall
+
+    def alltoall(
+        self,
+        tensor: T,
+        splits: T | Sequence[int] | None = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Any:
+        """Sends splits[r] rows of `tensor` to each rank r, the first rows to the first rank.
+
+        Rows beyond their sum go to no rank. `splits` is a list of ints or an int32 tensor. Returns the rows that came,
+        in rank order, and as an int32 tensor how many came from each rank; without `splits` every rank gets equally
+        many, and the rows alone are returned.
+        """
+        return self._exchange(tensor, splits, name, process_set)
+
+    def alltoall_async(
+        self,
+        tensor: T,
+        splits: T | Sequence[int] | None = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Starts alltoall; returns a handle, whose result is the pair even without `splits`."""
+        return register(self.collectives.alltoall(tensor, splits, name, process_set))
+
+    # Reducescatter
+
+    def reducescatter(
+        self,
+        tensor: T,
+        name: str | None = None,
+        compression: type[Compressor] = NoneCompressor,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> T:
+        """Gives this rank its rows of the allreduce of `tensor`.
+
+        They are dealt in rank order, one more to the first ranks if they do not come out even.
+        """
+        sent, ctx = compression.compress(tensor)
+        result = self._scatter(sent, name, (op, None, prescale_factor, postscale_factor, process_set))
+        return compression.decompress(result, ctx)  # type: ignore[no-any-return]
+
+    def reducescatter_async(
+        self,
+        tensor: T,
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> int:
+        """Starts reducescatter; returns a handle."""
+        how = (op, None, prescale_factor, postscale_factor, process_set)
+        return register(self.collectives.reducescatter(tensor, name, how))
+
+    def grouped_reducescatter(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        compression: type[Compressor] = NoneCompressor,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> list[T]:
+        """Does reducescatter of several tensors as a whole: all of them or none."""
+        how = (op, None, prescale_factor, postscale_factor, process_set)
+        return self._compressed(tensors, compression, lambda sent: self._scatter_group(sent, name, how))
+
+    def grouped_reducescatter_async(
+        self,
+        tensors: Sequence[T],
+        name: str | None = None,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> int:
+        """Starts grouped_reducescatter; returns a handle."""
+        how = (op, None, prescale_factor, postscale_factor, process_set)
+        return register(self.collectives.grouped_reducescatter(tensors, name, how))
+
+    # Broadcast
+
+    def broadcast(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Copies the tensor of world rank `root_rank` into new memory."""
+        return self._copy(tensor, root_rank, name, process_set)
+
+    def broadcast_async(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Starts broadcast; returns a handle."""
+        return register(self.collectives.broadcast(tensor, root_rank, name, process_set, False))
+
+    def broadcast_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> T:
+        """Overwrites `tensor` with the root's and returns it."""
+        return self._copy_into(tensor, root_rank, name, process_set)
+
+    def broadcast_async_(
+        self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Starts broadcast_; returns a handle."""
+        operation = self.collectives.broadcast(tensor, root_rank, name, process_set, True)
+        self._overwritten(tensor)
+        return register(operation)
+
+    # Barrier
+
+    def barrier(self, process_set: ProcessSet = global_process_set) -> None:
+        """Blocks until every rank of the set has called it."""
+        self._meet(process_set)
+
+    # The blocking forms, for a framework that does more than to run them.
+
+    def _reduce(self, tensor: T, name: str | None, how: Reduction) -> T:
+        return self.collectives.run_allreduce(tensor, name, how, False)
+
+    def _reduce_into(self, tensor: T, name: str | None, how: Reduction) -> T:
+        self._overwritten(tensor)
+        return self.collectives.run_allreduce(tensor, name, how, True)
+
+    def _reduce_group(self, tensors: Sequence[T], name: str | None, how: Reduction) -> Sequence[T]:
+        return self.collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _reduce_group_into(self, tensors: Sequence[T], name: str | None, how: Reduction) -> tuple[T, ...]:
+        operation = self.collectives.grouped_allreduce(tensors, name, how, True, SYNC)
+        self._overwritten(*tensors)
+        return operation.wait()  # type: ignore[no-any-return]
+
+    def _gather(self, tensor: T, name: str | None, process_set: ProcessSet) -> T:
+        return self.collectives.allgather(tensor, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _gather_group(self, tensors: Sequence[T], name: str | None, process_set: ProcessSet) -> tuple[T, ...]:
+        return self.collectives.grouped_allgather(tensors, name, process_set, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _exchange(self, tensor: T, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+        return self.collectives.alltoall(tensor, splits, name, process_set, SYNC, splits is not None).wait()
+
+    def _scatter(self, tensor: T, name: str | None, how: Reduction) -> T:
+        return self.collectives.reducescatter(tensor, name, how, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _scatter_group(self, tensors: Sequence[T], name: str | None, how: Reduction) -> Sequence[T]:
+        return self.collectives.grouped_reducescatter(tensors, name, how, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _copy(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
+        return self.collectives.broadcast(tensor, root_rank, name, process_set, False, SYNC).wait()  # type: ignore[no-any-return]
+
+    def _copy_into(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
+        operation = self.collectives.broadcast(tensor, root_rank, name, process_set, True, SYNC)
+        self._overwritten(tensor)
+        return operation.wait()  # type: ignore[no-any-return]
+
+    def _meet(self, process_set: ProcessSet) -> None:
+        self.collectives.barrier(process_set)
+
+    def _overwritten(self, *tensors: T) -> None:
+        """An operation writes into `tensors`: it has started, or starts now."""
+
+    def _is_group(self, tensors: Any) -> bool:
+        """Whether they can be compressed. What is no group is the collectives' to refuse, so that peers are told."""
+        return isinstance(tensors, (list, tuple))
+
+    def _compressed(
+        self,
+        tensors: Sequence[T],
+        compression: type[Compressor],
+        run: Callable[[Sequence[T]], Sequence[T]],
+    ) -> list[T]:
+        """What `run` makes of the tensors as they travel."""
+        if not self._is_group(tensors):
+            return list(run(tensors))
+        pairs = [compression.compress(tensor) for tensor in tensors]
+        results = run([sent for sent, _ in pairs])
+        return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]

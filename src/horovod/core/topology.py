@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is where: a rank's identity, and which ranks are on which host. Every rank knows the same topology.
+
+The launcher says where a rank is, in the environment; HOROVOD_PRETEND_HOSTS divides one machine into several hosts, for
+tests. Nothing here knows how data travels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from horovod.core.exceptions import StartError
+from horovod.core.settings import Settings
+
+__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "ranks_text"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """A rank's place among all ranks, among those of its host, and among those of its local rank on all hosts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Equal numbers in `host_of_rank`: these ranks share memory. Hosts are numbered by their lowest rank."""
+
+    host_of_rank: tuple[int, ...]
+
+    @classmethod
+    def of(cls, hosts: Sequence[Sequence[int]]) -> Topology:
+        """From the ranks of each host."""
+        host_of = {rank: host for host, ranks in enumerate(sorted(map(sorted, hosts))) for rank in ranks}
+        return cls(tuple(host_of[rank] for rank in range(len(host_of))))
+
+    @property
+    def hosts(self) -> list[list[int]]:
+        """The ranks of each host, in order."""
+        ranks: list[list[int]] = [[] for _ in set(self.host_of_rank)]
+        for rank, host in enumerate(self.host_of_rank):
+            ranks[host].append(rank)
+        return ranks
+
+    def neighbours(self, rank: int) -> list[int]:
+        """The ranks of this rank's host, itself included; the first one is the host's leader."""
+        return [other for other, host in enumerate(self.host_of_rank) if host == self.host_of_rank[rank]]
+
+    @property
+    def leaders(self) -> list[int]:
+        """The lowest rank of each host."""
+        return [ranks[0] for ranks in self.hosts]
+
+    def split(self, hosts: Collection[int]) -> Topology:
+        """The same, except that each rank of these hosts is a host of its own."""
+        kept = [ranks for host, ranks in enumerate(self.hosts) if host not in hosts]
+        return Topology.of(kept + [[rank] for rank, host in enumerate(self.host_of_rank) if host in hosts])
+
+
+def identity_of(settings: Settings) -> tuple[Identity, str]:
+    """Who this process is, and the name of its host: as the launcher says, or as HOROVOD_PRETEND_HOSTS does."""
+    names = [field.name for field in dataclasses.fields(Identity)]
+    values = {name: getattr(settings, name) for name in names}
+    missing = [f"HOROVOD_{name.upper()}" for name in names if values[name] is None]
+    if settings.rendezvous_port is None:
+        missing.append("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if missing:
+        raise StartError(
+            f"HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but {', '.join(missing)} is not\n"
+            "hint: horovodrun sets all of them; pass its environment on to the script unchanged"
+        )
+    identity = Identity(**values)
+    for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+        if values[index] >= values[count]:
+            raise StartError(
+                f"HOROVOD_{index.upper()}={values[index]} is out of range: HOROVOD_{count.upper()} is {values[count]}"
+            )
+    if not settings.pretend_hosts:
+        return identity, settings.hostname
+    return _pretended(identity, settings)
+
+
+def _pretended(identity: Identity, settings: Settings) -> tuple[Identity, str]:
+    sizes = settings.pretend_hosts
+    if sum(sizes) != identity.size:
+        raise StartError(
+            f"HOROVOD_PRETEND_HOSTS={','.join(map(str, sizes))} divides {sum(sizes)} ranks, but there are "
+            f"{identity.size}\nhint: give the number of ranks on each host, or unset it"
+        )
+    host, local_rank = 0, identity.rank
+    while local_rank >= sizes[host]:
+        local_rank -= sizes[host]
+        host += 1
+    pretended = Identity(
+        rank=identity.rank,
+        size=identity.size,
+        local_rank=local_rank,
+        local_size=sizes[host],
+        cross_rank=sum(size > local_rank for size in sizes[:host]),
+        cross_size=sum(size > local_rank for size in sizes),
+    )
+    return pretended, f"{settings.hostname}/{host}"
+
+
+def hosts_of(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:
+    """The ranks of each host by its name, from what the ranks say of themselves. Raises StartError if it does not fit
+    together."""
+    by_name: dict[str, list[int]] = {}
+    for rank, record in sorted(records.items()):
+        by_name.setdefault(record["hostname"], []).append(rank)
+    for name, ranks in by_name.items():
+        for local_rank, rank in enumerate(ranks):
+            record = records[rank]
+            if (record["local_rank"], record["local_size"]) != (local_rank, len(ranks)):
+                raise StartError(
+                    f"rank {rank} says it is local rank {record['local_rank']} of {record['local_size']}, but on host "
+                    f"{name!r} it is {local_rank} of {len(ranks)} ({ranks_text(ranks)})\n"
+                    "hint: HOROVOD_HOSTNAME must be equal for the ranks of a host and differ between hosts"
+                )
+    return by_name
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """In words: rank 1, or ranks 1, 2."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

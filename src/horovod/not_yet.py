@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of Horovod's that are not in this version: whoever imports one, or asks a package for it, is told so.
+
+An import raises ImportError; an attribute that is asked for raises AttributeError with the same text, so that hasattr()
+answers as for any name that is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import NoReturn
+
+__all__ = ["MODULES", "announce", "attributes_of"]
+
+MODULES = frozenset(
+    (
+        "horovod.elastic",
+        "horovod.keras.elastic",
+        "horovod.mxnet",
+        "horovod.ray",
+        "horovod.spark",
+        "horovod.tensorflow.elastic",
+        "horovod.tensorflow.keras.elastic",
+        "horovod.torch.elastic",
+    )
+)
+
+
+def _text(module: str) -> str:
+    return (
+        f"{module} is not in this version\n"
+        "hint: it is part of Horovod's interface, and is to come; the README lists what works today"
+    )
+
+
+class _Finder(MetaPathFinder):
+    """Stands before the finders of files, which would say `No module named ...`."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname in MODULES:
+            # Not a ModuleNotFoundError: `from horovod import spark` drops its text.
+            raise ImportError(_text(fullname), name=fullname)
+
+
+def announce() -> None:
+    """Makes imports of these modules say that they are not in this version."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def attributes_of(package: str) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a package: the error for a name that it does not have."""
+
+    def missing(name: str) -> NoReturn:
+        module = f"{package}.{name}"
+        raise AttributeError(
+            _text(module) if module in MODULES else f"module {package!r} has no attribute {name!r}",
+            name=name,
+        )
+
+    return missing

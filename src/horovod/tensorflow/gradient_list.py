@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients in a list, for TensorFlow (steps 1 and 2 of a gradient's way).
+
+The tape and every optimizer wrapper share this.
+
+In a graph each dense gradient is a node of its own, which runs as soon as backward has computed it; the native engine
+fuses what is ready together. Eagerly there is nothing to overlap with, so all dense gradients are one operation.
+Sparse gradients (tf.IndexedSlices) stay sparse unless `sparse_as_dense`, or where XLA compiles, which
+wants to know all shapes before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.core.collectives import resolved
+from horovod.core.gradient_list import GradientList
+from horovod.tensorflow import ops, xla
+from horovod.tensorflow.shim import operations
+from horovod.tensorflow.tensors import check_op, unique_name
+
+__all__ = ["TensorFlowGradients", "plain_variable"]
+
+_steps = itertools.count(1)
+
+
+def plain_variable(variable: Any) -> Any:
+    """TensorFlow's variable in one of Keras 3, and any other as it is."""
+    inner = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+class TensorFlowGradients(GradientList):
+    """See core/gradient_list.py."""
+
+    def key_of(self, variable: Any) -> Any:
+        plain = plain_variable(variable)
+        return plain.ref() if hasattr(plain, "ref") else id(plain)
+
+    def is_sparse(self, gradient: Any) -> bool:
+        return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
+
+    def to_dense(self, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
+            warnings.warn(
+                "sparse gradients are reduced as dense ones where XLA compiles the step: an optimizer that updates the "
+                "rows of sparse gradients alone, as Adam does, updates all rows then\n"
+                "hint: jit_compile=False keeps them sparse; sparse_as_dense=True says that dense is wanted",
+                stacklevel=2,
+            )
+        return tf.convert_to_tensor(gradient)
+
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+        return gradient / divisor
+
+    def unique(self, name: str) -> str:
+        return name if tf.executing_eagerly() else unique_name(name)
+
+    def reduce_sparse(self, gradient: Any, name: str) -> Any:
+        sent, ctx = self.options.compression.compress(gradient.values)
+        reduced = ops.allreduce(
+            tf.IndexedSlices(sent, gradient.indices, gradient.dense_shape),
+            op=self.options.op,
+            name=name,
+            process_set=self.options.process_set,
+            device_sparse=self.options.device_sparse,
+        )
+        values = self.options.compression.decompress(reduced.values, ctx)
+        return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)
+
+    def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
+        prescale, postscale = self.options.factors
+        with tf.device(self.options.device_dense or None):
+            if not (tf.executing_eagerly() or xla.is_compiling()):
+                return self._nodes(tensors, grouped, name)
+            return ops.grouped_allreduce(
+                tensors,
+                op=self.options.op,
+                prescale_factor=prescale,
+                postscale_factor=postscale,
+                process_set=self.options.process_set,
+                name=name,
+            )
+
+    def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
+        op, prescale, postscale, set_number = resolved(self.options.how)
+        check_op(op, tensors, self.options.process_set)
+        received = list(tensors)
+        step = f"{name}#{next(_steps)}"
+        anchor = ops.rank_op()
+        for group in grouped:
+            label = f"{name}.{group[0]}" if len(group) == 1 else f"{name}.{group[0]}to{group[-1]}"
+            reduced = operations().horovod_reduce_gradient(
+                anchor=anchor,
+                tensors=[tensors[position] for position in group],
+                tensor_name=f"allreduce.{label}",
+                process_set=set_number,
+                reduce_op=op,
+                prescale=repr(prescale),
+                postscale=repr(postscale),
+                step=step,
+                gradients_of_step=len(grouped),
+            )
+            for position, tensor in zip(group, reduced, strict=True):
+                received[position] = tensor
+        if tf.inside_function():
+            # TensorFlow keeps the order of stateful nodes, and so lists of one name come one after the other: in the
+            # rounds of a loop, say.
+            with tf.control_dependencies(received):
+                ops.rank_op()
+        return received

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks and names for TensorFlow's tensors, before a node of a collective is made (step 3).
+
+Eager calls tell the peers, who wait already, what is wrong. In a graph, which is not run yet, it is an error of this
+rank alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from horovod.core import context as contexts
+from horovod.core.collectives import Reduction, resolved
+from horovod.core.context import LOCAL_ERRORS
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
+from horovod.core.process_sets import ProcessSet, global_process_set, number_of
+from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
+from horovod.tensorflow import xla
+
+__all__ = [
+    "among_concurrent",
+    "check_op",
+    "check_rows",
+    "checked",
+    "movable",
+    "node_name",
+    "reducible",
+    "reduction_attributes",
+    "unique_name",
+    "unscoped_name",
+    "wire_name",
+]
+
+T = TypeVar("T")
+REDUCED_DTYPES = frozenset(DTYPE_NAMES)
+MOVED_DTYPES = REDUCED_DTYPES | {"uint16"}  # it travels as another of its width
+
+
+def node_name(label: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> str | None:
+    """The name under which the ranks meet, but for the operation in front. None: by order."""
+    check_name(name)
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    if name is None:
+        ends = [tensors[0]] if len(tensors) == 1 else [tensors[0], tensors[-1]] if tensors else []
+        camel = "".join(part.capitalize() for part in label.split("_"))
+        name = "_".join([f"Horovod{camel}", *(re.sub(r"\W", "_", end.name) for end in ends)])
+    unique: str = graph.unique_name(name)
+    return among_concurrent(unique.rsplit("/", 1)[-1] if ignore_name_scope else unique)
+
+
+def unique_name(name: str) -> str:
+    """`name` with its scope, made different from all other names whose nodes may run at the same time."""
+    return among_concurrent(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def among_concurrent(name: str) -> str:
+    """`name`, with a number behind it if a node of another function that may run at the same time has it already.
+
+    Functions that TensorFlow runs one after the other may share names, and must: one rank alone may trace a function
+    again. A graph of TensorFlow 1 (or tf.compat.v1.wrap_function) does not order the functions that it calls. It is
+    built once, in the same order on all ranks, so counting in it gives the same names everywhere.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    unordered = None
+    around = graph
+    while around is not None:
+        is_function = around.building_function
+        if not is_function and tf.compat.v1.executing_eagerly_outside_functions():
+            break  # eagerly, functions run one after the other
+        if not around._add_control_dependencies:
+            unordered = around
+        around = around.outer_graph if is_function else None
+    if unordered is None or unordered is graph:
+        return name
+    return unscoped_name(unordered, name)
+
+
+def unscoped_name(graph: Any, name: str) -> str:
+    """`name`, made different from all names of `graph`, without the scope that the graph is in."""
+    with graph.name_scope(None):
+        return str(graph.unique_name(name))
+
+
+def wire_name(label: str, name: str | None) -> str:
+    """The name as the native core knows it."""
+    return "" if name is None else f"{label}.{name}"
+
+
+class InvalidArgument(InvalidRequestError, tf.errors.InvalidArgumentError):
+    """A call that is wrong on this rank.
+
+    It is what TensorFlow raises if only a running node can tell, and a ValueError.
+    """
+
+    def __init__(self, text: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, text)
+
+    def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str]]:
+        return type(self), (self.message,)
+
+
+def checked(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:
+    """Runs `build`, which checks what this rank was given and makes the node."""
+    try:
+        return _built(label, name, process_set, build)
+    except InvalidRequestError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _built(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:
+    try:
+        if not label.endswith("allreduce") or label.startswith("sparse"):
+            xla.refuse(label)
+        return build()
+    except LOCAL_ERRORS as error:
+        if not tf.executing_eagerly() or not contexts.is_initialized():
+            raise
+        try:
+            number = number_of(process_set)
+        except InvalidRequestError:
+            number = 0
+        contexts.current().refuse(label, name, error, number)
+
+
+def reducible(values: Sequence[Any]) -> list[tf.Tensor]:
+    """As tensors. Raises where the engine does not reduce such."""
+    return _tensors(values, REDUCED_DTYPES)
+
+
+def movable(values: Sequence[Any]) -> list[tf.Tensor]:
+    """As tensors. Raises where the engine does not move such."""
+    return _tensors(values, MOVED_DTYPES)
+
+
+def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"a grouped operation takes a list of tensors, seen {type(values).__name__}")
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    for tensor in tensors:
+        if tensor.dtype.name not in dtypes:
+            raise InvalidRequestError(f"dtype {tensor.dtype.name}: expected one of {', '.join(sorted(dtypes))}")
+    return tensors
+
+
+def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:
+    """Raises where tensors have no such reduction."""
+    check_reduction(kind, op, [DTYPE_NAMES.index(tensor.dtype.name) for tensor in tensors])
+    if op == Adasum:
+        check_adasum_ranks((process_set or global_process_set).size() or 1)
+
+
+def reduction_attributes(how: Reduction, tensors: Sequence[tf.Tensor], kind: int) -> dict[str, Any]:
+    """The attributes of a reducing node."""
+    op, prescale, postscale, set_number = resolved(how)
+    check_op(op, tensors, how[-1], kind)
+    return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": set_number}
+
+
+def check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:
+    """Raises where a tensor has no rows."""
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")

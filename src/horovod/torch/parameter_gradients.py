@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of PyTorch's parameters: how they are read, written and sent (steps 1 and 2 of a gradient's way)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horovod.core.gradient_reducer import Waitable
+from horovod.core.reduction_options import ReductionOptions
+from horovod.torch.sparse import SparseReduction
+from horovod.torch.tensors import collectives, has_overlap
+
+__all__ = ["ParameterGradients"]
+
+
+class ParameterGradients:
+    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them.
+
+    A parameter whose last gradient was sparse contributes no elements if it has none, which its peers expect.
+    """
+
+    def __init__(self, options: ReductionOptions) -> None:
+        self._sparse_as_dense = options.sparse_as_dense
+        self._how = options.how
+        self._op = options.op
+        self._process_set = options.process_set
+        self._sparse_dims: dict[Tensor, int] = {}  # of parameters whose last gradient was sparse
+
+    def wanted(self, parameter: Tensor) -> bool:
+        return bool(parameter.requires_grad)
+
+    def current(self, parameter: Tensor) -> object | None:
+        gradient: object | None = parameter.grad
+        return gradient
+
+    def dense(self, parameter: Tensor) -> Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            if self._sparse_as_dense:
+                return gradient.to_dense()
+            if gradient.layout is torch.sparse_coo:
+                self._sparse_dims[parameter] = gradient.sparse_dim()
+            return gradient
+        self._sparse_dims.pop(parameter, None)
+        if has_overlap(gradient):
+            # sum().backward() gives an expanded gradient; the result needs memory of its own.
+            gradient = parameter.grad = gradient.contiguous()
+        return gradient
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        dims = self._sparse_dims.get(parameter)
+        if dims is None:
+            return torch.zeros_like(parameter, requires_grad=False)
+        indices = torch.empty(dims, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.detach().new_empty(0, *parameter.shape[dims:])
+        return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
+
+    def store(self, parameter: Tensor, reduced: Tensor) -> None:
+        current = parameter.grad
+        if reduced.layout is not torch.strided:
+            parameter.grad = reduced.coalesce()  # as clipping and most optimizers need it
+        elif current is None or current.layout is torch.strided:
+            if current is not reduced:
+                parameter.grad = reduced
+        else:
+            parameter.grad = reduced.to_sparse(current.sparse_dim())
+
+    def add(self, parameter: Tensor, reduced: Tensor) -> None:
+        current = parameter.grad
+        if current is not None:
+            with torch.no_grad():
+                if current.layout is not torch.strided and reduced.layout is torch.strided:
+                    reduced = reduced.to_sparse(current.sparse_dim())
+                reduced = current.add_(reduced)
+        self.store(parameter, reduced)
+
+    def any(self, reduced: Tensor) -> bool:
+        return bool((reduced if reduced.layout is torch.strided else reduced._values()).any())
+
+    def start(self, gradient: Tensor, name: str) -> Waitable:
+        """Starts the reduction of a gradient, in place if it is dense."""
+        if gradient.layout is torch.strided:
+            return collectives.allreduce(gradient, name, self._how, True)
+        if gradient.layout is not torch.sparse_coo:
+            text = (
+                f"a gradient with layout {gradient.layout} is not supported yet\n"
+                "hint: pass sparse_as_dense=True to DistributedOptimizer"
+            )
+            collectives.refuse("allreduce", name, NotImplementedError(text), self._process_set)
+        # Under the name of an allreduce, so that a peer whose gradient is dense does not wait for another one.
+        return SparseReduction(gradient, name, self._op, self._process_set, "allreduce")
+
+    def tell(self, name: str, error: Exception) -> None:
+        """Tells the other ranks that this one's gradient of that name will not come."""
+        collectives.tell("allreduce", name, error, self._process_set)

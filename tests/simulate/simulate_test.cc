@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thousand ranks on a hundred hosts, from several seeds: first step, steady state, a changed shape, a late name,
+// joins, a lost host. HVD_SIMULATE_SEED=N runs that seed alone.
+#include <cstdlib>
+
+#include "check.h"
+#include "simulation.h"
+
+using namespace hvd;
+
+namespace {
+
+constexpr int kHosts = 100, kRanksPerHost = 10, kNames = 16;
+
+uint64_t total(const std::map<FrameKind, uint64_t>& by_kind) {
+  uint64_t sum = 0;
+  for (const auto& [kind, count] : by_kind) sum += count;
+  return sum;
+}
+uint64_t count_of(const std::map<FrameKind, uint64_t>& by_kind, FrameKind kind) {
+  const auto found = by_kind.find(kind);
+  return found == by_kind.end() ? 0 : found->second;
+}
+
+std::vector<uint64_t> seeds() {
+  if (const char* chosen = std::getenv("HVD_SIMULATE_SEED")) return {std::strtoull(chosen, nullptr, 10)};
+  return {1, 2, 3};
+}
+
+enum Step : size_t { kFirst, kSteady, kSteadyAgain, kShuffled, kChanged, kLate, kUneven, kUnevenEnd, kAfter, kLost };
+
+std::vector<SimulatedStep> program() {
+  std::vector<bool> absent(kHosts * kRanksPerHost), dead(kHosts);
+  for (size_t rank = 0; rank < absent.size(); rank += 7) absent[rank] = true;
+  dead[17] = true;
+  std::vector<SimulatedStep> steps(kLost + 1);
+  steps[kShuffled].shuffled = true;
+  for (size_t step = kChanged; step < steps.size(); ++step) steps[step].shape = 1;
+  steps[kLate].late_rank = 573;
+  steps[kUneven].absent = steps[kUnevenEnd].absent = absent;
+  steps[kUneven].shuffled = true;
+  steps[kUnevenEnd].joins = true;
+  steps[kLost].dead = dead;
+  return steps;
+}
+
+void show(const Simulation& simulation, size_t step, const char* what) {
+  const auto& counts = simulation.counts(step);
+  std::printf("       %-10s %6llu messages up (%llu requests), %6llu down, %9llu bytes, %llu batches\n", what,
+              static_cast<unsigned long long>(total(counts.up)),
+              static_cast<unsigned long long>(count_of(counts.up, FrameKind::kRequest)),
+              static_cast<unsigned long long>(total(counts.down)),
+              static_cast<unsigned long long>(counts.bytes_up + counts.bytes_down),
+              static_cast<unsigned long long>(counts.batches));
+}
+
+}  // namespace
+
+TEST(a_thousand_ranks_on_a_hundred_hosts) {
+  for (const uint64_t seed : seeds()) {
+    Simulation simulation(kHosts, kRanksPerHost, kNames, program(), seed);
+    const std::string problem = simulation.run();
+    std::printf("       seed %llu: %llu events, %.1f ms of virtual time%s%s\n", static_cast<unsigned long long>(seed),
+                static_cast<unsigned long long>(simulation.events()),
+                static_cast<double>(simulation.virtual_ns()) * 1e-6, problem.empty() ? "" : ": ", problem.c_str());
+    EXPECT(problem.empty());
+    const std::pair<size_t, const char*> shown[] = {{kFirst, "first"},     {kSteady, "steady"}, {kShuffled, "shuffled"},
+                                                    {kChanged, "changed"}, {kLate, "late"},     {kUneven, "uneven"}};
+    for (const auto& [step, what] : shown) show(simulation, step, what);
+    // One request for a host and a name, whatever the number of its ranks.
+    EXPECT(count_of(simulation.counts(kFirst).up, FrameKind::kRequest) == (kHosts - 1) * kNames);
+    EXPECT(count_of(simulation.counts(kChanged).up, FrameKind::kRequest) == kHosts - 1);
+    // Steady: nothing but "ready" up and records down, one of each for a host and a batch.
+    for (const size_t step : {kSteady, kSteadyAgain, kAfter}) {
+      const auto& counts = simulation.counts(step);
+      EXPECT(total(counts.up) == count_of(counts.up, FrameKind::kHostReady));
+      EXPECT(counts.batches > 0 && counts.most_up_from_a_host <= counts.batches);
+      EXPECT(total(counts.down) == counts.batches * (kHosts - 1));
+    }
+    // The lost host's ranks are missing everywhere, and nobody else is.
+    const std::vector<Undecided> waiting = simulation.undecided();
+    EXPECT(waiting.size() == kNames);
+    for (const Undecided& item : waiting) {
+      EXPECT(item.missing == simulation.world().topology().ranks_of(17));
+      EXPECT(item.arrived.size() == (kHosts - 1) * kRanksPerHost);
+    }
+  }
+}
+
+TEST(one_seed_is_one_run) {
+  std::string first;
+  for (int i = 0; i < 2; ++i) {
+    Simulation simulation(8, 4, 5, {SimulatedStep{}, SimulatedStep{.shuffled = true}, SimulatedStep{}}, 42);
+    EXPECT(simulation.run().empty());
+    const std::string outcome = std::to_string(simulation.events()) + "/" + std::to_string(simulation.virtual_ns());
+    EXPECT(first.empty() || outcome == first);
+    first = outcome;
+  }
+}
+
+TEST_MAIN
