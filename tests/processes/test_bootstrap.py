@@ -18,15 +18,15 @@ from horovod.core.settings import Settings
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[WorldPool]:
-    """Worlds of these tests alone: they number generations themselves, and Horovod counts its own in shared ones."""
+    """Worlds of these tests alone, whose generations are counted from 0."""
     pool = WorldPool()
     yield pool
     pool.close()
 
 
-def connect_and_exchange(generation: int) -> dict[str, object]:
+def connect_and_exchange() -> dict[str, object]:
     """Connects, sends this rank's number over each link and says who answered."""
-    world = bootstrap.connect(Settings.from_environment(), generation)
+    world = bootstrap.connect(Settings.from_environment())
     try:
         for link in world.links:
             link.socket.sendall(bytes([world.rank, link.purpose, link.index]))
@@ -51,7 +51,7 @@ def errors(outcomes: list[Outcome]) -> list[str]:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ranks_of_one_host_get_a_local_link_to_the_leader(worlds: WorldPool, size: int) -> None:
     for generation in (0, 1):
-        seen = worlds(size).run(connect_and_exchange, generation)
+        seen = worlds(size).run(connect_and_exchange)
         assert [one["rank"] for one in seen] == list(range(size))
         assert all(one["transport"] == "shm" and one["host_of_rank"] == [0] * size for one in seen)
         assert all(one["generation"] == generation for one in seen)
@@ -61,7 +61,7 @@ def test_ranks_of_one_host_get_a_local_link_to_the_leader(worlds: WorldPool, siz
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_tcp_gives_pairs_two_data_links_and_rank_0_control_and_beat_links_to_each(worlds: WorldPool, size: int) -> None:
-    seen = worlds(size, {"HOROVOD_TRANSPORT": "tcp"}).run(connect_and_exchange, 0)
+    seen = worlds(size, {"HOROVOD_TRANSPORT": "tcp"}).run(connect_and_exchange)
     for rank, one in enumerate(seen):
         assert one["transport"] == "tcp" and one["host_of_rank"] == list(range(size))
         expected = []
@@ -92,7 +92,7 @@ LOCAL, LEADERS, DATA = [(0, 0)], [(1, 0), (3, 0)], [(2, 0), (2, 1)]
 def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
     worlds: WorldPool, transport: str, expected: list[dict[int, list[tuple[int, int]]]]
 ) -> None:
-    seen = worlds(4, {"HOROVOD_TRANSPORT": transport}).run(connect_and_exchange, 0)
+    seen = worlds(4, {"HOROVOD_TRANSPORT": transport}).run(connect_and_exchange)
     sizes = [int(size) for size in transport.split("+")]
     hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
     for rank, one in enumerate(seen):
@@ -105,7 +105,7 @@ def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
 
 
 def test_tcp_on_one_host_shares_memory_for_everything_but_data(worlds: WorldPool) -> None:
-    seen = worlds(2, {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_PRETEND_HOSTS": "2"}).run(connect_and_exchange, 0)
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_PRETEND_HOSTS": "2"}).run(connect_and_exchange)
     for rank, one in enumerate(seen):
         assert one["transport"] == "tcp" and one["host_of_rank"] == [0, 0]
         assert one["heard"] == heard_by(rank, {1 - rank: LOCAL + DATA})
@@ -113,7 +113,7 @@ def test_tcp_on_one_host_shares_memory_for_everything_but_data(worlds: WorldPool
 
 def test_ranks_that_cannot_share_memory_are_hosts_of_their_own(worlds: WorldPool) -> None:
     world = worlds(4, {"HOROVOD_TRANSPORT": "2+2"})
-    seen = world.run(fail_to_attach, 10)
+    seen = world.run(fail_to_attach)
     assert [one["host_of_rank"] for one in seen] == [[0, 1, 2, 2]] * 4
     assert "cannot share memory" in world.output(0) and "cannot share memory" not in world.output(2)
 
@@ -128,55 +128,55 @@ def test_ranks_that_cannot_share_memory_are_hosts_of_their_own(worlds: WorldPool
     ],
 )
 def test_a_transport_that_does_not_fit_is_refused_by_every_rank(worlds: WorldPool, transport: str, why: str) -> None:
-    for text in errors(worlds(4, {"HOROVOD_TRANSPORT": transport}).run_each(connect_and_exchange, 0)):
+    for text in errors(worlds(4, {"HOROVOD_TRANSPORT": transport}).run_each(connect_and_exchange)):
         assert why in text and "hint:" in text
 
 
 def test_pretended_hosts_must_have_room_for_all_ranks(worlds: WorldPool) -> None:
-    for text in errors(worlds(2, {"HOROVOD_PRETEND_HOSTS": "2,1"}).run_each(connect_and_exchange, 0)):
+    for text in errors(worlds(2, {"HOROVOD_PRETEND_HOSTS": "2,1"}).run_each(connect_and_exchange)):
         assert "HOROVOD_PRETEND_HOSTS=2,1 divides 3 ranks, but there are 2" in text and "hint:" in text
 
 
 def test_one_rank_needs_no_link(worlds: WorldPool) -> None:
-    (seen,) = worlds(1).run(connect_and_exchange, 0)
+    (seen,) = worlds(1).run(connect_and_exchange)
     assert seen["transport"] == "loopback" and seen["heard"] == [] and seen["host_of_rank"] == [0]
 
 
-def fail_to_attach(generation: int) -> dict[str, object]:
+def fail_to_attach() -> dict[str, object]:
     if os.environ["HOROVOD_RANK"] == "1":
         with contextlib.ExitStack() as stack:
             real = links.attach
             stack.callback(setattr, links, "attach", real)
             links.attach = lambda name, *rest: real(name + "x", *rest)  # a name where nobody listens
-            return connect_and_exchange(generation)
-    return connect_and_exchange(generation)
+            return connect_and_exchange()
+    return connect_and_exchange()
 
 
 def test_auto_falls_back_to_tcp_on_all_ranks_where_one_cannot_attach(worlds: WorldPool) -> None:
     world = worlds(3)
-    seen = world.run(fail_to_attach, 10)
+    seen = world.run(fail_to_attach)
     assert [one["transport"] for one in seen] == ["tcp"] * 3
     assert "cannot share memory" in world.output(0) and "rank 1" in world.output(0)
     assert "cannot share memory" not in world.output(2)
 
 
 def test_forced_shm_that_is_not_to_be_had_says_why_on_every_rank(worlds: WorldPool) -> None:
-    for text in errors(worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run_each(fail_to_attach, 0)):
+    for text in errors(worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run_each(fail_to_attach)):
         assert "HOROVOD_TRANSPORT=shm" in text and "rank 1: the local socket of rank 0 cannot be reached" in text
 
 
 def test_ranks_that_disagree_on_a_setting_are_told_which() -> None:
     with World(3, env_of_rank=lambda rank: {"HOROVOD_FUSION_THRESHOLD": str(64 + rank // 2)}) as world:
-        for text in errors(world.run_each(connect_and_exchange, 0)):
+        for text in errors(world.run_each(connect_and_exchange)):
             assert "HOROVOD_FUSION_THRESHOLD: 64 on ranks 0, 1, 65 on rank 2" in text
 
 
 def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
-    def all_but_rank_1(generation: int) -> object:
-        return None if os.environ["HOROVOD_RANK"] == "1" else connect_and_exchange(generation)
+    def all_but_rank_1() -> object:
+        return None if os.environ["HOROVOD_RANK"] == "1" else connect_and_exchange()
 
     with World(3, {"HOROVOD_START_TIMEOUT": "1"}) as world:
-        outcomes = world.run_each(all_but_rank_1, 0)
+        outcomes = world.run_each(all_but_rank_1)
     for text in errors([outcomes[0], outcomes[2]]):
         assert "waited 1 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2" in text
         assert "hint:" in text
@@ -190,7 +190,7 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
         os.fchmod(descriptor, 0o600 if kind == "wrong" else 0o644)
         os.write(descriptor, bytes(32))
         path = "" if kind == "missing" else f"/proc/self/fd/{descriptor}"
-        return bootstrap.connect(Settings.from_environment({**os.environ, "HOROVOD_SECRET_FILE": path}), 0)
+        return bootstrap.connect(Settings.from_environment({**os.environ, "HOROVOD_SECRET_FILE": path}))
 
     with World(2, {"HOROVOD_START_TIMEOUT": "1"}) as world:
         for kind, expected in (
@@ -205,16 +205,16 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
 
 def test_two_processes_that_claim_one_rank_are_told() -> None:
     with World(2, {"HOROVOD_START_TIMEOUT": "2"}, env_of_rank=lambda rank: {"HOROVOD_RANK": "0"}) as world:
-        outcomes = world.run_each(connect_and_exchange, 0)
+        outcomes = world.run_each(connect_and_exchange)
     assert sum("two processes are rank 0" in text for text in errors(outcomes)) == 1
 
 
 def test_no_descriptor_is_left_after_many_generations(worlds: WorldPool) -> None:
-    def count_after(first: int) -> int:
-        for generation in range(first, first + 10):
-            connect_and_exchange(generation)
+    def count_after() -> int:
+        for _ in range(10):
+            connect_and_exchange()
         return len(os.listdir("/proc/self/fd"))
 
     for env in ({}, {"HOROVOD_TRANSPORT": "tcp"}):
         world = worlds(2, env)
-        assert world.run(count_after, 100) == world.run(count_after, 200)
+        assert world.run(count_after) == world.run(count_after)

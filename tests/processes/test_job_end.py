@@ -160,7 +160,7 @@ def test_a_record_of_an_earlier_generation_is_not_the_cause(tmp_path: Path) -> N
     code = RECORD + (
         "if rank == 1: signal.pause()\n"
         "meet.put('failure/0', {'rank': 1, 'code': 5, 'text': 'long ago'})\n"
-        "meet.put('world/1/rank/0', {}); sys.exit(7)"
+        "meet.enter(0, 'process'); meet.enter(0, 'process'); sys.exit(7)"
     )
     done = run_job(tmp_path, "-np", "2", python(code))
     assert done.code == 7 and "rank 0 on host localhost exited with code 7" in done.stderr
@@ -369,7 +369,7 @@ def test_a_missing_rank_is_named_by_the_others(tmp_path: Path) -> None:
     code = (
         "if rank == 1: signal.pause()\n"
         "from horovod.core import bootstrap; from horovod.core.settings import Settings\n"
-        "bootstrap.connect(Settings.from_environment(), 0)"
+        "bootstrap.connect(Settings.from_environment())"
     )
     done = run_job(tmp_path, "-np", "2", "--start-timeout", "1", python(code))
     assert done.code == 1

@@ -15,32 +15,33 @@ from horovod.core.settings import Settings
 
 
 def test_a_single_process_needs_nothing() -> None:
-    world = bootstrap.connect(Settings.from_environment({}), 3)
+    world = bootstrap.connect(Settings.from_environment({}))
     assert (world.rank, world.size, world.transport, world.links) == (0, 1, "loopback", [])
-    assert (world.generation, world.host_of_rank, world.rendezvous) == (3, [0], None)
+    assert (world.host_of_rank, world.rendezvous) == ([0], None)
+    assert bootstrap.connect(Settings.from_environment({})).generation == world.generation + 1
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "HOROVOD_SIZE"])
 def test_one_of_many_without_a_rendezvous_is_an_error(variable: str) -> None:
     with pytest.raises(StartError, match=rf"^{variable}=4 says that this is one of 4 .*\nhint: .*horovodrun -np 4"):
-        bootstrap.connect(Settings.from_environment({variable: "4"}), 0)
+        bootstrap.connect(Settings.from_environment({variable: "4"}))
 
 
 def test_a_world_size_that_is_no_number_is_asked_about() -> None:
     with pytest.raises(StartError, match="WORLD_SIZE='abc': expected the number of processes .*\nhint: unset it"):
-        bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc"}), 0)
-    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc", "HOROVOD_SIZE": "1"}), 0).size == 1
+        bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc"}))
+    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc", "HOROVOD_SIZE": "1"})).size == 1
 
 
 def test_independent_processes_can_be_asked_for() -> None:
-    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "4", "HOROVOD_SIZE": "1"}), 0).size == 1
+    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "4", "HOROVOD_SIZE": "1"})).size == 1
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"])
 def test_mpi_is_not_silently_something_else(variable: str) -> None:
     with pytest.raises(StartError, match=f"{variable}=mpi is not supported yet"):
-        bootstrap.connect(Settings.from_environment({variable: "mpi"}), 0)
-    bootstrap.connect(Settings.from_environment({variable: "GLOO"}), 0)
+        bootstrap.connect(Settings.from_environment({variable: "mpi"}))
+    bootstrap.connect(Settings.from_environment({variable: "GLOO"}))
 
 
 FULL = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
@@ -53,19 +54,19 @@ def settings(**changed: str | None) -> Settings:
 
 def test_an_incomplete_identity_says_what_is_missing() -> None:
     with pytest.raises(StartError, match="but HOROVOD_RANK, HOROVOD_GLOO_RENDEZVOUS_PORT is not"):
-        bootstrap.connect(settings(RANK=None, GLOO_RENDEZVOUS_PORT=None), 0)
+        bootstrap.connect(settings(RANK=None, GLOO_RENDEZVOUS_PORT=None))
 
 
 def test_a_rank_beyond_the_size_is_an_error() -> None:
     with pytest.raises(StartError, match="HOROVOD_RANK=2 is out of range: HOROVOD_SIZE is 2"):
-        bootstrap.connect(settings(RANK="2"), 0)
+        bootstrap.connect(settings(RANK="2"))
 
 
 def test_a_rendezvous_that_is_not_there_is_named() -> None:
     secret = SecretFile(bytes(32))
     try:
         with pytest.raises(StartError, match="the rendezvous at 127.0.0.1:1 cannot be reached: Connection refused"):
-            bootstrap.connect(settings(SECRET_FILE=secret.path, START_TIMEOUT="0.2"), 0)
+            bootstrap.connect(settings(SECRET_FILE=secret.path, START_TIMEOUT="0.2"))
     finally:
         secret.close()
 

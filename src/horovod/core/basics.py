@@ -47,7 +47,7 @@ __all__ = [
     "stop_timeline",
 ]
 
-_starts = 0
+_registered = False  # whether shutdown runs at exit
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -56,7 +56,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
     add_process_set and remove_process_set.
     """
-    global _starts
+    global _registered
     with contexts.starting:
         if is_initialized():
             return
@@ -67,10 +67,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
         _check_comm(comm, settings.size or 1)
-        if _starts == 0:
+        if not _registered:
             atexit.register(shutdown)
-        _starts += 1
-        world = bootstrap.connect(settings, _starts - 1, [process_set.ranks for process_set in sets])
+            _registered = True
+        world = bootstrap.connect(settings, [process_set.ranks for process_set in sets])
         try:
             context = Context(world, settings)
         except BaseException:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import multiprocessing
 import os
@@ -38,6 +39,9 @@ from horovod.core.topology import Topology, hosts_of, identity_of, ranks_text
 __all__ = ["Link", "Purpose", "World", "connect"]
 
 _log = logging.getLogger("horovod")
+
+_PROCESS = os.urandom(8).hex()
+_alone_generations = itertools.count()
 
 # What every rank must have alike: (keyword, how the user spells it).
 _EQUAL_SETTINGS = (
@@ -94,15 +98,17 @@ class World:
             self.rendezvous.close()
 
 
-def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence[int]] = ()) -> World:
-    """Joins the world of this generation. Blocks for about the start timeout at most; raises StartError.
-    `process_sets`: what all ranks must give alike."""
+def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> World:
+    """Joins the generation that is being formed: the rendezvous says which, whatever this process has seen before.
+
+    Blocks for about the start timeout at most; raises StartError. `process_sets`: what all ranks must give alike.
+    """
     if unsupported := settings.unsupported():
         raise StartError(unsupported)
     communicators.check(settings.transport)
     if not settings.rendezvous_address:
-        return _alone(settings, generation)
-    start = _Start(settings, generation, process_sets)
+        return _alone(settings, next(_alone_generations))
+    start = _Start(settings, process_sets)
     try:
         return start.run()
     except AuthenticationError as error:
@@ -113,7 +119,7 @@ def connect(settings: Settings, generation: int, process_sets: Sequence[Sequence
             "over from another job, or the port may be another job's"
         ) from error
     except RankGone as gone:
-        record_gone(start.rendezvous, generation, gone)
+        record_gone(start.rendezvous, start.generation, gone)
         start.close()
         raise StartError(f"rank {start.rank} cannot go on in init: {gone}") from None
     except ChannelError as error:
@@ -158,10 +164,10 @@ def _alone(settings: Settings, generation: int) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, generation: int, process_sets: Sequence[Sequence[int]]) -> None:
+    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]]) -> None:
         self.settings = settings
         self.process_sets = [list(ranks) for ranks in process_sets]
-        self.generation = generation
+        self.generation = 0  # until the rendezvous says which one
         self.identity, self.hostname = identity_of(settings)
         self.rank, self.size = self.identity.rank, self.identity.size
         self.deadline = time.monotonic() + settings.start_timeout_s
@@ -174,6 +180,8 @@ class _Start:
         self.links: list[Link] = []
 
     def run(self) -> World:
+        # A forked child shares the token, but is another process.
+        self.generation = self.rendezvous.enter(self.rank, f"{_PROCESS}/{os.getpid()}", self._remaining())
         if self.identity.local_size > 1 and self.identity.local_rank == 0:
             self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
         records = self._meet()
