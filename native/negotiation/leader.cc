@@ -173,10 +173,12 @@ bool Leader::is_time(const Pending::Contents& pending) const {
 }
 
 bool Leader::wants_to_speak() const {
+  if (pending_.is_empty()) return false;
   return pending_.look([this](const Pending::Contents& pending) { return is_time(pending); });
 }
 
 int64_t Leader::silence_left_ns() const {
+  if (pending_.is_empty()) return -1;
   uint64_t until_ns = pending_.hold_until_ns();
   const uint64_t since_ns = pending_.look([](const Pending::Contents& pending) { return pending.since_ns; });
   if (since_ns != 0 && (until_ns == 0 || since_ns + settings_.linger_ns < until_ns)) {
@@ -188,6 +190,7 @@ int64_t Leader::silence_left_ns() const {
 }
 
 Status Leader::speak() {
+  if (pending_.is_empty()) return {};
   const uint64_t hold_until_ns = pending_.hold_until_ns();
   if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) send_held(clock_.now_ns());
   return wants_to_speak() ? say_pending() : Status();

@@ -68,6 +68,8 @@ class Leader {
   int64_t silence_left_ns() const;
   // It is time now. Any thread.
   bool wants_to_speak() const;
+  // Requests wait here for the equal ones of other ranks.
+  bool holds_back() const { return !held_.empty(); }
 
   // What all ranks of this host have read the RETIRE of. `*any`: that has moved the log.
   Status tell_retired(bool* any);

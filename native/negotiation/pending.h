@@ -4,6 +4,7 @@
 // it, which is never held across anything else. Owned by the leader.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -32,8 +33,12 @@ class Pending {
     const std::lock_guard lock(other.mutex_);
     contents_ = other.contents_;
     hold_until_ns_ = other.hold_until_ns_;
+    note();
   }
   Pending& operator=(const Pending&) = delete;
+
+  // Without the lock: drivers ask at every turn, and with one host there is never anything.
+  bool is_empty() const { return !anything_.load(); }
 
   Size add(uint32_t id, uint64_t bytes, uint32_t local_rank, bool urgent, uint64_t now_ns) {
     const std::lock_guard lock(mutex_);
@@ -44,6 +49,7 @@ class Pending {
     bool known = false;
     for (const uint32_t rank : contents_.ranks) known = known || rank == local_rank;
     if (!known) contents_.ranks.push_back(local_rank);
+    note();
     return {contents_.ids.size(), contents_.bytes};
   }
   // `by(contents)` must be quick: the lock is held.
@@ -54,12 +60,15 @@ class Pending {
   }
   Contents take() {
     const std::lock_guard lock(mutex_);
-    return std::exchange(contents_, {});
+    Contents taken = std::exchange(contents_, {});
+    note();
+    return taken;
   }
   // Requests are held back, the oldest of them until then; 0: none is.
   void hold_until(uint64_t ns) {
     const std::lock_guard lock(mutex_);
     hold_until_ns_ = ns;
+    note();
   }
   uint64_t hold_until_ns() const {
     const std::lock_guard lock(mutex_);
@@ -67,6 +76,9 @@ class Pending {
   }
 
  private:
+  void note() { anything_.store(!contents_.ids.empty() || hold_until_ns_ != 0); }
+
+  std::atomic<bool> anything_{false};
   mutable std::mutex mutex_;
   Contents contents_;
   uint64_t hold_until_ns_ = 0;

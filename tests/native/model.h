@@ -54,11 +54,12 @@ struct Replay {
   }
 };
 
-// An object and its part of a state's key; shared by all states until it changes.
+// An object and its part of a state's key, hashed; shared by all states until it changes.
 template <class Value>
 struct Kept {
+  Kept(Value its_value, const std::string& text) : value(std::move(its_value)), key(std::hash<std::string>()(text)) {}
   Value value;
-  std::string key;
+  size_t key;
 };
 template <class Value>
 using KeptPtr = std::shared_ptr<const Kept<Value>>;
@@ -123,9 +124,9 @@ struct World {
       put_frame(call.frame);
       put_past(call.past);
     }
-    for (const auto& member : members) text.put_string(member->key);
-    for (const auto& leader : leaders) text.put_string(leader->key);
-    for (const auto& host : hosts) text.put_string(host->key);
+    for (const auto& member : members) text.put(member->key);
+    for (const auto& leader : leaders) text.put(leader->key);
+    for (const auto& host : hosts) text.put(host->key);
     for (const auto* queues : {&up, &down}) {
       for (const auto& queue : *queues) {
         text.put(static_cast<uint8_t>(queue.size()));
@@ -184,6 +185,8 @@ class Checker {
   virtual void joined(W* /*world*/, int /*rank*/) {}
   // A record has been applied. True: the call that it is about has come to its end.
   virtual bool applied(W* world, int rank, Record record, const Member::Applied& what) = 0;
+  // Whether the program knows of batches.
+  virtual bool closes_matter() const { return false; }
   virtual bool may_read(const W& /*world*/, int /*rank*/) { return true; }
   virtual bool may_lead(const W& /*world*/, int /*host*/) { return true; }
   virtual void prepare(Member* /*member*/, int /*rank*/) {}
@@ -226,8 +229,8 @@ class Checker {
   static void change_host(W* world, int host, Change&& change) {
     PlainHost changed = at(world->hosts, host)->value;
     change(&changed);
-    std::string key = key_of(changed);
-    at(world->hosts, host) = std::make_shared<Kept<PlainHost>>(Kept<PlainHost>{std::move(changed), std::move(key)});
+    const std::string key = key_of(changed);
+    at(world->hosts, host) = std::make_shared<Kept<PlainHost>>(std::move(changed), key);
   }
 
   template <class Items>
@@ -244,7 +247,7 @@ class Checker {
     for (size_t h = 0; h < hosts_; ++h) {
       const size_t here = topology_.ranks_of(static_cast<int>(h)).size();
       PlainHost host(here, across);
-      world.hosts.push_back(std::make_shared<Kept<PlainHost>>(Kept<PlainHost>{host, key_of(host)}));
+      world.hosts.push_back(std::make_shared<Kept<PlainHost>>(host, key_of(host)));
     }
     world.up.resize(hosts_);
     world.down.resize(hosts_);
@@ -260,7 +263,7 @@ class Checker {
       Leader leader(ports.map, {limits_}, {ports.board, ports.uplink, ports.clock, ports.waker, ports.readers});
       prepare(&leader);
       const std::string key = leader.snapshot();
-      world.leaders.push_back(std::make_shared<Kept<Leader>>(Kept<Leader>{std::move(leader), key}));
+      world.leaders.push_back(std::make_shared<Kept<Leader>>(std::move(leader), key));
     }
     return world;
   }
@@ -301,8 +304,8 @@ class Checker {
   }
 
   void keep(W* world, int rank, Member member) {
-    std::string key = member.snapshot();
-    at(world->members, rank) = std::make_shared<Kept<Member>>(Kept<Member>{std::move(member), std::move(key)});
+    const std::string key = member.snapshot();
+    at(world->members, rank) = std::make_shared<Kept<Member>>(std::move(member), key);
   }
 
   void read_on(const W& world, int rank) {
@@ -355,6 +358,7 @@ class Checker {
     }
     Record record;
     board_->peek(mine.read, &record);
+    const bool is_retirement = record.kind == RecordKind::kRetire;
     Member::Applied what;
     if (const Status outcome = member->apply(record, &what); !outcome.ok()) fail(outcome.text());
     // A call that has come to its end is finished in the same breath; the plan changes once, at the end.
@@ -366,8 +370,9 @@ class Checker {
       mine.plan = std::move(after);
     }
     ++mine.read;
+    while (!closes_matter() && board_->peek(mine.read, &record) && record.kind == RecordKind::kClose) ++mine.read;
     // Only for a RETIRE it matters when the others see how far this rank has read.
-    if (record.kind != RecordKind::kRetire || !names_go()) {
+    if (!is_retirement || !names_go()) {
       board_->ranks[map_of(rank).local_rank].cursor = mine.read;
     }
   }
@@ -402,7 +407,7 @@ class Checker {
   }
 
   void keep(W* world, int host, const Leader& leader) {
-    at(world->leaders, host) = std::make_shared<Kept<Leader>>(Kept<Leader>{leader, leader.snapshot()});
+    at(world->leaders, host) = std::make_shared<Kept<Leader>>(leader, leader.snapshot());
   }
 
   void lead(const W& world, int host) {
@@ -435,10 +440,8 @@ class Checker {
       step_leader(std::move(next), host);
     };
     const Leader& leader = at(world.leaders, host)->value;
-    if (leader.silence_left_ns() >= 0) {
-      idle(LeaderCall::Kind::kSpeak);
-      idle(LeaderCall::Kind::kSpeakLate);
-    }
+    if (leader.wants_to_speak()) idle(LeaderCall::Kind::kSpeak);
+    if (leader.holds_back()) idle(LeaderCall::Kind::kSpeakLate);
     if (leader.has_unread_retirements()) idle(LeaderCall::Kind::kRetired);
   }
 
@@ -523,7 +526,8 @@ class Checker {
     }
     bool log_has_room() override { return true; }
     uint64_t append(Record record) override {
-      return number(true, [&](PlainBoard& board) { return board.append(record); });
+      // A CLOSE stands behind the records of its batch at once: nobody acts on their coming apart.
+      return number(record.kind != RecordKind::kClose, [&](PlainBoard& board) { return board.append(record); });
     }
     bool is_ready_record(uint64_t) override { return false; }
     bool all_have_read(uint64_t end) override {

@@ -125,6 +125,7 @@ class SetsChecker final : public model::Checker<Progress> {
     mine.order.push_back(set);
   }
 
+  bool closes_matter() const override { return true; }
   bool may_read(const W& world, int r) override { return at(world.ranks, r).plan.runs.empty(); }
   bool may_lead(const W& world, int host) override {
     const auto leader = std::ranges::find(case_.host_of_rank, host) - case_.host_of_rank.begin();
