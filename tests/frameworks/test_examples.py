@@ -223,6 +223,7 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
     )
     assert result.returncode == 0, result.stderr
     assert re.search(r"^ +65536 +\d", result.stdout, re.MULTILINE), result.stdout
+    assert "A ratio is the median of the rounds' own ratios" in result.stdout
     content = json.loads(record.read_text())
     assert content["ranks"] == 2 and content["command"][:4] == ["python", "-m", "horovod.bench", "allreduce"]
     assert {"machine", "commit", "before", "after", "time"} <= content.keys()

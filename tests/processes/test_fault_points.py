@@ -67,7 +67,7 @@ def all_cases() -> list[Case]:
     points = [(point, "shm") for point in ("rendezvous", "attach", "count", "append", "shm", "shutdown")]
     points += [("rendezvous", "tcp"), ("attach", "tcp"), ("tcp", "tcp"), ("shutdown", "tcp")]
     # Starting measures the machine with collectives of its own: later passes are inside of the script's.
-    nth = {"shm": 40, "tcp": 5}
+    nth = {"shm": 240, "tcp": 5}
     cases = []
     for point, transport in points:
         for action in NOTICED_S:

@@ -7,7 +7,7 @@ import argparse
 import statistics
 from typing import Any
 
-from horovod.bench.paired import Buffers, gloo, measure, operations, ratio
+from horovod.bench.paired import RATIO_NOTE, Buffers, gloo, measure, operations, ratio
 from horovod.bench.record import Session
 
 __all__ = ["DEFAULT_SIZES", "run"]
@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
             row = {"bytes": size, **measure(buffers, sides, arguments.rounds, arguments.seconds)}
             session.rows.append(row)
             session.print(_line(row))
+        if dist is not None:
+            session.print(RATIO_NOTE)
         return session.end()
 
 

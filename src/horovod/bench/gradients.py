@@ -12,7 +12,7 @@ import math
 import statistics
 from typing import Any
 
-from horovod.bench.paired import Buffers, gloo, measure, operations, ratio
+from horovod.bench.paired import RATIO_NOTE, Buffers, gloo, measure, operations, ratio
 from horovod.bench.record import Session
 
 __all__ = ["resnet50_shapes", "run"]
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, seconds in measured["seconds"].items():
             quotient = ratio(measured["seconds"], name)
             session.print(f"{name:>14} {statistics.median(seconds) * 1e3:>9.2f} {quotient:>9.2f}")
+        session.print(RATIO_NOTE)
         return session.end()
 
 

@@ -19,7 +19,10 @@ import numpy as np
 from horovod import core as hvd
 from horovod.core import context
 
-__all__ = ["Buffers", "gloo", "measure", "operations", "ratio"]
+__all__ = ["RATIO_NOTE", "Buffers", "gloo", "measure", "operations", "ratio"]
+
+# Printed below each table that has one.
+RATIO_NOTE = "A ratio is the median of the rounds' own ratios; it is not the quotient of the medians beside it."
 
 MAX_CALLS = 2000
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator of one host, over shared memory (step 7): chooses an algorithm by size, and cached or streamed
-// stores by the line hop.
+// The communicator of one host, over shared memory (step 7): chooses an algorithm by size; cached or streamed
+// stores are chosen by timing both (store_choice.h).
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -9,6 +9,7 @@
 #include "collectives/slot_copy.h"
 #include "collectives/slot_scatter.h"
 #include "communicators/registry.h"
+#include "communicators/shm/store_choice.h"
 #include "platform/float_state.h"
 #include "transport/shm/line_hop.h"
 #include "transport/shm/slot_ring.h"
@@ -21,13 +22,15 @@ namespace {
 constexpr size_t kOneShotReadBytes = size_t{64} << 10;
 constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kLargeBytes = size_t{1} << 20;
+constexpr size_t kSmallBytes = size_t{32} << 10;  // that a choice for small operations is timed on
 // From where the caller's tensors are written past the caches, by near and by far members.
 constexpr size_t kNearStreamOutputBytes = size_t{128} << 20;
 constexpr size_t kFarStreamOutputBytes = size_t{32} << 20;
-constexpr uint32_t kFarHopNs = 100;
-constexpr int kStartRounds = 400;
-constexpr int kAgainRounds = 32;
-constexpr uint32_t kMeasureInterval = 64;
+constexpr int kStartHops = 400, kAgainHops = 32;
+constexpr int kStartRounds = 8, kAgainRounds = 2;  // of timing stores
+// A measurement costs about as much as four operations of a mebibyte.
+constexpr uint32_t kOftenAtFirst = 64;
+constexpr size_t kMeasureBytes = size_t{512} << 20;
 
 class Shm final : public Communicator {
  public:
@@ -37,7 +40,7 @@ class Shm final : public Communicator {
 
   Status start() {
     HVD_RETURN_IF_ERROR(ring_.attach());
-    if (!hop_.measure(ring_, kStartRounds)) return ring_.interrupted("measuring the cache-line hop");
+    if (!measure(kStartHops, kStartRounds)) return ring_.interrupted("measuring the shared memory");
     return slot_barrier(ring_);
   }
 
@@ -53,7 +56,7 @@ class Shm final : public Communicator {
     if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
     const SliceList list(slices, element_size(reduction.dtype));
     if (bytes <= one_shot_bytes()) {
-      return one_shot_allreduce(ring_, kernels_, list, reduction, streamed() && bytes >= kStreamOneShotBytes);
+      return one_shot_allreduce(ring_, kernels_, list, reduction, streams(bytes) && bytes >= kStreamOneShotBytes);
     }
     if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
     return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes));
@@ -61,7 +64,7 @@ class Shm final : public Communicator {
 
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
     const SliceList list(slices, element_bytes);
-    return slot_broadcast(ring_, kernels_, list, root_member, streamed() && list.bytes() >= kLargeBytes);
+    return slot_broadcast(ring_, kernels_, list, root_member, list.bytes() >= kLargeBytes && streams(list.bytes()));
   }
   Status exchange(const void* mine, size_t bytes, void* all) override {
     return slot_exchange(ring_, kernels_, mine, bytes, all);
@@ -70,7 +73,7 @@ class Shm final : public Communicator {
     int64_t bytes = 0;
     for (int64_t part : bytes_of_member) bytes += part;
     return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
-                          streamed() && static_cast<size_t>(bytes) >= kLargeBytes);
+                          static_cast<size_t>(bytes) >= kLargeBytes && streams(static_cast<size_t>(bytes)));
   }
   Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
     size_t bytes = 0;
@@ -81,19 +84,19 @@ class Shm final : public Communicator {
     const FloatState state;
     if (bytes <= kTinyBytes) return tiny_reducescatter(ring_, kernels_, parts, reduction);
     if (!measure_now_and_then(bytes)) return ring_.interrupted("reducescatter");
-    return slot_reducescatter(ring_, kernels_, parts, reduction, streamed() && bytes >= kStreamOneShotBytes);
+    return slot_reducescatter(ring_, kernels_, parts, reduction, streams(bytes) && bytes >= kStreamOneShotBytes);
   }
   Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
     int64_t total = 0;
     for (int64_t part : bytes) total += part;
-    return slot_alltoall(ring_, kernels_, mine, bytes, all, streamed() && static_cast<size_t>(total) >= kLargeBytes);
+    return slot_alltoall(ring_, kernels_, mine, bytes, all,
+                         static_cast<size_t>(total) >= kLargeBytes && streams(static_cast<size_t>(total)));
   }
   Status barrier() override { return slot_barrier(ring_); }
 
   std::string describe() const override {
-    return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", \"stores\": \"" +
-           (streamed() ? "streamed" : "cached") + "\", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
-           "\"";
+    return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", " +
+           stores_.describe() + ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\"";
   }
 
  private:
@@ -101,31 +104,39 @@ class Shm final : public Communicator {
     const size_t limit = kOneShotReadBytes / static_cast<size_t>(std::max(1, ring_.size() - 1));
     return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());
   }
-  bool streamed() const {
+  bool streams(size_t bytes) const {
     if (settings_.stores != Stores::kMeasured) return settings_.stores == Stores::kStreamed;
-    // Streaming by mistake costs half as much again; not streaming by mistake costs eight times as much.
-    const uint32_t hop = LineHop::nanoseconds(ring_);
-    return hop == 0 || hop >= kFarHopNs;
+    return stores_.streams(bytes <= one_shot_bytes() ? StoreChoice::kSmall : StoreChoice::kLarge);
   }
   StorePlan stores_for(size_t bytes) const {
-    const bool far = streamed();
+    const bool far = streams(bytes);
     return {far, bytes >= (far ? kFarStreamOutputBytes : kNearStreamOutputBytes)};
   }
+  bool measure(int hops, int rounds) {
+    return hop_.measure(ring_, hops) &&
+           (settings_.stores != Stores::kMeasured ||
+            stores_.measure(ring_, kernels_, std::min(kSmallBytes, one_shot_bytes()), rounds));
+  }
   // A virtual machine moves between near and far placements by itself; and at the start members may still share a core.
-  // Often at first, then every kMeasureInterval large operations. All members count alike, so all take part.
+  // Often at first, then for every kMeasureBytes of large operations. All members count alike, so all take part.
   bool measure_now_and_then(size_t bytes) {
     if (bytes < kLargeBytes) return true;
     ++large_operations_;
-    const bool due = large_operations_ < kMeasureInterval ? std::has_single_bit(large_operations_)
-                                                          : large_operations_ % kMeasureInterval == 0;
-    return !due || hop_.measure(ring_, kAgainRounds);
+    large_bytes_ += bytes;
+    const bool due =
+        (large_operations_ <= kOftenAtFirst && std::has_single_bit(large_operations_)) || large_bytes_ >= kMeasureBytes;
+    if (!due) return true;
+    large_bytes_ = 0;
+    return measure(kAgainHops, kAgainRounds);
   }
 
   const CommunicatorSettings settings_;
   const Kernels kernels_;
   SlotRing ring_;
   LineHop hop_;
+  StoreChoice stores_;
   uint32_t large_operations_ = 0;
+  size_t large_bytes_ = 0;
 };
 
 std::string why_unfit(const Topology& members) {
