@@ -762,6 +762,22 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_training.py", "-k", "in_a_loop"),),
     ),
     Mutation(
+        "interrupted-call-lets-go-of-its-memory",
+        "src/horovod/core/operations.py",
+        "            register(Operation(context, handle, None, keep, None))",
+        "            pass",
+        "the engine writes into memory that an interrupted call has given back",
+        (python("tests/processes/test_lost_ranks.py", "-k", "interrupt_of_a_blocking_call"),),
+    ),
+    Mutation(
+        "tensorflow-gradients-of-one-node-share-a-name",
+        "src/horovod/tensorflow/autograd.py",
+        "return among_concurrent(unscoped_name(tf.compat.v1.get_default_graph(), name))",
+        "return name",
+        "two gradients of one node that run at the same time have one name",
+        (python("tests/frameworks/test_tensorflow_ops.py", "-k", "taken_apart"),),
+    ),
+    Mutation(
         "generation-kept-by-its-error",
         "src/horovod/core/operations.py",
         "                raise context.failure_of(code, native.scratch.status)",

@@ -245,6 +245,7 @@ def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
         import numpy as np
 
         import horovod.core as hvd
+        from horovod.core import operations
 
         hvd.init()
         tensor = np.ones(3)
@@ -257,6 +258,7 @@ def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
+            assert [operation.keep is tensor for operation in operations._pending.values()] == [True]
             hvd.barrier()
         else:
             hvd.barrier()

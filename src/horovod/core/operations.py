@@ -65,6 +65,8 @@ def run_one(
             native.scratch.status_argument,
         )
         if not code:
+            if _dropped:
+                _forget_done()
             return None
         if handle.value:
             return Operation(context, handle, None, keep, None)
