@@ -40,13 +40,13 @@ demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
-test: install install-oldest native data fuzz
+test: install install-oldest data fuzz
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
 	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
 
-quick: install-quick native
+quick: install-quick
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure --label-exclude slow
 	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch and not tcp" \
 	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
@@ -70,12 +70,18 @@ lint: .venv-lint/created native
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
 	@$(STEP) --needs clang++-14 "build with clang" env TARGET=all-objects tools/build-native build/clang \
 	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
+	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
+	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
 	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
 
-# As a user installs it: an isolated build from nothing. pip takes no wheel of a version that is there already.
+# The library, the native tests and the wheel from one build folder; `make check-all` builds the wheel as a user does, from
+# nothing. pip takes no wheel of a version that is there already.
+NATIVE_BUILD := --no-build-isolation -C build-dir=build/native -C cmake.define.HVD_BUILD_TESTS=ON
+
 install: .venv/created
 	@rm -rf build/dist
-	@$(STEP) "build the wheel" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps -w build/dist .
+	@$(STEP) "build" env PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps \
+	  $(NATIVE_BUILD) -w build/dist .
 	@$(STEP) "install horovod" sh -c \
 	  'wheel=$$(echo build/dist/hvd-*.whl) && $(PIP) "$$wheel[test]" && $(PIP) --force-reinstall --no-deps "$$wheel"'
 	@$(STEP) "install tf-keras" $(TF_KERAS)
@@ -87,7 +93,7 @@ install-oldest: install $(OLDEST)/created
 
 # Rebuilds only what changed.
 install-quick: .venv/created
-	@$(STEP) "install horovod (incremental)" $(PIP) --no-build-isolation -C build-dir=build/wheel '.[test]'
+	@$(STEP) "install horovod (incremental)" env PATH="$$PWD/.venv/bin:$$PATH" $(PIP) $(NATIVE_BUILD) '.[test]'
 	@$(STEP) "install tf-keras" $(TF_KERAS)
 
 native: .venv/created
@@ -105,6 +111,7 @@ $(OLDEST)/created: pyproject.toml
 .venv-lint/created: pyproject.toml
 	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
 	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
+	@$(STEP) --needs npm "install jscpd" npm install --silent --no-save --no-audit --no-fund --prefix .venv-lint jscpd@4.3.0
 	@touch $@
 
 .venv-fuzz/created: pyproject.toml
