@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.core import bootstrap
+from horovod.core import bootstrap, topology
 from horovod.core.exceptions import StartError
 from horovod.core.secret import SecretFile, read_secret
 from horovod.core.settings import Settings
@@ -89,4 +89,4 @@ def test_secrets_are_taken_only_from_private_files(tmp_path: Path) -> None:
 def test_two_jobs_hosts_must_be_consistent() -> None:
     record = {"hostname": "a", "local_rank": 0, "local_size": 1}
     with pytest.raises(StartError, match="rank 0 says it is local rank 0 of 1, but on host 'a' it is 0 of 2"):
-        bootstrap._hosts({0: record, 1: record})
+        topology.hosts_of({0: record, 1: record})

@@ -21,8 +21,10 @@ BUCKET_BYTES = 25 << 20
 
 
 def resnet50_shapes(divisor: int = 1) -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 parameters, its channels divided. Source: He et al. 2015, table 1, with biases and
-    scales of batch normalization."""
+    """The shapes of ResNet-50's 161 parameters, its channels divided.
+
+    Source: He et al. 2015, table 1, with biases and scales of batch normalization.
+    """
     shapes: list[tuple[int, ...]] = []
 
     def convolution(inputs: int, outputs: int, kernel: int) -> None:

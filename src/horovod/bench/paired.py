@@ -68,8 +68,10 @@ class Buffers:
 
 
 def measure(buffers: Buffers, sides: Mapping[str, Callable[[], object]], rounds: int, seconds: float) -> dict[str, Any]:
-    """Runs in every rank. Returns, by side, the calls of a round (to last about `seconds`) and the rounds' times in
-    seconds."""
+    """Runs in every rank.
+
+    Returns, by side, the calls of a round (to last about `seconds`) and the rounds' times in seconds.
+    """
     # Warm-up also says how many calls make a round; all ranks must make equally many.
     calls = {}
     for name, call in sides.items():

@@ -121,8 +121,10 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this package lies in, with "+" where files differ; of an installed package, that of
-    the tree in the working directory where its files are the same; else None."""
+    """The commit of the source tree that this package lies in, with "+" if files differ.
+
+    Of an installed package: the commit of the tree in the working directory, if its files are the same. Otherwise None.
+    """
     here = Path(__file__).resolve().parent
     tree = Path("src/horovod").resolve()
     if all(_same(path, tree / path.relative_to(here.parent)) for path in here.parent.rglob("*.py")):

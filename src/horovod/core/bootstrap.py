@@ -308,8 +308,10 @@ class _Start:
         return self.watch.guard
 
     def _exchange_outcome(self, step: str, act: Callable[[], None]) -> dict[int, str]:
-        """Runs a step of this rank and tells all ranks how it went. Returns the problems by rank, the same on every
-        rank."""
+        """Runs a step of this rank and tells all ranks how it went.
+
+        Returns the problems by rank, the same on every rank.
+        """
         problem = None
         try:
             act()

@@ -198,14 +198,13 @@ def authenticate_server(connection: socket.socket, secret: bytes, purpose: str, 
 
 
 class Listener:
-    """Accepts connections, lets each prove the secret, and hands it to `serve`, which runs on that connection's own
-    thread.
+    """Accepts connections, lets each prove the secret, and hands it to `serve`.
 
-    `serve` may detach the channel; otherwise it is closed when `serve` returns. At most `max_pending` connections may
-    be unauthenticated at a time: one more drops the oldest, so that idle strangers cannot keep ranks out. `refused`
-    counts the connections that were turned away. Owns the listening socket. `close` ends all threads. Not more than
-    twice `max_pending` threads are ever in a handshake, however fast connections come: the next one is accepted when
-    one of them has ended.
+    `serve` runs on that connection's own thread. It may detach the channel; otherwise it is closed when `serve`
+    returns. At most `max_pending` connections may be unauthenticated at a time: one more drops the oldest, so that idle
+    strangers cannot keep ranks out. `refused` counts the connections that were turned away. Owns the listening socket.
+    `close` ends all threads. Not more than twice `max_pending` threads are ever in a handshake, however fast
+    connections come: the next one is accepted when one of them has ended.
     """
 
     def __init__(

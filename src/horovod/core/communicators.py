@@ -49,8 +49,10 @@ def check(transport: str) -> None:
 def plan(
     transport: str, host_of_rank: Sequence[int], members: Sequence[int], rank: int, *, must: bool = True
 ) -> tuple[str, set[int]]:
-    """The name of the communicator that joins `members`, and the ranks to which `rank` needs a data link for it. If
-    `transport` does not fit them, StartError; without `must` the first one that fits."""
+    """The name of the communicator that joins `members`, and the ranks to which `rank` needs a data link for it.
+
+    If `transport` does not fit them, StartError; without `must` the first one that fits.
+    """
     size = len(host_of_rank)
     hosts = (ctypes.c_int32 * size)(*host_of_rank)
     ranks = (ctypes.c_int32 * len(members))(*members)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ctypes mirror of native/include/horovod/horovod.h: step 4 of a gradient's way, where Python crosses into the
-engine.
+"""The ctypes mirror of native/include/horovod/horovod.h: Python crosses into the engine (step 4).
 
 Nothing here decides anything: layouts, prototypes, the library's place, and the one translation of a code into an
 exception. Every call frees the GIL (CDLL). The functions of the hot path take plain integers for addresses, which is

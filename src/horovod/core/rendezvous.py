@@ -51,8 +51,10 @@ class Rendezvous:
         return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
     def enter(self, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> int:
-        """The generation that this rank's init belongs to, whatever this process has seen before. `process` tells two
-        processes of one rank apart."""
+        """The generation that this rank's init belongs to, whatever this process has seen before.
+
+        `process` tells two processes of one rank apart.
+        """
         request = {"op": "enter", "rank": rank, "process": process}
         generation: int = self._ask(request, timeout_s, "generation", int)
         return generation
@@ -66,8 +68,10 @@ class Rendezvous:
         return self.get_many([key], timeout_s).get(key)
 
     def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
-        """Waits until all keys are there or the time is up; returns those that are. Raises RankGone where a key is
-        missing and a rank is known to be gone."""
+        """Waits until all keys are there or the time is up; returns those that are.
+
+        Raises RankGone where a key is missing and a rank is known to be gone.
+        """
         request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
         values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
         return values

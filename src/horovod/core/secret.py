@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job's secret: 32 random bytes that the launcher makes and that every rank proves, read from a file of its owner
-alone."""
+"""The job's secret: 32 random bytes that the launcher makes and every rank proves.
+
+It is read from a file that its owner alone can open.
+"""
 
 from __future__ import annotations
 

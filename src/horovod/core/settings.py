@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row. Imports nothing of
-ours.
+"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
+
+Imports nothing of ours.
 
 This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
 for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is

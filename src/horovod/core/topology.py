@@ -110,8 +110,10 @@ def _pretended(identity: Identity, settings: Settings) -> tuple[Identity, str]:
 
 
 def hosts_of(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:
-    """The ranks of each host by its name, from what the ranks say of themselves. Raises StartError if it does not fit
-    together."""
+    """The ranks of each host by its name, from what the ranks say of themselves.
+
+    Raises StartError if it does not fit together.
+    """
     by_name: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         by_name.setdefault(record["hostname"], []).append(rank)

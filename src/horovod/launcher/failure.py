@@ -59,8 +59,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class RankExit:
-    """`code` as Python counts it: negative for a signal. `asked`: the launcher had already told the ranks to end.
-    `memory`: for SIGKILL, what the out-of-memory killer's counters say (launcher/memory.py)."""
+    """`code` as Python counts it: negative for a signal.
+
+    `asked`: the launcher had already told the ranks to end. `memory`: for SIGKILL, what the out-of-memory killer's
+    counters say (launcher/memory.py).
+    """
 
     rank: int
     code: int
@@ -75,8 +78,10 @@ class RankExit:
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """`record`: what the ranks themselves say of it, may be empty. `stopped_by`: a signal that stopped the rank, which
-    has not been continued."""
+    """`record`: what the ranks themselves say of it, may be empty.
+
+    `stopped_by`: a signal that stopped the rank, which has not been continued.
+    """
 
     rank: int
     code: int
@@ -130,8 +135,10 @@ def describe_end(ended: RankExit, pid: int) -> str:
 
 
 def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[Line]) -> str:
-    """The last words of a failed job: what the rank said last, then which rank it was, where, what happened to it, and
-    a hint. The cause comes last, so that it is what the user sees first on the terminal."""
+    """The last words of a failed job: what the rank said last, which rank it was and where, what happened, and a hint.
+
+    The cause comes last, so that it is what the user sees first on the terminal.
+    """
     own = next((one for one in exits if one.rank == cause.rank), None)
     happened, hint = _happened(cause, own)
     lines = _last_words(cause.rank, own, last_lines)
@@ -164,8 +171,10 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str]:
 
 
 def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:
-    """The end of the rank's stderr, without what frameworks log, frames of tracebacks, and what is too old to be about
-    its end."""
+    """The end of the rank's stderr, as far as it is about the rank's end.
+
+    Left out: what frameworks log, frames of tracebacks, and old lines.
+    """
     end_s = own.time_s if own is not None else max((line.time_s for line in last_lines), default=0.0)
     recent = [line for line in last_lines if own is None or own.code >= 0 or end_s - line.time_s <= _RECENT_S]
     telling = [line for line in recent if not _FRAMEWORK_LOG.match(line.text)]

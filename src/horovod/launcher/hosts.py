@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank runs where: host lists as users write them, and the identities of the ranks that follow from them. No
-processes."""
+"""Which rank runs where: host lists as users write them, and the identities of the ranks that follow from them.
+
+No processes.
+"""
 
 from __future__ import annotations
 

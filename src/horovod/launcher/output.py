@@ -86,8 +86,10 @@ def _written_to(what: object) -> Iterator[None]:
 
 
 class Outputs:
-    """All streams of a job. `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte
-    for byte."""
+    """All streams of a job.
+
+    `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte.
+    """
 
     def __init__(self, size: int, streams: Mapping[str, BinaryIO], directory: Path | None = None) -> None:
         self._streams = streams

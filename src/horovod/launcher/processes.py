@@ -31,8 +31,10 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None = None) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets `number` when this thread ends, even by SIGKILL. With the id of its `parent` the
-    child may call it for itself."""
+    """A `preexec_fn`: the child gets `number` when this thread ends, even by SIGKILL.
+
+    With the id of its `parent` the child may call it for itself.
+    """
     parent = os.getpid() if parent is None else parent
 
     def arm() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place where the ranks of one job meet: a key-value store in the launcher, open only to holders of the job's
-secret. rendezvous_store.py has what it means; this file has the connections.
+"""The place where the ranks of one job meet: a key-value store in the launcher, open to holders of the job's secret.
+
+This file has the connections; rendezvous_store.py has what the requests mean.
 
 One thread serves all ranks. Each connection proves the secret on a thread of its own (channel.Listener), which ends
 when the connection has joined the others.
@@ -26,8 +27,10 @@ _READ_BYTES = 1 << 16
 
 
 class _Connection:
-    """One rank's connection: requests in, answers out. Its peer may ask again before it has taken an answer, but is not
-    read while it takes none."""
+    """One rank's connection: requests in, answers out.
+
+    Its peer may ask again before it has taken an answer, but is not read while it takes none.
+    """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.socket = connection

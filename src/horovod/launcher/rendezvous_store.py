@@ -75,8 +75,11 @@ class Store:
         return self._values[key]
 
     def gone(self, rank: int, text: str) -> None:
-        """A rank has ended or stopped. Everyone who waits for a key, as every start does that needs all ranks, is told
-        so instead. Of several ranks the first one is named."""
+        """A rank has ended or stopped.
+
+        Everyone who waits for a key, as every start does that needs all ranks, is told so instead. Of several ranks the
+        first one is named.
+        """
         self._gone.setdefault(rank, text)
         for _, _, wait in self._deadlines:
             self._finish(wait)
@@ -97,8 +100,10 @@ class Store:
     # what ranks ask
 
     def ask(self, request: Any, now_s: float, reply: Reply) -> Wait | None:
-        """Answers now, or returns the wait that will. Never raises for what an authenticated peer may send: the answer
-        says what is wrong with it."""
+        """Answers now, or returns the wait that will.
+
+        Never raises for what an authenticated peer may send: the answer says what is wrong with it.
+        """
         match request:
             case {"op": "put" | "compare_and_set", "key": str(), "value": _} if len(self._values) >= MAX_KEYS:
                 reply({"error": f"the rendezvous holds {MAX_KEYS} keys already"})
@@ -118,8 +123,11 @@ class Store:
         return None
 
     def _enter(self, rank: int, process: str) -> int:
-        """The generation that a rank which calls init belongs to. A process that is in the current one already starts
-        the next. Two processes of one rank get the same one, in which they find each other out."""
+        """The generation that a rank which calls init belongs to.
+
+        A process that is in the current one already starts the next. Two processes of one rank get the same one, in
+        which they find each other out.
+        """
         if self._entered.get(rank) == process:
             self._generation += 1
             self._entered = {}

@@ -64,9 +64,10 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Runs func(*args, **kwargs) in `num_proc` ranks on this machine; returns the results in rank order. `np` is
-    another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The function
-    calls init() itself. What the ranks print goes to this process' stdout and stderr.
+    """Runs func(*args, **kwargs) in `num_proc` ranks on this machine; returns the results in rank order.
+
+    `np` is another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The
+    function calls init() itself. What the ranks print goes to this process' stdout and stderr.
 
     Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
     RuntimeError where a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments

@@ -31,8 +31,10 @@ class Answer:
 
 
 def dumps(value: Any, what: str) -> bytes:
-    """Pickled by cloudpickle, which takes lambdas, local functions and classes of a script by value. Where it is not
-    installed, by pickle, which does not. Raises TypeError that names `what`."""
+    """Pickled by cloudpickle, which takes lambdas, local functions and classes of a script by value.
+
+    Where it is not installed, by pickle, which does not. Raises TypeError that names `what`.
+    """
     try:
         import cloudpickle
     except ImportError:

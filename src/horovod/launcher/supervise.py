@@ -308,8 +308,11 @@ class _Supervisor:
         self._looked_s = now
 
     def _act_on_stops(self, now: float) -> None:
-        """Ranks that wait in init are told at once. All others notice by themselves, and end; what does not, because it
-        has nothing to do with the others right now, is ended after a while."""
+        """Ranks that wait in init are told at once.
+
+        All others notice by themselves, and end; what does not, because it has nothing to do with the others right now,
+        is ended after a while.
+        """
         if not self._job.frozen_timeout_s or self._asked:
             return
         for rank, one in self._stopped.items():
@@ -383,7 +386,7 @@ class _Supervisor:
         return cause.exit_code
 
     def _agents_end(self) -> int:
-        """No rank has failed: did all of them end by themselves, or was it an agent that failed?"""
+        """No rank has failed: either all of them ended by themselves, or an agent failed."""
         if self._agent_lost is not None:
             self._warn(self._agent_lost[0])
             return self._agent_lost[1]

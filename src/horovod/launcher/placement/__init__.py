@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to start an agent on a host: one file for each, and one row here. The first one that reaches a host is
-used for it."""
+"""The ways to start an agent on a host: one file for each, and one row here.
+
+The first one that reaches a host is used for it.
+"""
 
 from __future__ import annotations
 
