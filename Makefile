@@ -68,6 +68,8 @@ lint: .venv-lint/created native
 	@$(STEP) "ruff format" $(LINT_BIN)/ruff format --check $(PYTHON_FILES)
 	@$(STEP) "mypy" $(LINT_BIN)/mypy
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
+	@$(STEP) --needs clang++-14 "build with clang" env TARGET=all-objects tools/build-native build/clang \
+	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
 	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
 
 # As a user installs it: an isolated build from nothing. pip takes no wheel of a version that is there already.

@@ -612,7 +612,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nohup-is-overruled",
-        "src/horovod/launcher/supervise.py",
+        "src/horovod/launcher/terminal.py",
         "if before[number] is not signal.SIG_IGN:  # nohup",
         "if before[number] is not None:",
         "a job started under nohup ends with its terminal",

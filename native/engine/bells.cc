@@ -3,30 +3,19 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <utility>
 
 #include "platform/futex.h"
 
 namespace hvd {
 
-Bells::Bells(Segment& segment, uint32_t local_rank) : segment_(segment), local_rank_(local_rank) {}
+Bells::Bells(Segment& segment, uint32_t local_rank, std::shared_ptr<const PollBell> of_leader)
+    : segment_(segment), local_rank_(local_rank), of_leader_(std::move(of_leader)) {}
 
-Bells::~Bells() {
-  for (const int fd : event_fd_) {
-    if (fd >= 0) close(fd);
-  }
-}
-
-Status Bells::watch(const std::vector<int>& sockets) {
+void Bells::watch(const std::vector<int>& sockets) {
   for (const int fd : sockets) sockets_.emplace_back(fd);
-  for (int& fd : event_fd_) {
-    fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (fd < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-  }
-  return {};
 }
 
 void Bells::unwatch(int socket) {
@@ -62,16 +51,12 @@ void Bells::ring_own_engine() {
 // The bell's number has changed: now the system call for whoever sleeps on it.
 void Bells::rang(uint32_t local_rank, Sleeper who) {
   futex_wake(segment_.rank(local_rank).bell[index(who)]);
-  if (local_rank == local_rank_ && event_fd_[index(who)] >= 0) {
-    // Full or interrupted means that it is readable already.
-    [[maybe_unused]] const int ignored = eventfd_write(event_fd_[index(who)], 1);
-  }
+  if (local_rank == 0 && of_leader_ != nullptr) of_leader_->ring(index(who));
 }
 
 WakeReason Bells::block(Sleeper who, uint32_t seen, const Sleep& sleep) {
   std::atomic<uint32_t>& bell = segment_.rank(local_rank_).bell[index(who)];
-  const int event_fd = event_fd_[index(who)];
-  if (event_fd < 0) {
+  if (local_rank_ != 0 || of_leader_ == nullptr) {
     switch (futex_wait(bell, seen, sleep.timeout_ns)) {
       case FutexResult::kTimedOut:
         return WakeReason::kTimedOut;
@@ -82,6 +67,7 @@ WakeReason Bells::block(Sleeper who, uint32_t seen, const Sleep& sleep) {
     }
   }
   if (bell.load() != seen) return WakeReason::kRung;
+  const int event_fd = of_leader_->fd(index(who));
   std::vector<pollfd> watched{{event_fd, POLLIN, 0}};
   for (const Watched& socket : sockets_) {
     if (!sleep.with_sockets) break;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sleeping and waking, the one primitive. The words and the order of the steps stand in doorbell.h; here is where a
-// sleeper blocks: a process that has control sockets in poll(), another on a futex.
+// sleeper blocks: a leader that has control sockets in poll(), another process on a futex.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "engine/doorbell.h"
+#include "engine/poll_bell.h"
 #include "negotiation/ports.h"
 #include "negotiation/segment.h"
 
@@ -18,13 +20,13 @@ enum class WakeReason : uint8_t { kRung, kTimedOut, kSignal };
 
 class Bells final : public Waker {
  public:
-  Bells(Segment& segment, uint32_t local_rank);
-  ~Bells() override;
+  // `of_leader`: null if the host's leader has no sockets to watch.
+  Bells(Segment& segment, uint32_t local_rank, std::shared_ptr<const PollBell> of_leader);
   Bells(const Bells&) = delete;
   Bells& operator=(const Bells&) = delete;
 
   // From now on this process sleeps in poll() and these descriptors wake it as well. Before any thread sleeps.
-  Status watch(const std::vector<int>& sockets);
+  void watch(const std::vector<int>& sockets);
   void unwatch(int socket);  // a closed one would wake for ever
   // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
   void watch_for_room(int socket, bool wanted);
@@ -84,7 +86,7 @@ class Bells final : public Waker {
     std::atomic<bool> for_room{false};
   };
   std::deque<Watched> sockets_;
-  int event_fd_[2] = {-1, -1};
+  const std::shared_ptr<const PollBell> of_leader_;
 };
 
 }  // namespace hvd

@@ -63,6 +63,7 @@ struct EngineOptions {
   std::vector<Link> links;
   // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<const PollBell> poll_bell;  // likewise, of the host's leader
 };
 
 class Engine : private Readers {

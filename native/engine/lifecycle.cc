@@ -109,7 +109,8 @@ Status Engine::take_control_links() {
     return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
                                       " control links, got " + std::to_string(control_.size())};
   }
-  return bells_->watch(sockets);
+  bells_->watch(sockets);
+  return {};
 }
 
 // What goes wrong on one rank of the host is told to all of them.
@@ -127,7 +128,8 @@ Status Engine::connect_shared_memory() {
   return Status(cause).while_doing("the ranks of this host cannot share memory");
 }
 
-// Leader -> follower: the memfd. Follower -> leader: one byte, attached. Leader -> follower: one byte, go.
+// Leader -> follower: the memfd, and with several hosts what wakes the leader. Follower -> leader: one byte, attached.
+// Leader -> follower: one byte, go.
 Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
   const auto local_size = static_cast<uint32_t>(map_.ranks_here.size());
   const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
@@ -141,13 +143,29 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);
-    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+    if (spans_hosts()) HVD_RETURN_IF_ERROR(PollBell::make(&options_.poll_bell));
+    for (const auto* link : local) {
+      HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
+      for (size_t i = 0; spans_hosts() && i < PollBell::kSleepers; ++i) {
+        HVD_RETURN_IF_ERROR(send_descriptor(link->fd, options_.poll_bell->fd(i), link->peer));
+      }
+    }
     fault_point("attach");
     for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
     for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
   } else {
     int memfd = -1;
     HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
+    if (spans_hosts()) {
+      int fds[PollBell::kSleepers] = {-1, -1};
+      Status status;
+      for (int& fd : fds) {
+        if (status.ok()) status = receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &fd);
+      }
+      options_.poll_bell = std::make_shared<const PollBell>(fds);
+      if (!status.ok()) close(memfd);
+      HVD_RETURN_IF_ERROR(status);
+    }
     fault_point("attach");
     HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, area_bytes, &segment));
     segment->rank(local_rank_).pid.store(pid);

@@ -14,7 +14,7 @@ namespace hvd {
 void Engine::make_negotiation() {
   const EngineSettings& settings = options_.settings;
   board_ = std::make_unique<SegmentBoard>(*segment_, local_rank_, spans_hosts());
-  bells_ = std::make_unique<Bells>(*segment_, local_rank_);
+  bells_ = std::make_unique<Bells>(*segment_, local_rank_, options_.poll_bell);
   if (is_leader()) {
     const LeaderSettings how{NameLimits{settings.cached_names, kMaxEntries}, settings.close_bytes,
                              static_cast<uint64_t>(settings.cycle_time_ms * 1e6)};

@@ -2,6 +2,10 @@
 // Choice of an instruction set at run time; the kernels themselves are kernel_body.h, compiled once per set (step 7).
 #include "reduction/kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace hvd {
 
 extern const KernelTable kPlainKernels;
@@ -19,6 +23,14 @@ const KernelTable* table_of([[maybe_unused]] InstructionSet isa) {
 #endif
   return &kPlainKernels;
 }
+
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows it.
+bool machine_has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 InstructionSet best_instruction_set() {
   if (machine_has(InstructionSet::kAvx512)) return InstructionSet::kAvx512;
@@ -44,7 +56,7 @@ const char* instruction_set_name(InstructionSet isa) {
 bool machine_has(InstructionSet isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && machine_has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (isa == InstructionSet::kAvx2) return avx2;

@@ -8,11 +8,19 @@
 #include <type_traits>
 
 #include "reduction/kernels.h"
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq"))), \
+                             apply_to = function)
+#else
 // g++ 12 takes its own headers' undefined vectors for uninitialized ones.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#endif
 #define HVD_KERNEL_NAMESPACE avx512
 #define HVD_KERNEL_TABLE kAvx512Kernels
 #define HVD_VECTOR_BYTES 64
 #include "reduction/kernel_body.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 #endif

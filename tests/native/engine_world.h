@@ -39,12 +39,15 @@ inline std::vector<EngineOptions> make_world_on(const std::vector<int>& host_of_
     if (!status.ok()) std::printf("%s\n", status.text().c_str());
     EXPECT(status.ok());
     const std::shared_ptr<Segment> segment = std::move(made);
+    std::shared_ptr<const PollBell> poll_bell;
+    if (topology.hosts() > 1) EXPECT(PollBell::make(&poll_bell).ok());
     for (const int rank : ranks) {
       EngineOptions& options = world[static_cast<size_t>(rank)];
       options.rank = rank;
       options.generation = 1;
       options.settings = settings;
       options.segment = segment;
+      options.poll_bell = poll_bell;
       options.host_of_rank = host_of_rank;
     }
   }

@@ -35,8 +35,68 @@ def test_the_exit_code_is_the_failing_ranks(tmp_path: Path, code: int) -> None:
 def test_the_last_words_show_what_the_rank_said_last(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", python("if rank == 1: raise KeyError('weights')\nsignal.pause()"))
     assert done.code == 1 and "Traceback" in done.stderr
-    said = done.stderr.partition("horovodrun: rank 1 on host localhost exited with code 1\n")[2]
-    assert said.endswith("    KeyError: 'weights'\n")
+    said = done.stderr.partition("horovodrun: the last lines of rank 1's stderr:\n")[2]
+    assert said == "    KeyError: 'weights'\nhorovodrun: rank 1 on host localhost exited with code 1\n"
+
+
+def test_lines_written_long_before_a_kill_are_no_last_words(tmp_path: Path) -> None:
+    code = "print('a warning at the start', file=sys.stderr, flush=True); ready(); signal.pause()"
+    with Job(tmp_path, "-np", "2", python(code)) as job:
+        pids = job.wait_ready(2)
+        time.sleep(2.5)  # what counts as long before
+        os.kill(pids[1], signal.SIGKILL)
+        done = job.wait()
+    last_words = done.stderr[done.stderr.index("horovodrun: ") :]
+    assert last_words.startswith("horovodrun: rank 1 on host localhost was killed by SIGKILL\n")
+    assert "a warning" not in last_words
+
+
+def test_ranks_that_the_launcher_ends_are_not_reported_as_exits(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "--verbose", python("rank == 1 and sys.exit(3); signal.pause()"))
+    assert re.search(r"horovodrun: rank 0 \(process \d+\) was ended by horovodrun\n", done.stderr)
+    assert "code -15" not in done.stderr
+
+
+def test_a_stopped_agent_is_named_and_ends_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT), env={"HOROVOD_LOST_TIMEOUT_SECONDS": "2"}) as job:
+        job.wait_ready(2)
+        agent = job.agent()
+        os.kill(agent, signal.SIGSTOP)
+        done = job.wait()
+    assert done.code == 1
+    assert (
+        f"the agent that holds the ranks of host localhost (process {agent}) has said nothing for 2 s: it is stopped"
+        in (done.stderr)
+    )
+
+
+def test_an_agent_that_is_stopped_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1), env={"HOROVOD_LOST_TIMEOUT_SECONDS": "0"}) as job:
+        pids = job.wait_ready(2)
+        os.kill(job.agent(), signal.SIGSTOP)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.5)
+        os.kill(job.agent(), signal.SIGCONT)
+        assert job.wait().code == 0
+
+
+def test_each_host_of_the_list_has_an_agent_of_its_own(tmp_path: Path) -> None:
+    """Two names of this machine are two hosts to the launcher."""
+    code = "print(*(os.environ[f'HOROVOD_{name}'] for name in ('HOSTNAME', 'LOCAL_RANK', 'CROSS_RANK'))); "
+    with Job(tmp_path, "-np", "3", "-H", "localhost:2,127.0.0.1:1", python(code + WAIT)) as job:
+        job.wait_ready(3)
+        assert sum("horovod.launcher.agent" in command for command in job.pids().values()) == 2
+        os.killpg(job.process.pid, signal.SIGTSTP)  # all of them suspend before horovodrun stops itself
+        assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
+        os.kill(job.process.pid, signal.SIGCONT)
+        job.process.terminate()
+        done = job.wait()
+    assert sorted(line for line in done.stdout.splitlines() if "ready" not in line) == [
+        "[0]<stdout>:localhost 0 0",
+        "[1]<stdout>:localhost 1 0",
+        "[2]<stdout>:127.0.0.1 0 1",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
@@ -144,7 +204,7 @@ def test_kill_9_of_the_launchers_own_processes_ends_everything(tmp_path: Path, v
         done = job.wait()
     if victim == "agent":
         assert done.code == 137
-        assert "the agent that held the ranks of this host was killed by SIGKILL" in done.stderr
+        assert "the agent that held the ranks of host localhost was killed by SIGKILL" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

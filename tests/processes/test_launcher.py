@@ -138,7 +138,7 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
             "server1 is not this machine; several machines are not supported yet",
         ),
         (["-np", "2", "-H", "localhost:", "ls"], 2, "'localhost:' is not a host\nhint: write name:slots"),
-        (["-np", "2", "-H", "localhost", "ls"], 2, "2 ranks were asked for, but the hosts have 1 slots (localhost:1)"),
+        (["-np", "2", "-H", "localhost", "ls"], 2, "2 ranks were asked for, but the hosts have 1 slot (localhost:1)"),
         (["-np", "2", "--output-filename", "train.py", "ls"], 2, "hint: it names a folder"),
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
@@ -146,6 +146,8 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
         (["-np", "2", "--min-np", "2", "ls"], 2, "--min-np is not supported yet"),
         (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
+        (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
+        (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
         (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
         (
             ["-np", "2", "--output-filename", "train.py/x", "ls"],
@@ -180,6 +182,16 @@ def test_check_build_and_version(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--check-build")
     assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
     assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize("flag", ["--check-build", "--version", "--help"])
+def test_a_reader_of_only_the_first_line_is_no_error(tmp_path: Path, flag: str) -> None:
+    command = [sys.executable, "-m", "horovod.launcher", flag]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:

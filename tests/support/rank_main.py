@@ -18,10 +18,10 @@ def _dumped(error: BaseException) -> "BaseException | None":
     return error
 
 
-def main() -> None:
+def run(descriptor: int) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    connection = Connection(int(sys.argv[1]))
+    connection = Connection(descriptor)
     connection.send_bytes(b"ready")
     while True:
         try:
@@ -40,4 +40,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(int(sys.argv[1]))

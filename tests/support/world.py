@@ -27,18 +27,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from horovod.core.secret import SecretFile, new_secret
 from horovod.core.settings import environment_of
-from horovod.launcher.hosts import Host, place
-from horovod.launcher.processes import die_with_parent, signal_name
+from horovod.launcher.hosts import Host, assign_ranks
+from horovod.launcher.processes import signal_name
 from horovod.launcher.rendezvous_server import RendezvousServer
+from support.fork_server import ForkedProcess, ForkServer
 
-RANK_MAIN = Path(__file__).with_name("rank_main.py")
 START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
 MAX_RANKS = 24
@@ -124,7 +123,7 @@ class World:
     ) -> None:
         self.size = size
         self.busy = False
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ForkedProcess] = []
         self.connections: list[Connection] = []
         secret = new_secret()
         self._secret_file = SecretFile(secret)
@@ -139,24 +138,14 @@ class World:
             cpu_operations="gloo",
         )
         living.append(self)
-        for placement in place(hosts or [Host("localhost", size)], size):
-            rank = placement.rank
+        for identity in assign_ranks(hosts or [Host("localhost", size)], size):
+            rank = identity.rank
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            environment.update({**meeting, **placement.environment(), **spelled(size, env or {})})
+            environment.update({**meeting, **identity.environment(), **spelled(size, env or {})})
             environment.update(env_of_rank(rank) if env_of_rank else {})
             ours, theirs = Pipe()
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(RANK_MAIN), str(theirs.fileno())],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._outputs[rank],
-                    stderr=self._outputs[rank],
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(),
-                )
-            )
+            server = ForkServer.of(environment)
+            self.processes.append(server.fork(environment, theirs.fileno(), self._outputs[rank]))
             theirs.close()
             self.connections.append(ours)
         for rank, connection in enumerate(self.connections):
@@ -339,6 +328,7 @@ def _close(worlds: list[World]) -> None:
             world.end()
 
 
-def _death(process: subprocess.Popen[bytes]) -> str:
+def _death(process: ForkedProcess) -> str:
     code = process.returncode
+    assert code is not None
     return f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from horovod.launcher import memory
-from horovod.launcher.failure import Cause, RankExit, report, root_cause
+from horovod.launcher.failure import Cause, Line, RankExit, describe_end, report, root_cause
+
+
+def said(*texts: str, at_s: float = 1.0) -> list[Line]:
+    return [Line(text, at_s) for text in texts]
+
 
 RECORD = {"rank": 1, "code": 5, "text": "rank 1 died"}
 
@@ -46,16 +51,43 @@ def test_exit_codes_are_the_shells(code: int, exit_code: int) -> None:
     assert Cause(0, code).exit_code == exit_code
 
 
-def test_a_report_names_rank_host_what_happened_and_what_to_do() -> None:
-    text = report(Cause(1, -9, "allreduce: rank 1 died"), [RankExit(1, -9, 1.0)], "h1", ["Epoch 3", "loss nan"])
+def test_a_report_ends_with_the_cause_and_what_to_do() -> None:
+    lines = said("Epoch 3", "loss nan", at_s=0.5)
+    text = report(Cause(1, -9, "allreduce: rank 1 died"), [RankExit(1, -9, 1.0)], "h1", lines)
     assert text.splitlines()[:5] == [
-        "horovodrun: rank 1 on host h1 was killed by SIGKILL",
-        "  as the ranks saw it: allreduce: rank 1 died",
-        "  the last lines of its stderr:",
+        "horovodrun: the last lines of rank 1's stderr:",
         "    Epoch 3",
         "    loss nan",
+        "horovodrun: rank 1 on host h1 was killed by SIGKILL",
+        "  as the ranks saw it: allreduce: rank 1 died",
     ]
     assert text.splitlines()[5].startswith("hint: ")
+
+
+def test_old_lines_of_a_killed_rank_are_left_out() -> None:
+    lines = [*said("a warning at the start", at_s=1.0), *said("terminate called", at_s=59.9)]
+    text = report(Cause(1, -6), [RankExit(1, -6, 60.0)], "h1", lines)
+    assert "a warning" not in text and "terminate called" in text
+    # So are those of a rank that stands still.
+    text = report(Cause(1, -19, "", 19), [RankExit(1, -15, 60.0, asked=True)], "h1", lines[:1])
+    assert "a warning" not in text
+
+
+def test_old_lines_of_a_rank_that_exits_are_shown_with_their_age() -> None:
+    text = report(Cause(1, 3), [RankExit(1, 3, 60.0)], "h1", said("a warning", at_s=20.0))
+    assert text.splitlines()[0] == "horovodrun: the last lines of rank 1's stderr, written 40 s before its end:"
+
+
+@pytest.mark.parametrize(
+    ("ended", "how"),
+    [
+        (RankExit(1, -9, 1.0), "was killed by SIGKILL"),
+        (RankExit(1, -15, 1.0, asked=True), "was ended by horovodrun"),
+        (RankExit(1, 3, 1.0, asked=True), "exited with code 3"),
+    ],
+)
+def test_the_end_of_a_rank_in_words(ended: RankExit, how: str) -> None:
+    assert describe_end(ended, 77) == f"rank 1 (process 77) {how}"
 
 
 def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
@@ -111,12 +143,13 @@ def test_an_unknown_signal_is_shown_by_number() -> None:
 
 def test_of_a_traceback_the_report_has_the_exception() -> None:
     frames = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    step()"]
-    said = ["epoch 1", *frames, "KeyError: 'x'", "", *frames, "ValueError: two", "  lines", "hint: none"]
-    text = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said)
+    stderr = ["epoch 1", *frames, "KeyError: 'x'", "", *frames, "ValueError: two", "  lines", "hint: none"]
+    text = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*stderr))
     shown = ["epoch 1", "KeyError: 'x'", "", "ValueError: two", "  lines", "hint: none"]
-    assert text.splitlines()[2:] == [f"    {line}" for line in shown]
+    assert text.splitlines()[1:-1] == [f"    {line}" for line in shown]
     # Cut off in its middle there may be nothing else.
-    assert report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", frames).splitlines()[2:] == [f"    {x}" for x in frames]
+    cut = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*frames))
+    assert cut.splitlines()[1:-1] == [f"    {line}" for line in frames]
 
 
 def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:
@@ -126,8 +159,8 @@ def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:
         "2026-01-02 03:04:05.678901: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary",
     ]
     fatal = "F0000 00:00:1732222222.123456  1234 tensor.cc:844] Check failed: dtype"
-    text = report(Cause(0, -9), [RankExit(0, -9, 1.0, memory=memory.NOBODY)], "h", logged)
+    text = report(Cause(0, -9), [RankExit(0, -9, 1.0, memory=memory.NOBODY)], "h", said(*logged))
     assert "stderr" not in text and "cuInit" not in text
-    text = report(Cause(0, -6), [RankExit(0, -6, 1.0)], "h", [*logged, fatal])
-    assert text.splitlines()[1:3] == ["  the last lines of its stderr:", f"    {fatal}"]
-    assert "wrote nothing" not in report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", logged)
+    text = report(Cause(0, -6), [RankExit(0, -6, 1.0)], "h", said(*logged, fatal))
+    assert text.splitlines()[:2] == ["horovodrun: the last lines of rank 0's stderr:", f"    {fatal}"]
+    assert "wrote nothing" not in report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*logged))

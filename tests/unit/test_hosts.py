@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, place
+from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hosts
 
 
 def test_hosts_are_read_in_order() -> None:
@@ -29,7 +29,7 @@ def test_a_repeated_host_is_an_error() -> None:
 
 
 def test_ranks_go_host_by_host_and_cross_ranks_count_hosts_that_have_the_local_rank() -> None:
-    seen = place([Host("a", 2), Host("b", 1), Host("c", 3)], 6)
+    seen = assign_ranks([Host("a", 2), Host("b", 1), Host("c", 3)], 6)
     assert [(p.hostname, p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in seen] == [
         ("a", 0, 0, 2, 0, 3),
         ("a", 1, 1, 2, 0, 2),
@@ -41,18 +41,18 @@ def test_ranks_go_host_by_host_and_cross_ranks_count_hosts_that_have_the_local_r
 
 
 def test_np_counts_and_not_the_slots() -> None:
-    assert [p.local_size for p in place([Host("localhost", 4)], 2)] == [2, 2]
+    assert [p.local_size for p in assign_ranks([Host("localhost", 4)], 2)] == [2, 2]
 
 
 def test_too_few_slots() -> None:
     with pytest.raises(HostsError, match=r"5 ranks were asked for, but the hosts have 4 slots \(a:2, b:2\)"):
-        place([Host("a", 2), Host("b", 2)], 5)
+        assign_ranks([Host("a", 2), Host("b", 2)], 5)
 
 
 @given(slots=st.lists(st.integers(1, 5), min_size=1, max_size=6), data=st.data())
 def test_identities_are_consistent(slots: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, sum(slots)))
-    seen = place([Host(f"h{i}", count) for i, count in enumerate(slots)], size)
+    seen = assign_ranks([Host(f"h{i}", count) for i, count in enumerate(slots)], size)
     assert [p.rank for p in seen] == list(range(size))
     assert len({(p.hostname, p.local_rank) for p in seen}) == size
     assert len({(p.local_rank, p.cross_rank) for p in seen}) == size

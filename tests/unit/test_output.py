@@ -47,5 +47,5 @@ def test_the_last_lines_of_stderr_are_kept() -> None:
         outputs.write(0, "stderr", f"line {i}\n")
     outputs.write(0, "stderr", " 10%\r 20%\r done\nno end")
     outputs.write(0, "stdout", "not this\n")
-    kept = outputs.last_lines(0)
+    kept = [line.text for line in outputs.last_lines(0)]
     assert len(kept) == 20 and kept[-3:] == ["line 49", " done", "no end"]

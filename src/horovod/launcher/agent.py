@@ -35,6 +35,7 @@ _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
 _KILL_INTERVAL_S = 0.05
 _LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at
+_ALIVE_S = 1.0  # how often the launcher hears from this agent, whatever the ranks do
 _DRAIN_S = 2.0  # for a stream that a process outside the job holds open
 
 
@@ -71,6 +72,7 @@ class Agent:
         self._reading = True
         self._secret_file: SecretFile | None = None
         self._kills = KillCounter()
+        self._alive_at = time.monotonic()
         self._directory = ""
 
     def run(self) -> None:
@@ -88,6 +90,7 @@ class Agent:
                 key.data(key.fd)
             self._follow_launcher()
             self._end_on_time()
+            self._say_alive()
         if self._directory:
             remove_directory(self._directory)
         if self._launcher_gone:
@@ -282,6 +285,12 @@ class Agent:
             return
         self._unsent += line(**event)
         self._flush()
+
+    def _say_alive(self) -> None:
+        """A stopped agent would leave the launcher silent for ever."""
+        if time.monotonic() >= self._alive_at and not self._unsent:
+            self._alive_at = time.monotonic() + _ALIVE_S
+            self._tell(event="alive")
 
     def _flush(self, _: int = -1) -> None:
         while self._unsent and self._events >= 0:

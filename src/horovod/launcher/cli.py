@@ -17,8 +17,10 @@ from horovod import __version__
 from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
-from horovod.launcher.hosts import Host, HostsError, is_local, parse_hosts, place
+from horovod.launcher.hosts import Host, HostsError, assign_ranks, parse_hosts
 from horovod.launcher.output import prepare_directory
+from horovod.launcher.placement import placement_for
+from horovod.launcher.terminal import discard
 
 __all__ = ["check", "main", "parse"]
 
@@ -88,18 +90,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.version:
-            print(__version__)
-            return 0
+            return _answer(__version__)
         if options.check_build:
             from horovod.launcher.check_build import check_build
 
-            print(check_build())
-            return 0
+            return _answer(check_build())
         job = _job(options, environment)
     except (UsageError, HostsError, SettingError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UsageError) else 2
     return supervise.run(job)
+
+
+def _answer(text: str) -> int:
+    """Prints what was asked for. Somebody who reads only its beginning, as `head` does, is content."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)
+    return 0
 
 
 def _occupy_standard_streams() -> None:
@@ -227,25 +236,26 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
     if not options.command:
         raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
     hosts = parse_hosts(options.hosts) if options.hosts else [Host("localhost", options.num_proc)]
-    remote = [host.name for host in hosts if not is_local(host.name)]
+    remote = [host.name for host in hosts if placement_for(host.name) is None]
     if remote:
-        raise HostsError(f"{', '.join(remote)} is not this machine; several machines are not supported yet")
-    if len(hosts) > 1:
-        raise HostsError("several host entries are not supported yet; name this machine once")
-    placements = place(hosts, options.num_proc)
+        are = "is" if len(remote) == 1 else "are"
+        raise HostsError(f"{', '.join(remote)} {are} not this machine; several machines are not supported yet")
+    ranks = assign_ranks(hosts, options.num_proc)
     if settings.network_interface:
         try:
             interface_address(settings.network_interface)
         except ValueError as error:
             raise UsageError(str(error)) from None
     _check_command(options.command[0], environment)
+    _check_timeline(settings.timeline)
     return supervise.Job(
         command=options.command,
-        placements=placements,
+        ranks=ranks,
         environment={**environment, **environment_of(**flags)},
         termination_grace_s=settings.termination_grace_s,
         # As the ranks notice each other.
         frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
+        agent_timeout_s=settings.lost_timeout_s,
         network_interface=settings.network_interface,
         output_directory=_output_directory(options.output_filename, options.num_proc),
         verbose=options.verbose,
@@ -266,6 +276,23 @@ def _check_command(command: str, environment: Mapping[str, str]) -> None:
             127,
         )
     raise UsageError(f"command not found: {command}", 127)
+
+
+def _check_timeline(name: str) -> None:
+    """The ranks would find out seconds later, each with a traceback."""
+    if not name or name.upper() == "DYNAMIC":
+        return
+    path = Path(name)
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(
+            f"--timeline-filename {name}: {error.strerror}\n"
+            "hint: it names a file in a folder that exists and can be written to"
+        ) from None
+    if not there:
+        path.unlink()
 
 
 def _output_directory(name: str | None, size: int) -> Path | None:

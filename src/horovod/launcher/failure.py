@@ -12,7 +12,12 @@ from typing import Any
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
-__all__ = ["Cause", "RankExit", "describe_end", "report", "root_cause"]
+__all__ = ["Cause", "Line", "RankExit", "describe_end", "report", "root_cause"]
+
+# A rank that a signal ended has not explained itself: older lines of its stderr are not about its end.
+_RECENT_S = 2.0
+# Lines older than this are shown with their age.
+_OLD_S = 10.0
 
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
@@ -42,6 +47,14 @@ _KILL_HINTS = {
     "system at a limit",
     memory.UNKNOWN: "who sent it is not known; where memory ran out, `dmesg | grep -i oom` tells",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a rank's stderr, and when it came, on the clock of RankExit."""
+
+    text: str
+    time_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,48 +118,67 @@ def root_cause(
     return Cause(first.rank, first.code, text)
 
 
-def describe_end(rank: int, pid: int, code: int) -> str:
-    """What the other ranks are told that wait for one that has ended."""
-    how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-    return f"rank {rank} (process {pid}) {how}"
-
-
-def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[str]) -> str:
-    """The last words of a failed job: rank, host, what happened to it, what it said last, and a hint."""
-    own = next((one for one in exits if one.rank == cause.rank), None)
-    hint = ""
-    if cause.stopped_by and (own is None or own.asked):
-        happened = f"was stopped by {signal_name(cause.stopped_by)} and not continued"
-        hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
-    elif own is None or own.asked:
-        happened = "had stopped taking part and was ended"
-    elif own.code < 0:
-        happened = f"was killed by {signal_name(-own.code)}"
-        hint = _SIGNAL_HINTS.get(-own.code, "")
-        if own.code == -signal.SIGKILL:
-            happened += ": out of memory" if own.memory == memory.IN_CGROUP else ""
-            hint = _KILL_HINTS[own.memory]
-    elif own.code == 0:
-        happened = "exited with code 0 while other ranks still waited for it"
-        hint = "all ranks must make the same number of steps and collective calls"
+def describe_end(ended: RankExit, pid: int) -> str:
+    """How a rank ended: for the ranks that wait for it, and for --verbose."""
+    if ended.asked and ended.code < 0:
+        how = "was ended by horovodrun"
+    elif ended.code < 0:
+        how = f"was killed by {signal_name(-ended.code)}"
     else:
-        happened = f"exited with code {own.code}"
-    lines = [f"horovodrun: rank {cause.rank} on host {hostname} {happened}"]
+        how = f"exited with code {ended.code}"
+    return f"rank {ended.rank} (process {pid}) {how}"
+
+
+def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[Line]) -> str:
+    """The last words of a failed job: what the rank said last, then which rank it was, where, what happened to it, and
+    a hint. The cause comes last, so that it is what the user sees first on the terminal."""
+    own = next((one for one in exits if one.rank == cause.rank), None)
+    happened, hint = _happened(cause, own)
+    lines = _last_words(cause.rank, own, last_lines)
+    lines.append(f"horovodrun: rank {cause.rank} on host {hostname} {happened}")
     if cause.record:
         lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
-    telling = _without_frames([line for line in last_lines if not _FRAMEWORK_LOG.match(line)])
-    if telling:
-        lines.append("  the last lines of its stderr:")
-        lines += [f"    {line}" for line in telling]
-    elif not last_lines and own is not None and own.code > 0:
+    if not last_lines and own is not None and own.code > 0:
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
         lines.append(f"hint: {hint}")
     return "\n".join(lines)
 
 
+def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str]:
+    """What happened to the rank, and a hint, which may be empty."""
+    if cause.stopped_by and (own is None or own.asked):
+        hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
+        return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint
+    if own is None or own.asked:
+        return "had stopped taking part and was ended", ""
+    if own.code == -signal.SIGKILL:
+        memory_text = ": out of memory" if own.memory == memory.IN_CGROUP else ""
+        return f"was killed by SIGKILL{memory_text}", _KILL_HINTS[own.memory]
+    if own.code < 0:
+        return f"was killed by {signal_name(-own.code)}", _SIGNAL_HINTS.get(-own.code, "")
+    if own.code == 0:
+        hint = "all ranks must make the same number of steps and collective calls"
+        return "exited with code 0 while other ranks still waited for it", hint
+    return f"exited with code {own.code}", ""
+
+
+def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:
+    """The end of the rank's stderr, without what frameworks log, frames of tracebacks, and what is too old to be about
+    its end."""
+    end_s = own.time_s if own is not None else max((line.time_s for line in last_lines), default=0.0)
+    recent = [line for line in last_lines if own is None or own.code >= 0 or end_s - line.time_s <= _RECENT_S]
+    telling = [line for line in recent if not _FRAMEWORK_LOG.match(line.text)]
+    if not telling:
+        return []
+    age_s = end_s - telling[-1].time_s
+    age = f", written {age_s:.0f} s before its end" if age_s > _OLD_S else ""
+    texts = _without_frames([line.text for line in telling])
+    return [f"horovodrun: the last lines of rank {rank}'s stderr{age}:", *(f"    {text}" for text in texts)]
+
+
 def _without_frames(lines: Sequence[str]) -> Sequence[str]:
-    """Of tracebacks the exceptions alone: the frames stand further up, where the rank has written them."""
+    """Keeps only the exceptions of tracebacks: the frames stand further up, where the rank wrote them."""
     kept, in_frames = [], False
     for line in lines:
         in_frames = line.startswith("Traceback (most recent") or (in_frames and line.startswith(" "))

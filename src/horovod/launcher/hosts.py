@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank runs where: host lists as users write them, and the ranks' places and identities that follow. No
+"""Which rank runs where: host lists as users write them, and the identities of the ranks that follow from them. No
 processes."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from horovod.core.settings import environment_of
 
-__all__ = ["Host", "HostsError", "Placement", "is_local", "parse_hosts", "place"]
+__all__ = ["Host", "HostsError", "RankIdentity", "assign_ranks", "is_local", "parse_hosts"]
 
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?::(?P<slots>[0-9]+))?")
 
@@ -27,8 +27,8 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """One rank's place: everything that its HOROVOD_* identity says."""
+class RankIdentity:
+    """Who a rank is: everything that its HOROVOD_* identity says."""
 
     hostname: str
     rank: int
@@ -57,13 +57,13 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def place(hosts: Sequence[Host], size: int) -> list[Placement]:
-    """`size` ranks, host by host in the given order. Raises HostsError where the slots do not suffice."""
+def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
+    """`size` ranks, host by host in the given order. Raises HostsError if there are too few slots."""
     slots = sum(host.slots for host in hosts)
     if size > slots:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise HostsError(
-            f"{size} ranks were asked for, but the hosts have {slots} slots ({listed})\n"
+            f"{size} ranks were asked for, but the hosts have {slots} slot{'' if slots == 1 else 's'} ({listed})\n"
             "hint: lower -np, or give a host more slots; a slot is a place for one rank, not a core"
         )
     local_sizes = []
@@ -71,13 +71,13 @@ def place(hosts: Sequence[Host], size: int) -> list[Placement]:
     for host in hosts:
         local_sizes.append(min(host.slots, left))
         left -= local_sizes[-1]
-    placements: list[Placement] = []
+    ranks: list[RankIdentity] = []
     for index, (host, local_size) in enumerate(zip(hosts, local_sizes, strict=True)):
         for local_rank in range(local_size):
-            placements.append(
-                Placement(
+            ranks.append(
+                RankIdentity(
                     hostname=host.name,
-                    rank=len(placements),
+                    rank=len(ranks),
                     size=size,
                     local_rank=local_rank,
                     local_size=local_size,
@@ -85,7 +85,7 @@ def place(hosts: Sequence[Host], size: int) -> list[Placement]:
                     cross_size=sum(other > local_rank for other in local_sizes),
                 )
             )
-    return placements
+    return ranks
 
 
 def is_local(name: str) -> bool:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+from horovod.launcher.failure import Line
 
 __all__ = ["OutputError", "Outputs", "Prefixer", "prepare_directory"]
 
@@ -92,8 +95,9 @@ class Outputs:
         self._file: dict[tuple[int, str], BinaryIO] = {}
         keys = [(rank, stream) for rank in range(size) for stream in ("stdout", "stderr")]
         self._prefixers = {(rank, stream): Prefixer(f"[{rank}]<{stream}>:") for rank, stream in keys}
-        self._tails = {rank: collections.deque[str](maxlen=_TAIL_LINES) for rank in range(size)}
+        self._tails = {rank: collections.deque[Line](maxlen=_TAIL_LINES) for rank in range(size)}
         self._unended = dict.fromkeys(range(size), "")
+        self._written_s = dict.fromkeys(range(size), 0.0)
         if directory is not None:
             for key, path in _paths(directory, size).items():
                 self._file[key] = self._files.enter_context(path.open("wb"))
@@ -107,13 +111,14 @@ class Outputs:
                 file.flush()
         if stream == "stderr":
             *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
-            self._tails[rank].extend(line.rpartition("\r")[2] for line in lines)
+            now = self._written_s[rank] = time.monotonic()
+            self._tails[rank].extend(Line(line.rpartition("\r")[2].rstrip(), now) for line in lines if line.strip())
         self._show(stream, self._prefixers[rank, stream].feed(text))
 
-    def last_lines(self, rank: int) -> list[str]:
-        """The end of the rank's stderr."""
-        lines = [*self._tails[rank], self._unended[rank]]
-        return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
+    def last_lines(self, rank: int) -> list[Line]:
+        """The end of the rank's stderr, without empty lines."""
+        unended = Line(self._unended[rank].rstrip(), self._written_s[rank])
+        return [*self._tails[rank], *([unended] if unended.text else [])][-_TAIL_LINES:]
 
     def close(self) -> None:
         self._files.close()

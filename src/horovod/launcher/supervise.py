@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job from start to end, seen from horovodrun: rendezvous, agent, events, signals, and the last words."""
+"""One job from start to end, seen from horovodrun: rendezvous, agents, events, signals, and the last words.
+
+The supervisor is one loop over what can happen: an agent says something, a signal arrives, a time is reached. It runs a
+list of agents, one for each host (agent_link.py, placement/). The job ends in this order: `_terminate` asks the agents
+to end their ranks, each agent says `done` when no process of its ranks is left, and `_conclude` names the cause. What
+the end of a rank means for the others is a policy (policy.py).
+"""
 
 from __future__ import annotations
 
@@ -8,43 +14,44 @@ import dataclasses
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-import horovod
 from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
-from horovod.launcher.agent import remove_directory
+from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.failure import RankExit, describe_end, report, root_cause
-from horovod.launcher.hosts import Placement
-from horovod.launcher.lines import LineError, LineReader, line
+from horovod.launcher.hosts import RankIdentity
+from horovod.launcher.lines import LineError
 from horovod.launcher.output import OutputError, Outputs
+from horovod.launcher.placement import placement_for
+from horovod.launcher.policy import EndPolicy, EndTheJob
 from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 
 __all__ = ["Job", "run"]
 
-# How long the ranks that remain may raise and handle their errors after one has failed.
-SURVIVOR_GRACE_S = 1.0
-# How long beyond its own limits the agent may take to end everything before the launcher does it.
+# How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
 # A rank is stopped, noticed after the frozen timeout, and ended this much later with all others that still run.
 _STOPPED_END_S = 3.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+# A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
+_HELD_UP_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
     command: list[str]
-    placements: list[Placement]
+    ranks: list[RankIdentity]
     environment: dict[str, str]  # what the ranks get besides their identity
+    policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
     termination_grace_s: float = 3.0
     frozen_timeout_s: float = 3.0  # how long a rank may be stopped by a signal; 0: for ever
+    agent_timeout_s: float = 5.0  # how long an agent may be silent; 0: for ever
     network_interface: str = ""
     output_directory: Path | None = None
     verbose: bool = False
@@ -68,46 +75,44 @@ class _Supervisor:
     def __init__(self, job: Job, stack: contextlib.ExitStack) -> None:
         self._job = job
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
-        secret = new_secret()
+        self._secret = new_secret()
         address = interface_address(job.network_interface) if job.network_interface else "127.0.0.1"
-        self._server = RendezvousServer(secret, address)
+        self._server = RendezvousServer(self._secret, address)
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._outputs = Outputs(len(job.placements), streams, job.output_directory)
+        self._outputs = Outputs(len(job.ranks), streams, job.output_directory)
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
-        self._directory = ""
         self._pids: dict[int, int] = {}
         self._not_started: str | None = None
         self._interrupted: int | None = None
         self._output_error: OutputError | None = None
+        self._agent_lost: tuple[str, int] | None = None  # an agent that can do nothing more: why, and the exit code
         self._asked = False
         self._terminate_at: float | None = None
         self._give_up_at: float | None = None
-        self._done = False  # nothing more is to be waited for ...
-        self._agent_done = False  # ... because the agent has done its work, or died
-        self._lines = LineReader("event")
+        self._done = False  # nothing more is waited for
+        self._looked_s = time.monotonic()
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._signals = stack.enter_context(_signals_as_bytes())
-        self._agent = self._start_agent()
-        stack.callback(self._end_agent)
-        self._order(self._start_order(secret))
+        self._signals = stack.enter_context(signals_as_bytes())
+        self._agents: list[AgentLink] = []
+        stack.callback(self._end_agents)
 
     def run(self) -> int:
-        assert self._agent.stdout is not None
-        events = self._agent.stdout.fileno()
-        self._selector.register(events, selectors.EVENT_READ, self._on_events)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        while not self._done:
-            for key, _ in self._selector.select(self._timeout()):
+        self._start_agents()
+        while not self._done and not all(agent.done for agent in self._agents):
+            timeout_s = self._timeout()
+            for key, _ in self._selector.select(timeout_s):
                 try:
-                    key.data(key.fd)
+                    key.data()
                 except BrokenPipeError:
                     self._nobody_reads()
                 except OutputError as error:
                     self._cannot_write(error)
+            self._notice_own_pause(timeout_s)
             self._act_on_time()
-        self._end_agent()
+        self._end_agents()
         try:
             self._outputs.close()
         except BrokenPipeError:
@@ -116,23 +121,25 @@ class _Supervisor:
             self._cannot_write(error)
         return self._conclude()
 
-    # the agent
+    # the agents
 
-    def _start_agent(self) -> subprocess.Popen[bytes]:
-        # The agent imports this very package, whatever the user's directory holds.
-        root = str(Path(horovod.__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [root, self._job.environment.get("PYTHONPATH", "")]))
-        environment = {**self._job.environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "horovod.launcher.agent"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C reaches horovodrun alone, which then ends the job in order
-        )
+    def _start_agents(self) -> None:
+        self._say(f"rendezvous at {self._server.address}:{self._server.port}")
+        for host in dict.fromkeys(one.hostname for one in self._job.ranks):
+            placement = placement_for(host)
+            assert placement is not None, host  # the command line was checked
+            ranks = [one for one in self._job.ranks if one.hostname == host]
+            try:
+                agent = AgentLink(host, ranks, placement, self._job.environment)
+            except OSError as error:
+                self._not_started = f"the agent on host {host} could not be started: {error}"
+                self._terminate()
+                return
+            self._agents.append(agent)
+            self._selector.register(agent.events, selectors.EVENT_READ, lambda agent=agent: self._on_events(agent))
+            self._order(agent, "start", **self._start_order(ranks))
 
-    def _start_order(self, secret: bytes) -> dict[str, Any]:
+    def _start_order(self, ranks: list[RankIdentity]) -> dict[str, Any]:
         job = self._job
         meeting = environment_of(
             rendezvous_address=self._server.address,
@@ -141,74 +148,67 @@ class _Supervisor:
             controller="gloo",
             cpu_operations="gloo",
         )
-        self._say(f"rendezvous at {self._server.address}:{self._server.port}")
         return {
-            "order": "start",
-            "secret": secret.hex(),
+            "secret": self._secret.hex(),
             "command": job.command,
             "directory": os.getcwd(),
             "environment": {**job.environment, "PYTHONUNBUFFERED": "1", **meeting},
-            "ranks": [{"rank": one.rank, "environment": one.environment()} for one in job.placements],
+            "ranks": [{"rank": one.rank, "environment": one.environment()} for one in ranks],
             "grace_s": job.termination_grace_s,
         }
 
-    def _order(self, order: dict[str, Any]) -> None:
-        assert self._agent.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # an agent that is gone shows at its events' end
-            self._agent.stdin.write(line(**order))
+    def _order(self, agent: AgentLink, name: str, **fields: Any) -> None:
+        if not agent.order(name, **fields) and agent.orders not in self._selector.get_map():
+            self._selector.register(agent.orders, selectors.EVENT_WRITE, lambda: self._flush(agent))
 
-    def _end_agent(self) -> None:
-        """Whatever the agent left undone. Returns when no process of the job is left."""
-        assert self._agent.stdin is not None and self._agent.stdout is not None
-        if not self._agent_done:
-            self._agent.kill()  # before its orders end, which to it would mean that this process was killed
-        with contextlib.suppress(BrokenPipeError):
-            self._agent.stdin.close()
-        try:
-            self._agent.wait(timeout=_AGENT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._agent.kill()
-            self._agent.wait()
+    def _flush(self, agent: AgentLink) -> None:
+        if agent.flush():
+            self._selector.unregister(agent.orders)
+
+    def _order_all(self, name: str) -> None:
+        for agent in self._agents:
+            self._order(agent, name)
+
+    def _end_agents(self) -> None:
+        """Whatever the agents left undone. Returns when no process of the job is left on this machine."""
+        for agent in self._agents:
+            agent.end(_AGENT_GRACE_S)
         while processes.signal_descendants(os.getpid(), signal.SIGKILL):
             time.sleep(0.01)
             while _reap_one():
                 pass
-        self._agent.stdout.close()
-        if os.path.isdir(self._directory):  # the agent could not
-            remove_directory(self._directory)
+        for agent in self._agents:
+            agent.clean_up()
 
     # events
 
-    def _on_events(self, descriptor: int) -> None:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            self._selector.unregister(descriptor)
-            self._done = self._agent_done = True
-            return
+    def _on_events(self, agent: AgentLink) -> None:
         try:
-            events = self._lines.feed(data)
+            events = agent.read()
         except LineError as error:
-            self._warn(f"the agent that holds the ranks of this host sent {error}")
-            self._selector.unregister(descriptor)
-            self._done = True
+            self._selector.unregister(agent.events)
+            self._lose_agent(f"the agent that holds the ranks of host {agent.host} sent {error}", 1)
             return
+        if agent.done:
+            self._selector.unregister(agent.events)
         for event in events:
-            self._on_event(event)
+            self._on_event(agent, event)
 
-    def _on_event(self, event: dict[str, Any]) -> None:
+    def _on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
         match event["event"]:
             case "output":
                 self._outputs.write(event["rank"], event["stream"], event["text"])
             case "started":
                 rank = event["rank"]
                 self._pids[rank] = event["pid"]
-                self._say(f"rank {rank} on host {self._job.placements[rank].hostname}: pid {event['pid']}")
+                self._say(f"rank {rank} on host {agent.host}: pid {event['pid']}")
             case "not started":
                 self._not_started = self._not_started or f"rank {event['rank']} could not be started: {event['error']}"
+                self._terminate()
             case "exit":
                 self._on_exit(event["rank"], event["code"], event["memory"])
             case "directory":
-                self._directory = event["path"]
+                agent.directory = event["path"]
             case "stopped":
                 self._on_stop(event["rank"], event["pid"], event["signal"])
             case "continued":
@@ -216,11 +216,19 @@ class _Supervisor:
                     self._stopped.pop(event["rank"], None)
                 self._say(f"rank {event['rank']} continues")
             case "suspended":
-                self._stopped.clear()  # all of them continue together
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._order({"order": "resume"})  # somebody has continued us
+                agent.suspended = True
+                self._suspend_if_all_are()
             case "done":
-                self._done = self._agent_done = True
+                agent.done = True
+
+    def _suspend_if_all_are(self) -> None:
+        if not all(agent.suspended or agent.done for agent in self._agents):
+            return
+        self._stopped.clear()  # all of them continue together
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for agent in self._agents:  # somebody has continued us
+            agent.suspended = False
+        self._order_all("resume")
 
     def _on_stop(self, rank: int, pid: int, number: int) -> None:
         limit_s = self._job.frozen_timeout_s
@@ -231,18 +239,21 @@ class _Supervisor:
         )
 
     def _on_exit(self, rank: int, code: int, memory: str) -> None:
-        self._exits.append(RankExit(rank, code, time.monotonic(), self._asked, memory))
+        ended = RankExit(rank, code, time.monotonic(), self._asked, memory)
+        self._exits.append(ended)
         if not self._asked:
             self._stopped.pop(rank, None)
-        self._server.gone(rank, describe_end(rank, self._pids[rank], code))
-        self._say(f"rank {rank} exited with code {code}")
-        if code != 0 and self._terminate_at is None:
-            self._terminate_at = time.monotonic() + SURVIVOR_GRACE_S
+        text = describe_end(ended, self._pids[rank])
+        self._server.gone(rank, text)
+        self._say(text)
+        left_s = self._job.policy.seconds_left(ended)
+        if left_s is not None and self._terminate_at is None:
+            self._terminate_at = time.monotonic() + left_s
 
-    def _on_signals(self, descriptor: int) -> None:
-        for number in os.read(descriptor, 64):
+    def _on_signals(self) -> None:
+        for number in os.read(self._signals, 64):
             if number == signal.SIGTSTP:
-                self._order({"order": "suspend"})
+                self._order_all("suspend")
             elif self._interrupted is None:
                 self._interrupted = number
                 self._warn(f"{processes.signal_name(number)}: ending all ranks")
@@ -255,7 +266,7 @@ class _Supervisor:
             try:
                 stream.flush()
             except BrokenPipeError:
-                _discard(stream)
+                discard(stream)
         if self._interrupted is None:
             self._interrupted = signal.SIGPIPE
             self._terminate()
@@ -265,12 +276,18 @@ class _Supervisor:
             self._output_error = error
             self._terminate()
 
+    def _lose_agent(self, why: str, exit_code: int) -> None:
+        """Ends the job at once: without its agent, nothing on that host can be ended in order."""
+        if self._agent_lost is None:
+            self._agent_lost = (why, exit_code)
+        self._done = True
+
     # time
 
     def _terminate(self) -> None:
         if not self._asked:
             self._asked = True
-            self._order({"order": "terminate"})
+            self._order_all("terminate")
             self._give_up_at = time.monotonic() + self._job.termination_grace_s + _AGENT_GRACE_S
 
     def _timeout(self) -> float | None:
@@ -278,7 +295,17 @@ class _Supervisor:
         if self._job.frozen_timeout_s and not self._asked:
             for one in self._stopped.values():
                 times.append(one.time_s + (_STOPPED_END_S if one.told else 0.0) + self._job.frozen_timeout_s)
+        if self._job.agent_timeout_s:
+            times += [agent.heard_s + self._job.agent_timeout_s for agent in self._agents if not agent.done]
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _notice_own_pause(self, slept_s: float | None) -> None:
+        """A launcher that was suspended, or that waited for its terminal, has not listened: silence counts anew."""
+        now = time.monotonic()
+        if slept_s is not None and now - self._looked_s > slept_s + _HELD_UP_S:
+            for agent in self._agents:
+                agent.heard_s = now
+        self._looked_s = now
 
     def _act_on_stops(self, now: float) -> None:
         """Ranks that wait in init are told at once. All others notice by themselves, and end; what does not, because it
@@ -296,9 +323,23 @@ class _Supervisor:
             if late_s >= _STOPPED_END_S:
                 self._terminate()
 
+    def _act_on_silence(self, now: float) -> None:
+        limit_s = self._job.agent_timeout_s
+        for agent in self._agents:
+            if limit_s and not agent.done and now - agent.heard_s >= limit_s:
+                state = {"T": "is stopped", "t": "is held by a debugger"}.get(processes.state(agent.pid), "hangs")
+                self._lose_agent(
+                    f"the agent that holds the ranks of host {agent.host} (process {agent.pid}) has said nothing for "
+                    f"{limit_s:g} s: it {state}; all ranks have been ended\n"
+                    "hint: to suspend a job, stop horovodrun itself (Ctrl-Z); HOROVOD_LOST_TIMEOUT_SECONDS=0 lets it "
+                    "wait for an agent",
+                    1,
+                )
+
     def _act_on_time(self) -> None:
         now = time.monotonic()
         self._act_on_stops(now)
+        self._act_on_silence(now)
         if self._terminate_at is not None and now >= self._terminate_at:
             self._terminate()
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -307,28 +348,52 @@ class _Supervisor:
     # the end
 
     def _conclude(self) -> int:
-        if self._interrupted is not None:
-            return 128 + self._interrupted
-        if self._output_error is not None:
-            _discard_unwritten(sys.stdout)
-            self._warn(f"{self._output_error}; all ranks have been ended")
-            return 1
-        if self._not_started is not None:
-            self._warn(self._not_started)
-            return 127
+        for conclude in (self._interrupted_end, self._unwritten_end, self._unstarted_end, self._failed_end):
+            code = conclude()
+            if code is not None:
+                return code
+        return self._agents_end()
+
+    def _interrupted_end(self) -> int | None:
+        return None if self._interrupted is None else 128 + self._interrupted
+
+    def _unwritten_end(self) -> int | None:
+        if self._output_error is None:
+            return None
+        discard_unwritten(sys.stdout)
+        self._warn(f"{self._output_error}; all ranks have been ended")
+        return 1
+
+    def _unstarted_end(self) -> int | None:
+        if self._not_started is None:
+            return None
+        self._warn(self._not_started)
+        return 127
+
+    def _failed_end(self) -> int | None:
         stopped = {rank: one.number for rank, one in self._stopped.items()}
         record = self._server.failure()
-        if record is not None and record.get("rank") not in range(-1, len(self._job.placements)):
+        if record is not None and record.get("rank") not in range(-1, len(self._job.ranks)):
             record = None  # not of this job's world: it would name nobody
         cause = root_cause(self._exits, record, stopped)
-        if cause is not None:
-            hostname = self._job.placements[cause.rank].hostname
-            self._print(report(cause, self._exits, hostname, self._outputs.last_lines(cause.rank)))
-            return cause.exit_code
-        if len(self._exits) < len(self._job.placements):
-            code = self._agent.returncode
+        if cause is None:
+            return None
+        hostname = self._job.ranks[cause.rank].hostname
+        self._print(report(cause, self._exits, hostname, self._outputs.last_lines(cause.rank)))
+        return cause.exit_code
+
+    def _agents_end(self) -> int:
+        """No rank has failed: did all of them end by themselves, or was it an agent that failed?"""
+        if self._agent_lost is not None:
+            self._warn(self._agent_lost[0])
+            return self._agent_lost[1]
+        ended = {one.rank for one in self._exits}
+        for agent in self._agents:
+            if all(one.rank in ended for one in agent.ranks):
+                continue
+            code = agent.exit_code
             how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
-            self._warn(f"the agent that held the ranks of this host {how}; all ranks have been ended")
+            self._warn(f"the agent that held the ranks of host {agent.host} {how}; all ranks have been ended")
             return 128 - code if code < 0 else max(code, 1)
         return 0
 
@@ -343,50 +408,6 @@ class _Supervisor:
         with contextlib.suppress(BrokenPipeError):
             stream.write(text + "\n")
             stream.flush()
-
-
-@contextlib.contextmanager
-def _signals_as_bytes() -> Iterator[int]:
-    """A descriptor from which each signal of _SIGNALS is read as its number."""
-    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    asked = []
-
-    def on_signal(number: int, _: object) -> None:
-        # The byte in the pipe is what counts. But who reads our output may have stopped to, and then the loop that
-        # reads the pipe is stuck in a write: the second request gives the output up, and the write returns.
-        if number != signal.SIGTSTP:
-            asked.append(number)
-            if len(asked) > 1:
-                _discard(sys.stdout, sys.stderr)
-
-    for number in _SIGNALS:
-        if before[number] is not signal.SIG_IGN:  # nohup
-            signal.signal(number, on_signal)
-    old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    try:
-        yield woken
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(woken)
-        os.close(waker)
-
-
-def _discard(*streams: TextIO) -> None:
-    """What is written from now on, also by a write that blocks right now, goes nowhere."""
-    with open(os.devnull, "wb") as nowhere:
-        for stream in streams:
-            os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def _discard_unwritten(stream: TextIO) -> None:
-    """What could not be written would be tried again at the interpreter's end, and fail there once more."""
-    try:
-        stream.flush()
-    except OSError:
-        _discard(stream)
 
 
 def _reap_one() -> bool:

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways to start an agent on a host: one file for each, and one row here. The first one that reaches a host is
+used for it."""
+
+from __future__ import annotations
+
+from horovod.launcher.placement.base import Placement
+from horovod.launcher.placement.local import LocalPlacement
+
+__all__ = ["PLACEMENTS", "Placement", "placement_for"]
+
+PLACEMENTS: tuple[Placement, ...] = (LocalPlacement(),)
+
+
+def placement_for(host: str) -> Placement | None:
+    """The first placement that can start an agent on `host`; None if there is no such placement."""
+    return next((placement for placement in PLACEMENTS if placement.reaches(host)), None)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of this machine: a child process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+from horovod.launcher.agent import remove_directory
+from horovod.launcher.hosts import is_local
+from horovod.launcher.placement.base import AGENT_COMMAND, agent_environment
+
+__all__ = ["LocalPlacement"]
+
+
+class LocalPlacement:
+    name = "local"
+
+    def reaches(self, host: str) -> bool:
+        return is_local(host)
+
+    def start_agent(self, host: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            AGENT_COMMAND,
+            env=agent_environment(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C reaches horovodrun alone, which then ends the job in order
+        )
+
+    def clean_up(self, host: str, directory: str) -> None:
+        if os.path.isdir(directory):
+            remove_directory(directory)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a job after one of its ranks has ended. Pure: an exit in, a decision out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from horovod.launcher.failure import RankExit
+
+__all__ = ["EndPolicy", "EndTheJob"]
+
+
+class EndPolicy(Protocol):
+    """Decides what the end of a rank means for the others."""
+
+    def seconds_left(self, ended: RankExit) -> float | None:
+        """How long the remaining ranks may go on after this exit; None: the job goes on."""
+
+
+class EndTheJob:
+    """A rank that fails ends the job. The others first get a moment to raise and handle their errors."""
+
+    SURVIVOR_GRACE_S = 1.0
+
+    def seconds_left(self, ended: RankExit) -> float | None:
+        return self.SURVIVOR_GRACE_S if ended.code != 0 else None
