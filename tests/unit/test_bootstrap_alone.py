@@ -90,3 +90,10 @@ def test_two_jobs_hosts_must_be_consistent() -> None:
     record = {"hostname": "a", "local_rank": 0, "local_size": 1}
     with pytest.raises(StartError, match="rank 0 says it is local rank 0 of 1, but on host 'a' it is 0 of 2"):
         topology.hosts_of({0: record, 1: record})
+
+
+def test_a_topology_numbers_hosts_by_their_lowest_rank() -> None:
+    hosts = topology.Topology.of([[1, 3], [0, 2], [4]])
+    assert hosts.host_of_rank == (0, 1, 0, 1, 2) and hosts.hosts == [[0, 2], [1, 3], [4]]
+    assert hosts.leaders == [0, 1, 4] and hosts.neighbours(3) == [1, 3]
+    assert hosts.split({1}).host_of_rank == (0, 1, 0, 2, 3) and hosts.split(set()) == hosts

@@ -10,13 +10,14 @@ import time
 from typing import Any
 from unittest import mock
 
-from horovod.core import bootstrap, links
+from horovod.core import bootstrap, links, topology
 from horovod.core.channel import Channel, ChannelError
 from horovod.core.exceptions import StartError
 
 MEASURED = {
-    "horovod/core/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links", "_links_of_pair"],
-    "horovod/core/bootstrap.py": ["_check_record", "_check_equal", "_hosts", "_hosts_text", "_ranks_text"],
+    "horovod/core/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
+    "horovod/core/bootstrap.py": ["_check_record", "_check_equal"],
+    "horovod/core/topology.py": ["hosts_of", "ranks_text"],
 }
 LONGEST = 8192
 RANK, SIZE, GENERATION = 0, 4, 7
@@ -29,6 +30,7 @@ def run(data: bytes) -> None:
         return
     owner: Any = object.__new__(links.LocalLeader if choice[0] % 3 == 0 else links.Mesh)
     owner._rank, owner._size, owner._generation = RANK, SIZE, GENERATION
+    owner._wanted = {peer: [*links.DATA_LINKS, *links.LEADER_LINKS] for peer in range(1, SIZE)}
     owner._links = owner._accepted = links._Links()
     ours, theirs = socket.socketpair()
     with ours, mock.patch.object(os, "urandom", bytes):
@@ -72,11 +74,12 @@ def _records(data: bytes) -> None:
 def _compare(records: dict[int, dict[str, Any]]) -> None:
     try:
         bootstrap._check_equal(records)
-        hosts = bootstrap._hosts(records)
+        hosts = list(topology.hosts_of(records).values())
     except StartError:
         return
     assert sorted(rank for ranks in hosts for rank in ranks) == list(records)
-    assert bootstrap._hosts_text(hosts, records)
+    world = topology.Topology.of(hosts)
+    assert world.hosts == sorted(hosts) and len(world.host_of_rank) == len(records)
 
 
 def frame(message: object) -> bytes:
