@@ -230,11 +230,11 @@ MUTATIONS = (
         (native("engine_sets_test", "one_name_may_be_in_flight"),),
     ),
     Mutation(
-        "followers-do-not-ring",
-        "native/negotiation/publisher.cc",
-        "entry.sync}));\n    waker_.ring(0);",
-        "entry.sync}));",
-        "a rank tells its leader that an entry is complete, and lets it sleep",
+        "followers-are-not-woken",
+        "native/negotiation/spread.cc",
+        "    waker_.ring_others();",
+        "",
+        "a leader writes into the log, and the host's other ranks sleep on",
         (native("simulate_test", "a_thousand_ranks"),),
     ),
     Mutation(

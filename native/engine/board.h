@@ -60,13 +60,13 @@ class SegmentBoard final : public Board {
     return true;
   }
 
-  // A caller of this rank waits, or does no longer.
+  // A caller of this rank waits, or does no longer. Which rank it is, only a leader among several wants to know.
   void begin_waiting() {
+    if (across_hosts_) segment_.rank(local_rank_).waiting.fetch_add(1);
     segment_.header().waiting.fetch_add(1);
-    segment_.rank(local_rank_).waiting.fetch_add(1);
   }
   void end_waiting() {
-    segment_.rank(local_rank_).waiting.fetch_sub(1);
+    if (across_hosts_) segment_.rank(local_rank_).waiting.fetch_sub(1);
     segment_.header().waiting.fetch_sub(1);
   }
   // What did not fit into the ring.

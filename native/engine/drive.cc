@@ -128,16 +128,16 @@ void Engine::apply(Record record) {
     case Member::Applied::What::kNothing:
       return;
     case Member::Applied::What::kReady:
-      open(submission_of(applied.call));
+      open(submission_of(std::move(applied.call)));
       return;
     case Member::Applied::What::kZeros:
       open(zeros_for(applied));
       return;
     case Member::Applied::What::kFailed:
-      complete(submission_of(applied.call), applied.status);
+      complete(submission_of(std::move(applied.call)), applied.status);
       return;
     case Member::Applied::What::kJoined:
-      all_have_joined(submission_of(applied.call), record.id);
+      all_have_joined(submission_of(std::move(applied.call)), record.id);
       return;
   }
 }

@@ -44,11 +44,11 @@ bool Engine::serve() {
   bool told = false;
   follow_orders(leader_->tell_retired(&told));
   leader_->collect_stacks();
-  if (facts_due_.exchange(false)) {
+  if (facts_due_.load() && facts_due_.exchange(false)) {
     leader_->tell_waiting();
     if (stall_.has_value()) follow_orders(stall_->report());
   }
-  ids_pending_.store(leader_->has_unread_retirements());
+  if (ids_pending_.load() != leader_->has_unread_retirements()) ids_pending_.store(leader_->has_unread_retirements());
   warn_of_eviction();
   return any || told;
 }

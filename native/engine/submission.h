@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "negotiation/member.h"
@@ -59,7 +60,9 @@ struct Submission : Contribution {
 
 using SubmissionPtr = std::shared_ptr<Submission>;
 // Every call that an engine gives to its member is a submission.
-inline SubmissionPtr submission_of(const ContributionPtr& call) { return std::static_pointer_cast<Submission>(call); }
+inline SubmissionPtr submission_of(ContributionPtr call) {
+  return std::static_pointer_cast<Submission>(std::move(call));
+}
 
 class HandleTable {
  public:

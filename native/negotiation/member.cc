@@ -188,7 +188,6 @@ Member::Entry* Member::entry_of(uint32_t id) {
 }
 
 Status Member::apply(Record record, Applied* out) {
-  *out = {};
   if (is_about_entry(record.kind) && !takes_part_in(record.id)) return {};
   switch (record.kind) {
     case RecordKind::kDefine:

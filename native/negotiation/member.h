@@ -99,7 +99,7 @@ class Member {
     std::shared_ptr<const std::string> name;
     std::string descriptor;
   };
-  // A failure means that this rank cannot follow the log: the generation has to end.
+  // `out` is new. A failure means that this rank cannot follow the log: the generation has to end.
   Status apply(Record record, Applied* out);
 
   // All calls in flight, those that wait for their turn included. They are to be finished one by one.
