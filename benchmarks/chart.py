@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a record of `python -m horovod.bench allreduce` beside Gloo as an SVG: time by size, both axes logarithmic.
+
+python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json docs/images/allreduce.svg
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 70, 120, 46, 44
+SIDES = {"hvd": ("this library", "#0b6e4f"), "gloo": ("Gloo", "#b5533c")}
+
+
+def main() -> None:
+    source, target = map(Path, sys.argv[1:3])
+    record = json.loads(source.read_text())
+    sizes = [row["bytes"] for row in record["rows"]]
+    medians = {side: [statistics.median(row["seconds"][side]) for row in record["rows"]] for side in SIDES}
+    every = [seconds for times in medians.values() for seconds in times]
+    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
+
+    def x(size: float) -> float:
+        part = math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])
+        return LEFT + part * (WIDTH - LEFT - RIGHT)
+
+    def y(seconds: float) -> float:
+        return TOP + (high - math.log10(seconds)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    title = f"Allreduce, {record['ranks']} ranks, shared memory, {record['machine']['processor']}: time of one call"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
+        '<g font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="14">{title}</text>',
+    ]
+    for exponent in range(low, high + 1):
+        at = y(10.0**exponent)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{in_words(10.0**exponent)}</text>')
+    for size in sizes[::2]:
+        label = size_in_words(size)
+        parts.append(f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
+    for side, (name, color) in SIDES.items():
+        points = " ".join(f"{x(s):.1f},{y(t):.1f}" for s, t in zip(sizes, medians[side], strict=True))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(medians[side][-1]) + 4:.1f}" fill="{color}">{name}</text>')
+    target.write_text("\n".join([*parts, "</g>", "</svg>", ""]))
+
+
+def in_words(seconds: float) -> str:
+    return f"{seconds * 1e6:g} us" if seconds < 1e-3 else f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+def size_in_words(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+if __name__ == "__main__":
+    main()
