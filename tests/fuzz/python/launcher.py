@@ -4,12 +4,12 @@ first byte chooses which, and how the stream is cut or which exits were seen."""
 
 import json
 
-from horovod.launcher.failure import RankExit, report, root_cause
+from horovod.launcher.failure import Line, RankExit, report, root_cause
 from horovod.launcher.lines import LineError, LineReader, line
 
 MEASURED = {
     "horovod/launcher/lines.py": ["LineReader", "line"],
-    "horovod/launcher/failure.py": ["root_cause", "report", "RankExit", "Cause"],
+    "horovod/launcher/failure.py": ["root_cause", "report", "_happened", "_last_words", "RankExit", "Cause"],
 }
 LONGEST = 8192
 EXITS = [
@@ -55,7 +55,7 @@ def _failure(data: bytes, exits: list[RankExit]) -> None:
     cause = root_cause(exits, record if isinstance(record, dict) else None)
     if cause is None:
         return
-    for last_lines in ([], ["Traceback", "ValueError"]):
+    for last_lines in ([], [Line("Traceback (most recent call last):", 1.0), Line("ValueError", 5.0)]):
         text = report(cause, exits, "host", last_lines)
-        assert text.startswith(f"horovodrun: rank {cause.rank} ")
+        assert f"horovodrun: rank {cause.rank} on host host " in text
     assert isinstance(cause.exit_code, int)
