@@ -280,9 +280,12 @@ TEST(a_rank_that_leaves_fails_those_that_wait_for_it) {
 
 TEST(an_abort_ends_all_ranks_with_its_cause) {
   for (const Wiring wiring : kWirings) {
+    std::atomic<int> summed{0};
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
       std::vector<float> values(8, 1);
       EXPECT(sum(engine, "x", values).ok());
+      ++summed;
+      while (summed.load() < 3) sleep_ms(1);  // an abort may end a peer's first operation as well
       if (rank == 2) engine.abort(2, "rank 2 gave up");
       const uint64_t start = now_ns();
       const Status status = sum(engine, "never", values);
