@@ -102,6 +102,18 @@ def test_a_rank_that_comes_late_to_a_failed_start_meets_the_others_in_the_next_o
     assert entered(store, 1, "b") == 1
 
 
+def test_a_rank_that_comes_late_does_not_join_a_start_that_others_have_given_up() -> None:
+    store = Store()
+    assert entered(store, 0, "a") == 0
+    abandon = {"op": "abandon", "generation": 0, "rank": 0}
+    assert Asker(store).ask(**abandon, process="another") == {}  # it has no place in the generation
+    assert entered(store, 2, "c") == 0
+    assert Asker(store).ask(**abandon, process="a") == {}
+    assert entered(store, 1, "b") == 1
+    assert Asker(store).ask(**abandon, process="a") == {}  # said late: it is over already
+    assert entered(store, 0, "a") == 1
+
+
 def test_two_processes_of_one_rank_are_in_one_generation_and_can_find_out() -> None:
     store = Store()
     assert entered(store, 0, "a") == entered(store, 0, "another") == 0

@@ -131,6 +131,9 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
             f"rank {start.rank} could not join the job: {error}\n"
             "hint: raise the limits of processes (ulimit -u) and memory (ulimit -v)"
         ) from error
+    except StartError:
+        start.give_up()
+        raise
     except BaseException:
         start.close()
         raise
@@ -168,6 +171,7 @@ class _Start:
         self.settings = settings
         self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = 0  # until the rendezvous says which one
+        self.process = f"{_PROCESS}/{os.getpid()}"  # a forked child shares the token, but is another process
         self.identity, self.hostname = identity_of(settings)
         self.rank, self.size = self.identity.rank, self.identity.size
         self.deadline = time.monotonic() + settings.start_timeout_s
@@ -180,8 +184,7 @@ class _Start:
         self.links: list[Link] = []
 
     def run(self) -> World:
-        # A forked child shares the token, but is another process.
-        self.generation = self.rendezvous.enter(self.rank, f"{_PROCESS}/{os.getpid()}", self._remaining())
+        self.generation = self.rendezvous.enter(self.rank, self.process, self._remaining())
         if self.identity.local_size > 1 and self.identity.local_rank == 0:
             self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
         records = self._meet()
@@ -208,6 +211,11 @@ class _Start:
             rendezvous=self.rendezvous,
             watch=self.watch,
         )
+
+    def give_up(self) -> None:
+        with contextlib.suppress(ChannelError):  # the launcher may have ended meanwhile
+            self.rendezvous.abandon(self.generation, self.rank, self.process, 1.0)
+        self.close()
 
     def close(self) -> None:
         for link in self.links:

@@ -59,6 +59,11 @@ class Rendezvous:
         generation: int = self._ask(request, timeout_s, "generation", int)
         return generation
 
+    def abandon(self, generation: int, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
+        """Says that this rank could not start in this generation: a rank that comes later joins the next one."""
+        request = {"op": "abandon", "generation": generation, "rank": rank, "process": process}
+        self._ask(request, timeout_s)
+
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
         return self.compare_and_set(f"failure/{generation}", mine, timeout_s)

@@ -48,6 +48,7 @@ class Store:
         self._numbers = itertools.count()
         self._generation = 0
         self._entered: dict[int, str] = {}  # by rank: the process that is in the current generation
+        self._abandoned = False  # a rank could not start in the current generation: no other can join it
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
 
     # what the launcher does
@@ -114,6 +115,10 @@ class Store:
                 reply({"value": self.compare_and_set(key, value)})
             case {"op": "enter", "rank": int(rank), "process": str(process)}:
                 reply({"generation": self._enter(rank, process)})
+            case {"op": "abandon", "generation": int(generation), "rank": int(rank), "process": str(process)}:
+                # Not the word of a second process of that rank, which has no place in it.
+                self._abandoned |= generation == self._generation and self._entered.get(rank) == process
+                reply({})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
                 # An integer of JSON has no limit, unlike the float that the clock takes.
                 timeout_s = min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000
@@ -128,9 +133,10 @@ class Store:
         A process that is in the current one already starts the next. Two processes of one rank get the same one, in
         which they find each other out.
         """
-        if self._entered.get(rank) == process:
+        if self._abandoned or self._entered.get(rank) == process:
             self._generation += 1
             self._entered = {}
+            self._abandoned = False
         self._entered.setdefault(rank, process)
         return self._generation
 
