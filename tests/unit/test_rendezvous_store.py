@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from horovod.launcher.rendezvous_store import Store, Wait
 
 
@@ -85,14 +87,22 @@ def test_each_start_of_all_ranks_is_a_generation() -> None:
         assert [entered(store, rank, f"p{rank}") for rank in (1, 0, 2)] == [generation] * 3
 
 
-def test_a_newcomer_joins_the_generation_of_the_others_though_it_is_its_first() -> None:
+@pytest.mark.parametrize("order", [[(0, "a"), (1, "new")], [(1, "new"), (0, "a")]], ids=["last", "first"])
+def test_a_newcomer_joins_the_generation_of_the_others_though_it_is_its_first(order: list[tuple[int, str]]) -> None:
     store = Store()
     for _ in range(5):
         assert entered(store, 0, "a") == entered(store, 1, "b")
     store.gone(1, "it was killed")
     store.replaced(1)
-    assert entered(store, 0, "a") == 5
-    assert entered(store, 1, "new") == 5
+    assert [entered(store, rank, process) for rank, process in order] == [5, 5]
+
+
+def test_a_rank_that_is_replaced_before_it_came_ends_no_generation() -> None:
+    store = Store()
+    assert entered(store, 0, "a") == 0
+    store.gone(1, "it was killed")
+    store.replaced(1)
+    assert entered(store, 1, "new") == 0
 
 
 def test_a_rank_that_comes_late_to_a_failed_start_meets_the_others_in_the_next_one() -> None:

@@ -48,7 +48,7 @@ class Store:
         self._numbers = itertools.count()
         self._generation = 0
         self._entered: dict[int, str] = {}  # by rank: the process that is in the current generation
-        self._abandoned = False  # a rank could not start in the current generation: no other can join it
+        self._abandoned = False  # the current generation has lost a rank, or could not start: nobody joins it any more
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
 
     # what the launcher does
@@ -88,9 +88,9 @@ class Store:
         self._waits_for.clear()
 
     def replaced(self, rank: int) -> None:
-        """Another process takes the place of this rank, which was gone; it enters a generation of its own."""
+        """Another process takes the place of this rank, which was gone: all meet in the next generation."""
         self._gone.pop(rank, None)
-        self._entered.pop(rank, None)
+        self._abandoned |= rank in self._entered
 
     def expire(self, now_s: float) -> float | None:
         """Answers the waits whose time is up; returns when the next one's is."""
