@@ -125,6 +125,8 @@ extern "C" {
 
 uint32_t hvd_abi_version(void) { return HVD_ABI_VERSION; }
 
+const char* hvd_code_name(int32_t code) { return hvd::Status::name_of(code); }
+
 int32_t hvd_dtype_bytes(int32_t dtype) {
   return static_cast<int32_t>(hvd::element_size(static_cast<hvd_dtype>(dtype)));
 }

@@ -3,10 +3,8 @@
 //
 // gathered  small: everybody sends its whole input to everybody and folds; one message's latency.
 // direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Everybody sends share j
-// straight to
-//           member j, which folds the shares as soon as the last has come, and sends the result
-//           straight back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links,
-//           both ways.
+//           straight to member j, which folds the shares as soon as the last has come, and sends the result straight
+//           back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links, both ways.
 //
 // The order on a link is the same for every pair: the shares of the first kLag chunks, then by turns the result of
 // chunk i and the share of chunk i + kLag. A result waits for its fold, which waits for the peers' shares of the same

@@ -3,10 +3,9 @@
 //
 // tiny      at most kTinyBytes: the payload travels in the flag's own cache line; one line transfer.
 // one-shot  one chunk: everybody copies its input into its slot, then folds all slots into its own output.
-// two-shot  in each chunk every member owns a *share*: copy the peers' shares in, fold the own share into the output
-// and the
-//           result slot, copy the peers' shares of the result out. The three stages run as a pipeline over the chunks.
-//           The slots are the fusion buffer: tensors are gathered into and scattered from them directly.
+// two-shot  in each chunk every member owns a *share*: copy the peers' shares in, fold one's own share into the output
+//           and the result slot, copy the peers' shares of the result out. The three stages run as a pipeline over the
+//           chunks. The slots are the fusion buffer: tensors are gathered into and scattered from them directly.
 //
 // All block until every member takes part; a raised interrupt ends them with HVD_ABORTED.
 #pragma once

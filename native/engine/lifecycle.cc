@@ -138,7 +138,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   std::unique_ptr<Segment> segment;
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
     return {HVD_INVALID_ARGUMENT,
-            "expects a local link to each rank of the host, seen " + std::to_string(local.size())};
+            "expects a local link to each rank of the host, got " + std::to_string(local.size())};
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
@@ -218,7 +218,7 @@ Status Engine::start_monitor() {
       if (now_ns() < deadline_ns) return;
       poison(HVD_UNAVAILABLE, -1,
              "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
-                 " ms (setting start_timeout_ms), seen by rank " + std::to_string(rank_));
+                 " ms (setting start_timeout_ms), says rank " + std::to_string(rank_));
     }
     answer_stack_question(*segment_, local_rank_, *bells_);
     if (!is_leader()) return;

@@ -41,8 +41,7 @@ std::string loss(const Monitor::Peer& peer, char state, uint64_t silent_ns) {
     case 'T':
       return who + " was stopped by a signal and has not run for " + time +
              "\nhint: Ctrl-Z in horovodrun's terminal suspends the whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets "
-             "the "
-             "other ranks wait for one that is stopped alone";
+             "the other ranks wait for one that is stopped alone";
     case 'D':
       return who + " is frozen: it has not run for " + time +
              " and waits in the kernel (state D)\nhint: a disk or a network file system does not answer, most likely";

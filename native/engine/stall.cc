@@ -129,7 +129,8 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
   warn("stall: " + report + stacks_in_words(leader_.stacks(), asked) +
            "\nhint: every rank must call the same collectives; look for " +
            (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
-                    : "a branch on the rank, uneven data, or a rank that is slow"),
+                    : "a branch on the rank, uneven data, or a rank that is slow") +
+           "\nmore: horovodrun --explain stall",
        settings_.log_time);
 }
 

@@ -27,7 +27,7 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
     return invalid(what + ": unknown dtype " + std::to_string(tensor.dtype));
   }
   if (tensor.ndim < 0 || tensor.ndim > kMaxDimensions) {
-    return invalid(what + ": expected at most " + std::to_string(kMaxDimensions) + " dimensions, seen " +
+    return invalid(what + ": expected at most " + std::to_string(kMaxDimensions) + " dimensions, got " +
                    std::to_string(tensor.ndim));
   }
   const auto dtype = static_cast<DataType>(tensor.dtype);
@@ -36,14 +36,14 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   }
   const auto kind = static_cast<hvd_kind>(request.kind);
   if ((is_ragged(kind) || kind == HVD_REDUCESCATTER) && tensor.ndim == 0) {
-    return invalid(what + ": " + name_of(kind) + " expects at least one dimension, seen a scalar");
+    return invalid(what + ": " + name_of(kind) + " expects at least one dimension, got a scalar");
   }
   if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
-    return invalid(what + ": bool can be reduced by Min (and) and Max (or), seen " +
+    return invalid(what + ": bool can be reduced by Min (and) and Max (or), got " +
                    name_of(static_cast<ReduceOp>(request.op)));
   }
   if (reduces(kind) && request.op == HVD_ADASUM && !has_adasum(dtype)) {
-    return invalid(what + ": Adasum is for floating-point tensors, seen " + name_of(dtype));
+    return invalid(what + ": Adasum is for floating-point tensors, got " + name_of(dtype));
   }
   return {};
 }
@@ -55,19 +55,19 @@ Status check_splits(const hvd_request& request, int members, const std::string& 
   if (!given) {
     if (rows % members != 0) {
       return invalid(what + ": expected a number of rows that " + std::to_string(members) +
-                     " members can share evenly, seen " + std::to_string(rows) + "\nhint: give splits");
+                     " members can share evenly, got " + std::to_string(rows) + "\nhint: give splits");
     }
     splits->assign(static_cast<size_t>(members), rows / members);
     return {};
   }
   if (request.nsplits != static_cast<uint32_t>(members)) {
-    return invalid(what + ": expected one split for each of " + std::to_string(members) + " members, seen " +
+    return invalid(what + ": expected one split for each of " + std::to_string(members) + " members, got " +
                    std::to_string(request.nsplits));
   }
   int64_t sum = 0;
   for (uint32_t m = 0; m < request.nsplits; ++m) {
     const int64_t split = request.splits[m];
-    if (split < 0) return invalid(what + ": expected splits of zero or more rows, seen " + std::to_string(split));
+    if (split < 0) return invalid(what + ": expected splits of zero or more rows, got " + std::to_string(split));
     if (split > rows - sum) {
       return invalid(what + ": expected splits that add up to at most the " + std::to_string(rows) + " rows there are");
     }
@@ -82,7 +82,7 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
   const hvd_kind kind = prepared.descriptor.kind;
   const auto missing = [&](size_t i, const char* end) {
     return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
-                   " of " + std::to_string(prepared.tensors.size()) + ", seen NULL");
+                   " of " + std::to_string(prepared.tensors.size()) + ", got NULL");
   };
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
@@ -99,7 +99,9 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
   if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
   if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
       (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
-    return invalid(what + ": seen " + std::to_string(request.ntensors) + " tensors");
+    const char* const expected = request.kind == HVD_BARRIER ? "no tensor" : "one tensor or more";
+    return invalid(what + ": expected " + (request.kind == HVD_ALLTOALL ? "one tensor" : expected) + ", got " +
+                   std::to_string(request.ntensors));
   }
   if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT ||
                                                        (request.op == HVD_ADASUM && request.kind != HVD_ALLREDUCE))) {
@@ -107,11 +109,11 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
   }
   if (request.kind == HVD_ALLREDUCE && request.op == HVD_ADASUM &&
       !std::has_single_bit(static_cast<uint32_t>(set.size()))) {
-    return invalid(what + ": Adasum needs a power of two ranks, seen " + std::to_string(set.size()) + set.in_words());
+    return invalid(what + ": Adasum needs a power of two ranks, got " + std::to_string(set.size()) + set.in_words());
   }
   if (request.kind == HVD_BROADCAST && set.member_of(request.root_rank) < 0) {
     return invalid(what + ": expected a root rank among the ranks " +
-                   describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", seen " +
+                   describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", got " +
                    std::to_string(request.root_rank));
   }
   for (uint32_t i = 0; i < request.ntensors; ++i) {

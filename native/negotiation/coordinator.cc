@@ -299,7 +299,7 @@ std::string Coordinator::without(const Entry& entry, const std::string& agreed, 
   *culprit = none_from.front();
   const bool one = none_from.size() == 1;
   return list_ranks(none_from, kShownRanks) + (one ? " has" : " have") + " joined and " + (one ? "gives" : "give") +
-         " no data to " + in_words(entry) + ": expected an allreduce, seen " + name_of(descriptor.kind) +
+         " no data to " + in_words(entry) + ": expected an allreduce, got " + name_of(descriptor.kind) +
          "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
 }
 

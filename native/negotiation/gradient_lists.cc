@@ -58,10 +58,10 @@ std::string first_difference(const List& expected, const List& seen) {
   }
   if (expected.gradients.size() != seen.gradients.size()) {
     return "expected " + std::to_string(expected.gradients.size()) + " gradients from " +
-           expected.gradients.begin()->second->name + " on, seen " + std::to_string(seen.gradients.size()) + " from " +
+           expected.gradients.begin()->second->name + " on, got " + std::to_string(seen.gradients.size()) + " from " +
            seen.gradients.begin()->second->name + " on";
   }
-  return "expected " + expected.gradients.begin()->second->name + ", seen " + seen.gradients.begin()->second->name;
+  return "expected " + expected.gradients.begin()->second->name + ", got " + seen.gradients.begin()->second->name;
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
   const size_t bytes = whole_bytes(local_size, transport_bytes);
   if (static_cast<size_t>(facts.st_size) != bytes) {
     close(memfd);
-    return {HVD_UNAVAILABLE, "expects " + std::to_string(bytes) + " bytes of shared memory, seen " +
+    return {HVD_UNAVAILABLE, "expects " + std::to_string(bytes) + " bytes of shared memory, got " +
                                  std::to_string(facts.st_size) +
                                  "\nhint: do all ranks run the same version of Horovod?"};
   }

@@ -89,7 +89,7 @@ const char* name_of(hvd_kind kind) {
 namespace {
 
 std::string differ(const std::string& what, const std::string& expected, const std::string& seen) {
-  return "expected " + what + " " + expected + ", seen " + seen;
+  return "expected " + what + " " + expected + ", got " + seen;
 }
 
 std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules of Horovod's that are not in this version: whoever imports one, or asks a package for it, is told so.
 
-An import raises ImportError; an attribute that is asked for raises AttributeError with the same text, so that hasattr()
-answers as for any name that is not there.
+An import raises NotInThisVersionError. An attribute that is asked for raises AttributeError with the same text, so that
+hasattr() answers as for any name that is not there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import NoReturn
+
+from horovod.core.exceptions import NotInThisVersionError, explain_command
 
 __all__ = ["MODULES", "announce", "attributes_of"]
 
@@ -42,7 +44,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname in MODULES:
             # Not a ModuleNotFoundError: `from horovod import spark` drops its text.
-            raise ImportError(_text(fullname), name=fullname)
+            raise NotInThisVersionError(_text(fullname), name=fullname)
 
 
 def announce() -> None:
@@ -57,7 +59,9 @@ def attributes_of(package: str) -> Callable[[str], NoReturn]:
     def missing(name: str) -> NoReturn:
         module = f"{package}.{name}"
         raise AttributeError(
-            _text(module) if module in MODULES else f"module {package!r} has no attribute {name!r}",
+            f"{_text(module)}\n{explain_command(NotInThisVersionError.code)}"
+            if module in MODULES
+            else f"module {package!r} has no attribute {name!r}",
             name=name,
         )
 

@@ -183,21 +183,21 @@ def test_every_rank_is_told_who_disagrees_about_what(
     calls = [(framework, rank_1 if rank == 1 else others) for rank in range(size)]
     texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, per_rank=calls)
     assert len(set(texts)) == 1, texts
-    for part in ["rank 1", "expected", "seen", *expected, *([] if case in ("unnamed", "kind") else [case])]:
+    for part in ["rank 1", "expected", "got", *expected, *([] if case in ("unnamed", "kind") else [case])]:
         assert part in texts[0], f"{part!r} is not in: {texts[0]}"
 
 
 # name: (a call that is wrong on this rank alone, its exception, what its text holds)
 LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "complex": (lambda hvd, f: hvd.allreduce(f.complex(), name="complex"), ValueError, "complex64.*expected.*float32"),
-    "no tensor": (lambda hvd, f: hvd.broadcast_("text", 0, name="no tensor"), TypeError, "seen str"),
+    "no tensor": (lambda hvd, f: hvd.broadcast_("text", 0, name="no tensor"), TypeError, "got str"),
     "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
     "negative root": (lambda hvd, f: hvd.broadcast(ones(f, 2), -1, name="negative root"), ValueError, "root_rank=-1"),
     "op": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=17, name="op"), ValueError, "op=17: expected one of"),
     "adasum": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.int32), op=hvd.Adasum, name="adasum"),
         ValueError,
-        "Adasum is for floating-point tensors, seen int32",
+        "Adasum is for floating-point tensors, got int32",
     ),
     "both": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
@@ -207,12 +207,12 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "bool sum": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="bool sum"),
         ValueError,
-        "bool.*seen op=Sum",
+        "bool.*got op=Sum",
     ),
     "bool average": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), name="bool average"),
         ValueError,
-        "bool.*seen op=Average",
+        "bool.*got op=Average",
     ),
     "scalar": (lambda hvd, f: hvd.allgather(ones(f), name="scalar"), ValueError, "0-d"),
     "empty group": (lambda hvd, f: hvd.grouped_allreduce([], name="empty group"), ValueError, "empty list"),
@@ -220,7 +220,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "too many splits": (
         lambda hvd, f: hvd.alltoall(ones(f, 9), [1] * 9, name="too many splits"),
         ValueError,
-        "expected one split for each of . members, seen 9",
+        "expected one split for each of . members, got 9",
     ),
     "splits beyond": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), [2] * hvd.size(), name="splits beyond"),
@@ -230,17 +230,17 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "negative split": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), [-1] * hvd.size(), name="negative split"),
         ValueError,
-        "zero or more rows, seen -1",
+        "zero or more rows, got -1",
     ),
     "splits 2-d": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros((1, 1), np.int32)), name="splits 2-d"),
         ValueError,
-        r"one-dimensional.*tensor, seen.* shape \[1, 1\]",
+        r"one-dimensional.*tensor, got.* shape \[1, 1\]",
     ),
     "splits dtype": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int64)), name="splits dtype"),
         ValueError,
-        "int32 tensor, seen int64",
+        "int32 tensor, got int64",
     ),
     "splits of floats": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), [0.5] * hvd.size(), name="splits of floats"),
@@ -257,7 +257,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "scattered bool": (
         lambda hvd, f: hvd.reducescatter(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="scattered bool"),
         ValueError,
-        "bool.*seen op=Sum",
+        "bool.*got op=Sum",
     ),
     "gathered list": (lambda hvd, f: hvd.grouped_allgather([], name="gathered list"), ValueError, "empty list"),
     "scattered list": (lambda hvd, f: hvd.grouped_reducescatter(3, name="scattered list"), TypeError, "takes a list"),
@@ -285,9 +285,9 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "dimensions": (
         lambda hvd, f: hvd.allreduce(ones(f, *[1] * 17), name="dimensions"),
         ValueError,
-        "at most 16 dimensions, seen 17",
+        "at most 16 dimensions, got 17",
     ),
-    "5": (lambda hvd, f: hvd.allreduce(ones(f, 2), name=5), TypeError, "name: expected a str, seen int"),
+    "5": (lambda hvd, f: hvd.allreduce(ones(f, 2), name=5), TypeError, "name: expected a str, got int"),
     "nul": (lambda hvd, f: hvd.allreduce(ones(f, 2), name="nul\0x"), ValueError, "cannot hold a NUL"),
     "process set": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0]), name="process set"),

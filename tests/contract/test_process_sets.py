@@ -123,14 +123,14 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] 
     "outside": (lambda hvd, f, s: hvd.add_process_set([0, 99]), ValueError, "expected ranks from 0 to 2"),
     "negative": (lambda hvd, f, s: hvd.add_process_set([-1]), ValueError, "expected ranks from 0 to 2"),
     "repeated": (lambda hvd, f, s: hvd.add_process_set([1, 1]), ValueError, "each rank once"),
-    "text": (lambda hvd, f, s: hvd.add_process_set(["one"]), ValueError, "expected ints, seen"),
+    "text": (lambda hvd, f, s: hvd.add_process_set(["one"]), ValueError, "expected ints, got"),
     "no list": (lambda hvd, f, s: hvd.add_process_set(1), TypeError, "not iterable"),
     "unregistered": (
         lambda hvd, f, s: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0, 2])),
         ValueError,
         "is not registered",
     ),
-    "number": (lambda hvd, f, s: hvd.allreduce(ones(f, 2), process_set=1), ValueError, "expected a ProcessSet, seen 1"),
+    "number": (lambda hvd, f, s: hvd.allreduce(ones(f, 2), process_set=1), ValueError, "expected a ProcessSet, got 1"),
     "root": (
         lambda hvd, f, s: hvd.broadcast(ones(f, 2), 1, process_set=s if s.included() else None),
         ValueError,
@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] 
     "splits": (
         lambda hvd, f, s: hvd.alltoall(ones(f, 3), [1, 1, 1], process_set=s),
         ValueError,
-        "one split for each of 2 members, seen 3|no member",
+        "one split for each of 2 members, got 3|no member",
     ),
 }
 
@@ -217,7 +217,7 @@ def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, tr
     outcomes = worlds(3, dynamic(transport)).run(run, framework)
     assert outcomes[0] == [] and outcomes[1][:2] == outcomes[2][:2]
     for text in outcomes[1][:2]:
-        assert re.search(r"`allreduce.shape` of process set \d.*rank 2.*expected shape \[1\], seen \[2\]", text), text
+        assert re.search(r"`allreduce.shape` of process set \d.*rank 2.*expected shape \[1\], got \[2\]", text), text
     assert "rank 2 could not submit `allreduce.op` of process set" in outcomes[1][2] and "op=17" in outcomes[2][2]
 
 

@@ -153,7 +153,7 @@ def execute(program: list[Step], orders: list[int], pauses: list[float]) -> list
         results = list(seen) if isinstance(seen, (list, tuple)) else [seen]
         for index, (a, b) in enumerate(zip(results, expected_of(step, step.members.index(rank)), strict=True)):
             if not reference.same_bits(a, b):
-                wrong.append(f"{step}, tensor {index}: expected {b.ravel()[:4]} {b.shape}, seen {a.ravel()[:4]}")
+                wrong.append(f"{step}, tensor {index}: expected {b.ravel()[:4]} {b.shape}, got {a.ravel()[:4]}")
     hvd.barrier()
     for members, process_set in sets.items():
         assert process_set is hvd.global_process_set or hvd.remove_process_set(process_set), members

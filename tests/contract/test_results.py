@@ -244,7 +244,7 @@ def wrong_rows_of(framework: Any, dtype_name: str) -> list[str]:
             count += 1
             for index, (a, b) in enumerate(zip(seen, expected, strict=True)):
                 if not reference.same_bits(a, b):
-                    wrong.append(f"{label}, tensor {index}: expected {b.ravel()[:4]} {b.shape}, seen {a.ravel()[:4]}")
+                    wrong.append(f"{label}, tensor {index}: expected {b.ravel()[:4]} {b.shape}, got {a.ravel()[:4]}")
         framework.hvd.barrier()
     assert count > 25 * len(framework.forms), count  # the table is not empty by mistake
     return wrong
@@ -336,7 +336,7 @@ def test_special_floats_propagate_and_zeros_keep_their_sign(worlds: WorldPool, f
                 expected = reference.allreduce(inputs, number)
                 seen = framework.array(framework.hvd.allreduce(framework.tensor(inputs[rank]), op=number))
                 if not reference.same_bits(seen, expected):
-                    wrong.append(f"{op} {dtype_name}: expected {expected}, seen {seen}")
+                    wrong.append(f"{op} {dtype_name}: expected {expected}, got {seen}")
         return wrong
 
     for wrong in worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework):

@@ -123,7 +123,7 @@ def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, tra
             for name, result in results.items():
                 expected = size * step + size * (size - 1) / 2 if ops[name] == hvd.Sum else step + size - 1
                 if result.shape != shapes[name] or not np.all(result == expected):
-                    wrong.append(f"step {step}, {deviation}, {name}: expected {expected}, seen {result}")
+                    wrong.append(f"step {step}, {deviation}, {name}: expected {expected}, got {result}")
 
         for step in range(200):
             one_step(step, DEVIATIONS[step % len(DEVIATIONS)])
@@ -155,7 +155,7 @@ def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: 
         def check(step: int, name: str, result: Any, shape: tuple[int, ...], ranks: list[int]) -> None:
             expected = sum(member + step for member in ranks)
             if result.shape != shape or not np.all(result == expected):
-                wrong.append(f"step {step}, {name}: expected {expected} in {shape}, seen {result}")
+                wrong.append(f"step {step}, {name}: expected {expected} in {shape}, got {result}")
 
         def one_step(step: int) -> None:
             names = [f"deviating {number}" for number in range(12)]

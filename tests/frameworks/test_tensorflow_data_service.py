@@ -139,7 +139,7 @@ def test_who_is_missing_is_named_and_numbers_are_checked() -> None:
             client.wait_for_dispatcher_registration(1, 0.01)
         client.register_dispatcher(1, "here:1")
         client.register_dispatcher(1, "here:1")
-        with pytest.raises(ValueError, match="dispatcher 1 is registered at here:1 already, seen there:2"):
+        with pytest.raises(ValueError, match="dispatcher 1 is registered at here:1 already, got there:2"):
             client.register_dispatcher(1, "there:2")
         assert client.wait_for_dispatcher_registration(1, 0.01) == "here:1"
         for number in (-1, 2):

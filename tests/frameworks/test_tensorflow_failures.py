@@ -77,8 +77,8 @@ for step in range(4):
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (DIFFERENT_MODELS, r"rank 1: `allreduce\.\S+/list-\w+\.0`: expected shape \[3, 4\], seen \[3, 5\]"),
-        (FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, seen 2"),
+        (DIFFERENT_MODELS, r"rank 1: `allreduce\.\S+/list-\w+\.0`: expected shape \[3, 4\], got \[3, 5\]"),
+        (FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, got 2"),
     ],
     ids=["model", "list"],
 )

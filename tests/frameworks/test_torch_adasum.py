@@ -110,7 +110,7 @@ def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(worlds: WorldPool)
         return str(raised.value), first.tolist()
 
     for text, values in worlds(2, SHM).run(run):
-        assert "delta.0.1" in text and "shape [2], seen [3]" in text
+        assert "delta.0.1" in text and "shape [2], got [3]" in text
         assert values == [1.0, 1.0]
 
 
@@ -122,7 +122,7 @@ def test_sets_and_sizes_and_ranks_without_data(worlds: WorldPool, transport: str
         hvd.init()
         weight = torch.nn.Parameter(torch.zeros(4))
         pair = hvd.add_process_set([0, 1])
-        with pytest.raises(NotImplementedError, match="Adasum needs a power of two ranks, seen 3"):
+        with pytest.raises(NotImplementedError, match="Adasum needs a power of two ranks, got 3"):
             hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum, process_set=pair)
         for _ in range(1 + hvd.rank()):

@@ -276,7 +276,7 @@ def test_a_gradient_that_cannot_be_sent_fails_on_all_ranks(worlds: WorldPool) ->
         return text
 
     for text in worlds(2, SHM).run(run):
-        assert "`allreduce.weight`" in text and "rank 1: expected operation allreduce, seen allgather" in text
+        assert "`allreduce.weight`" in text and "rank 1: expected operation allreduce, got allgather" in text
 
 
 def test_sparse_gradients_as_dense(worlds: WorldPool) -> None:
@@ -612,7 +612,7 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
             ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
             ({"gradient_predivide_factor": 2.0, "op": hvd.Adasum}, "gradient_predivide_factor"),
             ({"named_parameters": [a, b]}, "sequence of tuples"),
-            ({"named_parameters": [("x", a), ("x", b)]}, "seen twice: x"),
+            ({"named_parameters": [("x", a), ("x", b)]}, "occur twice: x"),
             ({"named_parameters": [("x", a)]}, r"1 of the optimizer's 2 parameters have no name.*\(3,\)"),
             ({"groups": 0}, "groups=0"),
             ({"groups": [[a, a]]}, "twice"),
@@ -622,7 +622,7 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
             ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan"),
         ]
         for value in (None, torch.optim.SGD, torch.nn.Linear(1, 1), "SGD"):
-            with pytest.raises(TypeError, match=r"expected an instance of torch\.optim\.Optimizer, seen"):
+            with pytest.raises(TypeError, match=r"expected an instance of torch\.optim\.Optimizer, got"):
                 hvd.DistributedOptimizer(value)
         for options, pattern in cases:
             with pytest.raises(ValueError, match=pattern):

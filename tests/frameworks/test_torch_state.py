@@ -34,7 +34,7 @@ def test_a_state_dict_with_buffers_and_numbers_is_that_of_the_root(worlds: World
         assert (mixed["epoch"], mixed["none"], mixed["lr"]) == (1, None, 0.5)
         with pytest.raises(ValueError, match="`bad` is a list"):
             hvd.broadcast_parameters({"bad": []}, root_rank=0)
-        with pytest.raises(ValueError, match="expected a dict or a list of pairs, seen int"):
+        with pytest.raises(ValueError, match="expected a dict or a list of pairs, got int"):
             hvd.broadcast_parameters(3, root_rank=0)
         return True
 
@@ -208,7 +208,7 @@ def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> No
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
         return texts
 
-    expected = ["`a` is a str", "seen int", "keys are names", "LBFGS", "`a (no tensor)`"]
+    expected = ["`a` is a str", "got int", "keys are names", "LBFGS", "`a (no tensor)`"]
     for texts in worlds(3, SHM).run(run):
         for text, part in zip(texts, expected, strict=True):
             assert part in text and "rank 1" in text, text

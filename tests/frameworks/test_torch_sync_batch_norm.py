@@ -201,7 +201,7 @@ def test_one_value_per_channel_in_all_is_refused_on_all_ranks(worlds: WorldPool)
 
         hvd.init()
         layer = hvd.SyncBatchNorm(2)
-        with pytest.raises(ValueError, match="more than 1 value per channel.*seen 1 on all ranks"):
+        with pytest.raises(ValueError, match="more than 1 value per channel.*got 1 on all ranks"):
             layer(torch.zeros(1 - hvd.rank(), 2))
         assert int(layer.num_batches_tracked) == 0
         layer(torch.zeros(1, 2))  # one a rank are two
@@ -223,7 +223,7 @@ def test_an_input_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool) -> N
         return str(caught.value)
 
     for text in worlds(2, SHM).run(run):
-        assert "rank 1" in text and "expected an input of shape (N, 3, ...), seen (2, 4)" in text
+        assert "rank 1" in text and "expected an input of shape (N, 3, ...), got (2, 4)" in text
 
 
 def test_a_copy_works_like_the_original(worlds: WorldPool) -> None:

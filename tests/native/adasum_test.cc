@@ -246,7 +246,7 @@ TEST(what_has_no_adasum_is_refused) {
     const auto status = [&](hvd_kind kind, int32_t set) {
       return Call(kind, "t").op(HVD_ADASUM).in(set).tensor(floats, HVD_FLOAT32).run(engine);
     };
-    EXPECT(has(status(HVD_ALLREDUCE, three), HVD_INVALID_ARGUMENT, {"Adasum needs a power of two ranks, seen 3"}));
+    EXPECT(has(status(HVD_ALLREDUCE, three), HVD_INVALID_ARGUMENT, {"Adasum needs a power of two ranks, got 3"}));
     Call end(HVD_BARRIER, "end");
     if (rank == 1) {
       EXPECT(end.run(engine).ok());
@@ -255,7 +255,7 @@ TEST(what_has_no_adasum_is_refused) {
     EXPECT(status(HVD_ALLREDUCE, pair).ok());
     EXPECT(has(status(HVD_REDUCESCATTER, pair), HVD_INVALID_ARGUMENT, {"reduce operation 2"}));
     EXPECT(has(Call(HVD_ALLREDUCE, "i").op(HVD_ADASUM).in(pair).tensor(integers, HVD_INT32).run(engine),
-               HVD_INVALID_ARGUMENT, {"Adasum is for floating-point tensors, seen int32"}));
+               HVD_INVALID_ARGUMENT, {"Adasum is for floating-point tensors, got int32"}));
     // It meets no other reduction.
     EXPECT(has(
         Call(HVD_ALLREDUCE, "t").op(rank == 0 ? HVD_ADASUM : HVD_SUM).in(pair).tensor(floats, HVD_FLOAT32).run(engine),

@@ -148,7 +148,7 @@ TEST(splits_that_cannot_be_are_refused) {
     const auto call = [&](std::vector<int64_t> splits) {
       return Call(HVD_ALLTOALL, "a").splits(std::move(splits)).tensor(values, HVD_INT32).run(engine);
     };
-    EXPECT(has(call({1, 2, 2}), HVD_INVALID_ARGUMENT, {"one split for each of 2 members", "seen 3"}));
+    EXPECT(has(call({1, 2, 2}), HVD_INVALID_ARGUMENT, {"one split for each of 2 members", "got 3"}));
     EXPECT(has(call({-1, 2}), HVD_INVALID_ARGUMENT, {"zero or more rows", "-1"}));
     EXPECT(has(call({3, 3}), HVD_INVALID_ARGUMENT, {"at most the 5 rows"}));
     EXPECT(has(call({INT64_MAX, INT64_MAX}), HVD_INVALID_ARGUMENT, {"at most the 5 rows"}));
@@ -191,17 +191,17 @@ TEST(ranks_that_disagree_get_the_same_words_and_go_on) {
       std::vector<float> good(4, 1);
       EXPECT(sum(engine, "x", good).ok());  // known by now: the next disagreement needs a recall
       std::vector<float> shape(rank == 1 ? 5 : 4, 1);
-      EXPECT(has(sum(engine, "x", shape), HVD_MISMATCH, {"`x`", "rank 1", "expected shape [4], seen [5]"}));
+      EXPECT(has(sum(engine, "x", shape), HVD_MISMATCH, {"`x`", "rank 1", "expected shape [4], got [5]"}));
       std::vector<int32_t> ints(4, 1);
       std::vector<float> floats(4, 1);
       const Status dtype =
           rank == 2 ? Call(HVD_ALLREDUCE, "y").tensor(ints, HVD_INT32).run(engine) : sum(engine, "y", floats);
-      EXPECT(has(dtype, HVD_MISMATCH, {"`y`", "rank 2", "expected dtype float32, seen int32"}));
+      EXPECT(has(dtype, HVD_MISMATCH, {"`y`", "rank 2", "expected dtype float32, got int32"}));
       const Status op =
           Call(HVD_ALLREDUCE, "z").op(rank == 0 ? HVD_MAX : HVD_SUM).tensor(good, HVD_FLOAT32).run(engine);
-      EXPECT(has(op, HVD_MISMATCH, {"`z`", "rank 0", "expected reduce operation Sum, seen Max"}));
+      EXPECT(has(op, HVD_MISMATCH, {"`z`", "rank 0", "expected reduce operation Sum, got Max"}));
       const Status root = Call(HVD_BROADCAST, "r").root(rank == 1 ? 1 : 0).tensor(good, HVD_FLOAT32).run(engine);
-      EXPECT(has(root, HVD_MISMATCH, {"`r`", "rank 1", "expected root rank 0, seen 1"}));
+      EXPECT(has(root, HVD_MISMATCH, {"`r`", "rank 1", "expected root rank 0, got 1"}));
       const Status scale = Call(HVD_ALLREDUCE, "s").scale(rank == 1 ? 0.5 : 1, 1).tensor(good, HVD_FLOAT32).run(engine);
       EXPECT(has(scale, HVD_MISMATCH, {"`s`", "rank 1", "prescale"}));
       const Status kind = rank == 1 ? Call(HVD_BROADCAST, "broadcast.k").tensor(good, HVD_FLOAT32).run(engine)

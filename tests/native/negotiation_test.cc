@@ -155,7 +155,7 @@ TEST(the_majority_is_the_expected) {
   EXPECT(effects.decisions.empty());
   coordinator.request({{2, true}}, 0, "x", descriptor({3}).encode(), 0, &effects);
   const std::string text = error_text(effects);
-  EXPECT(text.find("rank 0: expected shape [3], seen [4]") != std::string::npos);
+  EXPECT(text.find("rank 0: expected shape [3], got [4]") != std::string::npos);
   EXPECT(text.find("ranks 1, 2") != std::string::npos);
 }
 
@@ -171,7 +171,7 @@ TEST(a_rank_that_repeats_its_last_call_is_named_where_the_ranks_disagree) {
     EXPECT(effects.recalls == std::vector<uint32_t>{id});
     EXPECT(coordinator.recalled(0, id, {1, 1, false}, &effects));
     const std::string seen =
-        slow == 0 ? "rank 1: expected shape [4], seen [3]" : "rank 1: expected shape [3], seen [4]";
+        slow == 0 ? "rank 1: expected shape [4], got [3]" : "rank 1: expected shape [3], got [4]";
     EXPECT(error_text(effects).find(seen + " (expected as on rank 0)") != std::string::npos);
   }
 }
@@ -226,13 +226,13 @@ TEST(ranks_that_wait_for_each_other_in_different_lists_of_gradients_disagree) {
   // What most ranks have is expected; a place is a number.
   const std::vector<Arrival> shapes = {{0, "aa", ".2", 4},  {0, "aa", ".10", 5}, {1, "bb", ".2", 4},
                                        {1, "bb", ".10", 6}, {2, "aa", ".2", 4},  {2, "aa", ".10", 5}};
-  EXPECT(has(shapes, "rank 1: `allreduce.tape/list-bb.10`: expected shape [5], seen [6] (expected as on ranks 0, 2)"));
+  EXPECT(has(shapes, "rank 1: `allreduce.tape/list-bb.10`: expected shape [5], got [6] (expected as on ranks 0, 2)"));
   EXPECT(culprit == 1);
   EXPECT(
       has({{0, "aa", ".0", 4}, {0, "aa", ".1", 4}, {1, "bb", ".0", 4}, {2, "bb", ".0", 4}},
-          "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, seen 2 from `allreduce.tape/list-aa.0`"));
-  EXPECT(has({{0, "aa", "", 4}, {1, "bb", "", 5}, {2, "bb", "", 5}}, "expected shape [5], seen [4]"));
-  EXPECT(has({{0, "aa", ".0", 4}, {1, "aa_1", ".0", 4}, {2, "aa_1", ".0", 4}}, "seen `allreduce.tape/list-aa.0`"));
+          "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, got 2 from `allreduce.tape/list-aa.0`"));
+  EXPECT(has({{0, "aa", "", 4}, {1, "bb", "", 5}, {2, "bb", "", 5}}, "expected shape [5], got [4]"));
+  EXPECT(has({{0, "aa", ".0", 4}, {1, "aa_1", ".0", 4}, {2, "aa_1", ".0", 4}}, "got `allreduce.tape/list-aa.0`"));
   // Somebody may still come, be it to the rest of a list that he is in; or these are no lists.
   EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "bb", ".0", 5}}).empty());
   EXPECT(disagreement({{0, "aa", ".0", 4}, {1, "bb", ".0", 5}, {2, "bb", ".1", 5, 101}}).empty());
@@ -283,11 +283,11 @@ TEST(what_waits_for_a_number_is_said_before_the_join_ends) {
 TEST(dtype_is_named_before_shape_and_shape_before_the_operation) {
   Descriptor a = descriptor({4});
   Descriptor b = descriptor({5}, HVD_FLOAT64, HVD_MAX);
-  EXPECT(difference(a, b).find("dtype float32, seen float64") != std::string::npos);
+  EXPECT(difference(a, b).find("dtype float32, got float64") != std::string::npos);
   b.tensors[0].dtype = HVD_FLOAT32;
-  EXPECT(difference(a, b).find("shape [4], seen [5]") != std::string::npos);
+  EXPECT(difference(a, b).find("shape [4], got [5]") != std::string::npos);
   b.tensors[0].shape = {4};
-  EXPECT(difference(a, b).find("reduce operation Sum, seen Max") != std::string::npos);
+  EXPECT(difference(a, b).find("reduce operation Sum, got Max") != std::string::npos);
   EXPECT(difference(a, a).empty());
 }
 

@@ -36,7 +36,9 @@ def test_the_last_words_show_what_the_rank_said_last(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", python("if rank == 1: raise KeyError('weights')\nsignal.pause()"))
     assert done.code == 1 and "Traceback" in done.stderr
     said = done.stderr.partition("horovodrun: the last lines of rank 1's stderr:\n")[2]
-    assert said == "    KeyError: 'weights'\nhorovodrun: rank 1 on host localhost exited with code 1\n"
+    assert said == "    KeyError: 'weights'\nhorovodrun: rank 1 on host localhost exited with code 1\n" + (
+        "more: horovodrun --explain rank-failed\n"
+    )
 
 
 def test_lines_written_long_before_a_kill_are_no_last_words(tmp_path: Path) -> None:

@@ -27,11 +27,18 @@ def test_wrong_use_is_a_value_error(name: str) -> None:
 
 def test_a_lost_rank_travels_between_processes_with_its_number() -> None:
     copy = pickle.loads(pickle.dumps(exceptions.RankLeftError("rank 3 has left", 3)))
-    assert (type(copy), str(copy), copy.failed_rank) == (exceptions.RankLeftError, "rank 3 has left", 3)
+    text = "rank 3 has left\nmore: horovodrun --explain rank-left"
+    assert (type(copy), str(copy), copy.failed_rank) == (exceptions.RankLeftError, text, 3)
+
+
+def test_a_start_error_travels_with_its_code() -> None:
+    copy = pickle.loads(pickle.dumps(exceptions.StartError("not in time", "start-timeout")))
+    assert (copy.code, str(copy)) == ("start-timeout", "not in time\nmore: horovodrun --explain start-timeout")
 
 
 def test_the_drawn_tree_is_the_whole_tree() -> None:
     classes = {name for name, value in vars(exceptions).items() if inspect.isclass(value)}
-    assert set(exceptions.__all__) == classes
-    for name in classes:
+    public = {name for name in classes if not name.startswith("_")}
+    assert set(exceptions.__all__) == public | {"explain_command", "text_of"}
+    for name in public:
         assert f"+-- {name} " in (exceptions.__doc__ or ""), name

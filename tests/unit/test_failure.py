@@ -92,7 +92,9 @@ def test_the_end_of_a_rank_in_words(ended: RankExit, how: str) -> None:
 
 def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
     text = report(Cause(1, 2, "a\nhint: do b"), [RankExit(1, 2, 1.0)], "h1", [])
-    assert text == "horovodrun: rank 1 on host h1 exited with code 2\n  as the ranks saw it: a\n    hint: do b"
+    assert text == "horovodrun: rank 1 on host h1 exited with code 2\n  as the ranks saw it: a\n    hint: do b\n" + (
+        "more: horovodrun --explain rank-failed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,9 @@ def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
 def test_a_kill_says_what_is_known_of_its_sender(known: str, happened: str, hint: str) -> None:
     lines = report(Cause(1, -9), [RankExit(1, -9, 1.0, memory=known)], "h1", []).splitlines()
     assert lines[0] == f"horovodrun: rank 1 on host h1 {happened}"
-    assert hint in lines[-1]
+    assert hint in lines[-2]
+    code = "rank-out-of-memory" if "lack of memory" in hint and "not" not in hint or "limit" in hint else "rank-killed"
+    assert lines[-1] == f"more: horovodrun --explain {code}"
 
 
 STOPPED = {1: int(signal.SIGSTOP)}
@@ -146,10 +150,10 @@ def test_of_a_traceback_the_report_has_the_exception() -> None:
     stderr = ["epoch 1", *frames, "KeyError: 'x'", "", *frames, "ValueError: two", "  lines", "hint: none"]
     text = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*stderr))
     shown = ["epoch 1", "KeyError: 'x'", "", "ValueError: two", "  lines", "hint: none"]
-    assert text.splitlines()[1:-1] == [f"    {line}" for line in shown]
+    assert text.splitlines()[1:-2] == [f"    {line}" for line in shown]
     # Cut off in its middle there may be nothing else.
     cut = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*frames))
-    assert cut.splitlines()[1:-1] == [f"    {line}" for line in frames]
+    assert cut.splitlines()[1:-2] == [f"    {line}" for line in frames]
 
 
 def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:

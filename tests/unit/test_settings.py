@@ -151,7 +151,7 @@ def test_rows_are_spelled_once() -> None:
 
 def test_the_page_of_settings_is_the_registrys() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
-    assert page.read_text() == settings_page(), "run tools/settings-page"
+    assert page.read_text() == settings_page(), "run tools/pages"
 
 
 def test_every_row_is_read_somewhere() -> None:

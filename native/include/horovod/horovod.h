@@ -6,15 +6,15 @@
  *  - C99 only. Handles are opaque. Every struct that crosses opens with `size`, set by the caller to sizeof(struct);
  *    the size of what stands in an array is a field beside the array, 0 for that of the first version. Fields are only
  *    ever appended. A newer library accepts an older, shorter struct: what is not there is zero. An older library
- * accepts a newer, longer one if what it does not know is zero, otherwise the call is HVD_INVALID_ARGUMENT. Results are
- *    written as far as the caller's struct reaches.
- *  - Every function that can fail returns an hvd_code and, where `status` is not NULL, fills it. No exception leaves
- * the library.
- *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle is
- * done.
+ *    accepts a newer, longer one if what it does not know is zero, otherwise the call is HVD_INVALID_ARGUMENT. Results
+ *    are written as far as the caller's struct reaches.
+ *  - Every function that can fail returns an hvd_code, and fills `status` if it is not NULL. No exception leaves the
+ *    library.
+ *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle
+ *    is done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and fatal
- * causes (stderr).
+ *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and
+ *    fatal causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
@@ -33,7 +33,7 @@ extern "C" {
 typedef enum {
   HVD_OK = 0,
   HVD_PENDING = 1,          /* hvd_wait: the time is up or a signal arrived; hvd_poll: not done yet */
-  HVD_INVALID_ARGUMENT = 2, /* this rank's request is wrong; no peer has seen it */
+  HVD_INVALID_ARGUMENT = 2, /* this rank's request is wrong; no peer knows of it */
   HVD_DUPLICATE_NAME = 3,   /* the name is in flight on this rank already */
   HVD_MISMATCH = 4,         /* the ranks disagree about a tensor; every member gets the same text */
   HVD_RANK_LOST = 5,        /* a rank died, froze or its host is unreachable */
@@ -90,8 +90,8 @@ typedef enum {
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
-typedef struct hvd_entry
-    hvd_entry; /* a prepared request: descriptor built; lives as long as its context, or until hvd_release_entry */
+/* A prepared request: descriptor built; lives as long as its context, or until hvd_release_entry. */
+typedef struct hvd_entry hvd_entry;
 typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
 
 typedef struct {
@@ -103,7 +103,7 @@ typedef struct {
   int32_t code;        /* hvd_code */
   int32_t failed_rank; /* the rank that caused it, -1 where no single rank did */
   int32_t member;      /* the member of a grouped request that failed, -1 otherwise */
-  char text[2048];     /* what was expected and seen, UTF-8, NUL-terminated, cut at the end where too long */
+  char text[2048];     /* what was expected and what came, UTF-8, NUL-terminated, cut at the end if it is too long */
 } hvd_status;
 
 typedef struct {
@@ -168,6 +168,8 @@ typedef struct {
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
+/* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is no failure of its own. */
+HVD_EXPORT const char* hvd_code_name(int32_t code);
 /* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
 HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 /* How many of the first dimension's rows a member gets in a reducescatter. */

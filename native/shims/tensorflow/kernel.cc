@@ -342,6 +342,13 @@ void fail(TF_OpKernelContext* context, Code code, const char* text) {
   tf.OpKernelContext_Failure(context, status.get());
 }
 
-void fail(TF_OpKernelContext* context, const hvd_status& status) { fail(context, code_of(status.code), status.text); }
+void fail(TF_OpKernelContext* context, const hvd_status& status) {
+  fail(context, code_of(status.code), text_of(status).c_str());
+}
+
+std::string text_of(const hvd_status& status) {
+  const char* const name = hvd_code_name(status.code);
+  return name == nullptr ? status.text : std::string(status.text) + "\nmore: horovodrun --explain " + name;
+}
 
 }  // namespace hvd::tensorflow

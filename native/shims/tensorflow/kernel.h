@@ -62,5 +62,7 @@ void delete_collective(void* kernel);
 // Sets the kernel's failure from a status of the engine.
 void fail(TF_OpKernelContext* context, const hvd_status& status);
 void fail(TF_OpKernelContext* context, Code code, const char* text);
+// What people read of a failure; its last line says where more is said about it.
+std::string text_of(const hvd_status& status);
 
 }  // namespace hvd::tensorflow

@@ -4,8 +4,7 @@
 //
 //   HorovodAllreduce, ...   called directly: stateful, so TensorFlow neither prunes, folds, merges nor reorders them
 //   HorovodReduceGradient   a gradient: stateless, so that TensorFlow runs it as soon as its input is there, whatever
-//   the
-//                           order in the program. Its `anchor` is an output of a stateful operation: without one a
+//                           the order in the program. Its `anchor` is an output of a stateful operation: without one a
 //                           gradient that does not depend on anything would be folded into a constant.
 #include <cstdlib>
 #include <cstring>

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "shims/tensorflow/generation.h"
+#include "shims/tensorflow/kernel.h"
 
 namespace hvd::tensorflow {
 
@@ -89,7 +90,7 @@ void custom_call(void* out, const void** inputs, const char* opaque, size_t leng
   // One result comes as it is, several as a table.
   void** outputs = plan->tensors.size() == 1 ? &out : static_cast<void**>(out);
   const hvd_status status = run(*plan, outputs, inputs);
-  if (status.code != HVD_OK) fail(xla_status, status.text);
+  if (status.code != HVD_OK) fail(xla_status, text_of(status));
 }
 
 // Whether the error's place is what fail() takes it for: XLA itself must read what was written.

@@ -30,14 +30,14 @@ def size_bytes(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m horovod.bench", description="Measure Horovod on this machine.")
     commands = top.add_subparsers(dest="command", required=True)
-    by_size = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo where torch is there")
+    by_size = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo if torch is installed")
     by_size.add_argument(
         "--sizes",
         type=lambda text: [size_bytes(part) for part in text.split(",")],
         default=[size_bytes(part) for part in DEFAULT_SIZES.split(",")],
         help=f"bytes, separated by commas ({DEFAULT_SIZES})",
     )
-    one_step = commands.add_parser("gradients", help="ResNet-50's 161 gradients, beside Gloo where torch is there")
+    one_step = commands.add_parser("gradients", help="ResNet-50's 161 gradients, beside Gloo if torch is installed")
     for command in (by_size, one_step):
         command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
         command.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")

@@ -28,7 +28,7 @@ from typing import Any
 from horovod import __version__
 from horovod.core import communicators, links, native
 from horovod.core.channel import AuthenticationError, ChannelError
-from horovod.core.exceptions import StartError
+from horovod.core.exceptions import StartError, text_of
 from horovod.core.links import Link, Purpose
 from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
@@ -104,7 +104,7 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
     Blocks for about the start timeout at most; raises StartError. `process_sets`: what all ranks must give alike.
     """
     if unsupported := settings.unsupported():
-        raise StartError(unsupported)
+        raise StartError(unsupported, "start-settings")
     communicators.check(settings.transport)
     if not settings.rendezvous_address:
         return _alone(settings, next(_alone_generations))
@@ -116,20 +116,22 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
         raise StartError(
             f"rank {start.rank}: {error}\n"
             "hint: HOROVOD_SECRET_FILE must be the same for all ranks of a job and its launcher; this rank may be left "
-            "over from another job, or the port may be another job's"
+            "over from another job, or the port may be another job's",
+            "start-secret",
         ) from error
     except RankGone as gone:
         record_gone(start.rendezvous, start.generation, gone)
         start.close()
-        raise StartError(f"rank {start.rank} cannot go on in init: {gone}") from None
+        raise StartError(f"rank {start.rank} cannot go on in init: {gone}", "start-lost-rank") from None
     except ChannelError as error:
         start.close()
-        raise StartError(f"rank {start.rank} could not join the job: {error}") from error
+        raise StartError(f"rank {start.rank} could not join the job: {error}", "start-connection") from error
     except RuntimeError as error:  # no more threads
         start.close()
         raise StartError(
             f"rank {start.rank} could not join the job: {error}\n"
-            "hint: raise the limits of processes (ulimit -u) and memory (ulimit -v)"
+            "hint: raise the limits of processes (ulimit -u) and memory (ulimit -v)",
+            "start-resources",
         ) from error
     except StartError:
         start.give_up()
@@ -153,13 +155,15 @@ def _alone(settings: Settings, generation: int) -> World:
         if not value.isdecimal():
             raise StartError(
                 f"{variable}={value!r}: expected the number of processes that were started together\n"
-                "hint: unset it, or set HOROVOD_SIZE=1 where one process is meant"
+                "hint: unset it, or set HOROVOD_SIZE=1 if one process is meant",
+                "start-alone",
             )
         raise StartError(
             f"{variable}={value} says that this is one of {value} processes, but HOROVOD_GLOO_RENDEZVOUS_ADDR, where "
             f"they would find each other, is not set; training alone would give {value} unrelated models\n"
-            f"hint: start the script with `horovodrun -np {value} python ...`, or set HOROVOD_SIZE=1 where {value} "
-            "independent processes are meant"
+            f"hint: start the script with `horovodrun -np {value} python ...`, or set HOROVOD_SIZE=1 if {value} "
+            "independent processes are meant",
+            "start-alone",
         )
     return World(0, 1, 0, 1, 0, 1, generation, [0], [], "loopback", None)
 
@@ -247,7 +251,8 @@ class _Start:
             raise StartError(
                 f"two processes are rank {self.rank} of this job: pid {winner['pid']} on {winner['machine']} "
                 f"and pid {os.getpid()} on {socket.gethostname()}\n"
-                "hint: one process of a rank calls init; " + _second_process_hint()
+                "hint: one process of a rank calls init; " + _second_process_hint(),
+                "start-duplicate-rank",
             )
         if self.settings.fault_point:
             native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
@@ -263,11 +268,12 @@ class _Start:
         by_rank = {keys[key]: value for key, value in values.items()}
         absent = [rank for rank in range(self.size) if rank not in by_rank]
         if absent:
-            here = ranks_text(sorted(by_rank)) if by_rank else "nobody"
+            here = ranks_text(sorted(by_rank)) if by_rank else "no rank"
             raise StartError(
                 f"rank {self.rank} waited {self.settings.start_timeout_s:g} s in init for {ranks_text(absent)} of "
                 f"{self.size}, which {missing}; here: {here}\n"
-                "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer"
+                "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+                "start-timeout",
             )
         for rank, value in sorted(by_rank.items()):
             _check_record(rank, value, fields)
@@ -300,14 +306,16 @@ class _Start:
             self.links = []
         if problems and self.settings.transport == "shm":
             why = "; ".join(problems.values())
-            raise StartError(f"HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: {why}")
+            raise StartError(
+                f"HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: {why}", "start-transport"
+            )
         return topology.split(split)
 
     def _attach_to(self, leader: int, address: str | None) -> None:
         if leader == self.rank:
             return
         if address is None:
-            raise StartError(f"the leader, rank {leader}, offers no local connection")
+            raise StartError(f"the leader, rank {leader}, offers no local connection", "start-connection")
         guard = self._guard()
         self.links.append(links.attach(address, leader, self.rank, self.generation, self.secret, self.deadline, guard))
 
@@ -324,7 +332,7 @@ class _Start:
         try:
             act()
         except (OSError, ValueError, MemoryError) as error:
-            problem = f"rank {self.rank}: {str(error) or 'out of memory'}"
+            problem = f"rank {self.rank}: {text_of(error) or 'out of memory'}"
         outcomes = self._exchange(step, {"problem": problem}, _OUTCOME, f"did not finish the step `{step}`")
         return _problems(outcomes)
 
@@ -361,7 +369,7 @@ class _Start:
             own = links.own_address(self.settings.network_interface, self.rendezvous)
             self.mesh = links.Mesh(self.rank, wanted, self.generation, self.secret, own)
         except (OSError, ValueError) as error:
-            problem = f"rank {self.rank}: {error}"
+            problem = f"rank {self.rank}: {text_of(error)}"
         address, port = (self.mesh.address, self.mesh.port) if self.mesh else ("", 0)
         place = {"address": address, "port": port, "problem": problem}
         places = self._exchange("address", place, _PLACE, "did not open a port")
@@ -371,7 +379,9 @@ class _Start:
             assert mesh is not None
             problems = self._exchange_outcome("link", lambda: mesh.connect(places, self.deadline, self._guard()))
         if problems:
-            raise StartError("the ranks could not connect to each other: " + "; ".join(problems.values()))
+            raise StartError(
+                "the ranks could not connect to each other: " + "; ".join(problems.values()), "start-connection"
+            )
         assert self.mesh is not None
         self.links = sorted(
             self.links + self.mesh.take(self.deadline), key=lambda link: (link.peer, link.purpose, link.index)
@@ -399,7 +409,8 @@ def _check_record(rank: int, record: Any, fields: _Fields) -> None:
     if wrong:
         raise StartError(
             f"rank {rank} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
-            "hint: do all ranks run the same version of Horovod?"
+            "hint: do all ranks run the same version of Horovod?",
+            "start-version",
         )
 
 
@@ -409,8 +420,9 @@ def _check_equal(records: dict[int, dict[str, Any]]) -> None:
         for rank, record in sorted(records.items()):
             ranks_of_value.setdefault(record[keyword], []).append(rank)
         if len(ranks_of_value) > 1:
-            seen = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
+            values = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
             raise StartError(
-                f"the ranks disagree about {variable}: {seen}\n"
-                "hint: give it to all ranks alike: a setting on horovodrun's command line or before it"
+                f"the ranks disagree about {variable}: {values}\n"
+                "hint: give it to all ranks alike: a setting on horovodrun's command line or before it",
+                "start-settings",
             )

@@ -92,7 +92,7 @@ def resolved(how: Reduction) -> tuple[int, float, float, int]:
     prescale, postscale = float(prescale), float(postscale)
     if prescale != prescale or postscale != postscale:
         raise InvalidRequestError(
-            f"prescale_factor={prescale}, postscale_factor={postscale}: expected numbers, seen not-a-number"
+            f"prescale_factor={prescale}, postscale_factor={postscale}: expected numbers, got not-a-number"
         )
     return resolve_op(op, average), prescale, postscale, number_of(process_set)
 
@@ -307,7 +307,7 @@ class Collectives(Generic[T]):
         dtype, shape = self._adapter.dtype_of(staged), staged.shape
         if dtype != INT32 or len(shape) != 1:
             raise InvalidRequestError(
-                f"splits: expected a list of ints or a one-dimensional int32 tensor, seen {native.DTYPE_NAMES[dtype]} "
+                f"splits: expected a list of ints or a one-dimensional int32 tensor, got {native.DTYPE_NAMES[dtype]} "
                 f"of shape {list(shape)}"
             )
         return tuple((ctypes.c_int32 * shape[0]).from_address(self._adapter.address(staged))) if shape[0] else ()
@@ -438,9 +438,9 @@ class Collectives(Generic[T]):
 
     def _stage_group(self, tensors: Sequence[T], in_place: bool) -> list[Any]:
         if not isinstance(tensors, (list, tuple)):
-            raise TypeError(f"a grouped operation takes a list of tensors, seen {type(tensors).__name__}")
+            raise TypeError(f"a grouped operation takes a list of tensors, got {type(tensors).__name__}")
         if not tensors:
-            raise InvalidRequestError("a grouped operation takes at least one tensor, seen an empty list")
+            raise InvalidRequestError("a grouped operation takes at least one tensor, got an empty list")
         stage = self._adapter.stage_in_place if in_place else self._adapter.stage
         return [stage(tensor) for tensor in tensors]
 

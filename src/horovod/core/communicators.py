@@ -72,5 +72,5 @@ def plan(
         ctypes.addressof(status),
     )
     if code != native.OK:
-        raise StartError(status.message())
+        raise StartError(status.message(), "start-transport")
     return name.value.decode(), {peer for peer in range(size) if linked[peer]}

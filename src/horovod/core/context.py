@@ -111,7 +111,9 @@ class Context:
         if code != native.OK or pointer.value is None:
             world.close()
             text = status.message() or f"the native core could not start (code {code})"
-            raise StartError(text if gone is None else f"rank {world.rank} cannot go on in init: {gone}\n({text})")
+            if gone is not None:
+                raise StartError(f"rank {world.rank} cannot go on in init: {gone}\n({text})", "start-lost-rank")
+            raise StartError(text, "start-resources")
         return pointer.value
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:

@@ -10,15 +10,23 @@
     |   +-- NotRunningError          the operation outlived the shutdown of this rank
     +-- HostsUpdatedInterrupt        elastic: the hosts changed, nothing failed   .skip_sync
     ValueError
-    +-- StartError                   init could not join or form a world
+    +-- StartError                   init could not join or form a world; its code says why
     +-- NotInitializedError          rank(), size() or an operation before init()
-    +-- InvalidRequestError          this rank's call is wrong; no other rank has seen it
+    +-- InvalidRequestError          this rank's call is wrong; no other rank knows of it
         +-- DuplicateNameError       the name is already in flight on this rank
+    MemoryError
+    +-- OutOfMemoryError             a rank has no memory for an operation
     ImportError
+    +-- NotInThisVersionError        a part of Horovod's interface that is not there yet
+    +-- NativeCoreError              the native library is missing, or is another version's
     +-- HorovodVersionMismatchError  the framework differs from the one this build was made for
 
 The base classes are Horovod's own contract: scripts written for it catch RuntimeError, ValueError and
 HorovodInternalError.
+
+An error has a stable `code`, a word that `horovodrun --explain CODE` and docs/troubleshooting.md tell more about
+(core/explanations.py). Its text ends with that command. Only the text of a wrong argument, InvalidRequestError, does
+not: it says all there is to say.
 """
 
 from __future__ import annotations
@@ -31,43 +39,79 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "InvalidRequestError",
     "MismatchError",
+    "NativeCoreError",
+    "NotInThisVersionError",
     "NotInitializedError",
     "NotRunningError",
+    "OutOfMemoryError",
     "RankLeftError",
     "RankLostError",
     "StartError",
+    "explain_command",
+    "text_of",
 ]
 
 
-class HorovodInternalError(RuntimeError):
+def explain_command(code: str) -> str:
+    """The last line of an error says how to read more about it."""
+    return f"more: horovodrun --explain {code}"
+
+
+class _Explained(Exception):
+    """A text whose last line says where its code is explained. `args[0]` is the text without that line."""
+
+    code = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{explain_command(self.code)}"
+
+
+def text_of(error: BaseException) -> str:
+    """An error's text as a part of another text: without the line about its code."""
+    return str(error.args[0]) if isinstance(error, _Explained) else str(error)
+
+
+class HorovodInternalError(_Explained, RuntimeError):
     """An operation failed for a reason that lies with the job, not with this call's arguments."""
+
+    code = "internal"
 
 
 class MismatchError(HorovodInternalError):
     """The ranks disagree about a tensor: its dtype, shape, operation, scale or root. The job keeps running."""
 
+    code = "mismatch"
+
 
 class RankLostError(HorovodInternalError):
     """A rank is gone. `failed_rank` is its world rank, -1 where no single rank can be named."""
+
+    code = "rank-lost"
 
     def __init__(self, text: str, failed_rank: int = -1) -> None:
         super().__init__(text)
         self.failed_rank = failed_rank
 
     def __reduce__(self) -> tuple[type[RankLostError], tuple[str, int]]:
-        return type(self), (str(self), self.failed_rank)
+        return type(self), (self.args[0], self.failed_rank)
 
 
 class RankLeftError(RankLostError):
     """A rank shut down or exited in order while others still waited for it."""
 
+    code = "rank-left"
+
 
 class AbortedError(HorovodInternalError):
     """The generation was ended on purpose: by an abort, or because a stall passed its limit."""
 
+    code = "aborted"
+
 
 class NotRunningError(HorovodInternalError):
     """The operation was submitted to, or was still in flight in, a context that has been stopped."""
+
+    code = "not-running"
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -78,20 +122,51 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-class StartError(ValueError):
-    """init could not find its peers, prove itself to them, or agree with them on the settings."""
+class StartError(_Explained, ValueError):
+    """init could not find its peers, prove itself to them, or agree with them on the settings. `code` says which."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[StartError], tuple[str, str]]:
+        return type(self), (self.args[0], self.code)
 
 
-class NotInitializedError(ValueError):
+class NotInitializedError(_Explained, ValueError):
     """Horovod has not been initialized in this process, or has been shut down."""
+
+    code = "not-initialized"
 
 
 class InvalidRequestError(ValueError):
     """A call's arguments are wrong on this rank."""
 
+    code = "invalid-request"
 
-class DuplicateNameError(InvalidRequestError):
+
+class DuplicateNameError(_Explained, InvalidRequestError):
     """An operation of the same name is still in flight on this rank."""
+
+    code = "duplicate-name"
+
+
+class OutOfMemoryError(_Explained, MemoryError):
+    """A rank has no memory for an operation's result or for what it shares with the others."""
+
+    code = "out-of-memory"
+
+
+class NotInThisVersionError(_Explained, ImportError):
+    """A module of Horovod's interface that this version does not have yet."""
+
+    code = "not-in-this-version"
+
+
+class NativeCoreError(_Explained, ImportError):
+    """The native library is missing, was built for another system, or belongs to another version."""
+
+    code = "native-core"
 
 
 class HorovodVersionMismatchError(ImportError):

@@ -175,6 +175,7 @@ scratch = Scratch()
 # name: (result type, argument types). c_void_p stands for every pointer that the hot path passes as an integer.
 _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
+    "hvd_code_name": (c_char_p, [c_int32]),
     "hvd_dtype_bytes": (c_int32, [c_int32]),
     "hvd_rows_of_member": (c_int64, [c_int64, c_int32, c_int32]),
     "hvd_build_info": (c_char_p, []),
@@ -216,30 +217,30 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native core, opened once per process. Raises ImportError that says what is missing."""
+    """The native core, opened once per process. Raises NativeCoreError, which says what is missing."""
     path = library_path()
     if not path.exists():
-        raise ImportError(
+        raise exceptions.NativeCoreError(
             f"Horovod's native core is missing: {path} does not exist\n"
             "hint: `pip install .` builds it; a source tree on PYTHONPATH alone has none"
         )
     try:
         opened = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(
+        raise exceptions.NativeCoreError(
             f"Horovod's native core cannot be opened: {error}\nhint: it was built for another system; install again"
         ) from error
     for name, (result, arguments) in _PROTOTYPES.items():
         try:
             function = getattr(opened, name)
         except AttributeError:
-            raise ImportError(
+            raise exceptions.NativeCoreError(
                 f"{path} has no function {name}\nhint: it is from another version; install again"
             ) from None
         function.restype = result
         function.argtypes = arguments
         if name == "hvd_abi_version" and function() != ABI_VERSION:
-            raise ImportError(
+            raise exceptions.NativeCoreError(
                 f"{path} speaks ABI version {function()}, this package version {ABI_VERSION}\n"
                 "hint: two versions are mixed; install again"
             )
@@ -258,6 +259,11 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         MISMATCH: exceptions.MismatchError,
         ABORTED: exceptions.AbortedError,
         NOT_RUNNING: exceptions.NotRunningError,
-        OUT_OF_MEMORY: MemoryError,
+        OUT_OF_MEMORY: exceptions.OutOfMemoryError,
     }
-    return kinds.get(code, exceptions.HorovodInternalError)(text or f"the native core failed with code {code}")
+    text = text or f"the native core failed with code {code}"
+    if code in kinds:
+        return kinds[code](text)
+    error = exceptions.HorovodInternalError(text)
+    error.code = {UNAVAILABLE: "unavailable", FORKED: "forked"}.get(code, error.code)
+    return error

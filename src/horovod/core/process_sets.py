@@ -35,7 +35,7 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
         ranks = list(ranks_or_comm)
         if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
-            raise InvalidRequestError(f"a process set is a list of ranks: expected ints, seen {ranks!r}")
+            raise InvalidRequestError(f"a process set is a list of ranks: expected ints, got {ranks!r}")
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
@@ -98,7 +98,7 @@ def number_of(process_set: ProcessSet | None) -> int:
     if process_set is global_process_set or process_set is None:
         return 0
     if not isinstance(process_set, ProcessSet):
-        raise InvalidRequestError(f"process_set: expected a ProcessSet, seen {process_set!r}")
+        raise InvalidRequestError(f"process_set: expected a ProcessSet, got {process_set!r}")
     context = contexts.current()
     number = process_set.process_set_id
     if number is None or context.sets.get(number) is not process_set:

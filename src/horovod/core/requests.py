@@ -124,7 +124,7 @@ def wire_name(label: str, name: str | None) -> bytes | None:
 def check_name(name: Any) -> None:
     """Raises TypeError or ValueError if `name` cannot be one."""
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name: expected a str, seen {type(name).__name__}")
+        raise TypeError(f"name: expected a str, got {type(name).__name__}")
     if name is not None and "\0" in name:
         raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
 
@@ -133,9 +133,9 @@ def check_tensors(kind: int, label: str, metas: Metas) -> None:
     """Raises if an operation cannot have such shapes."""
     for dtype, shape in metas:
         if len(shape) > native.MAX_DIMENSIONS:
-            raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, seen {len(shape)}")
+            raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, got {len(shape)}")
         if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
-            raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
+            raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")
         assert 0 <= dtype <= BOOL
 
 
@@ -151,10 +151,10 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
         raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
     for dtype in dtypes:
         if op == Adasum and dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
-            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, seen {native.DTYPE_NAMES[dtype]}")
+            raise InvalidRequestError(f"op=Adasum is for floating-point tensors, got {native.DTYPE_NAMES[dtype]}")
         if dtype == BOOL and op not in (Min, Max):
             raise InvalidRequestError(
-                f"a bool tensor has Min (and) and Max (or), seen op={native.OP_NAMES[op]}\nhint: cast it to an integer"
+                f"a bool tensor has Min (and) and Max (or), got op={native.OP_NAMES[op]}\nhint: cast it to an integer"
             )
 
 
@@ -162,7 +162,7 @@ def check_adasum_ranks(members: int) -> None:
     """Raises NotImplementedError if that many ranks cannot be combined in pairs."""
     if members & (members - 1):
         raise NotImplementedError(
-            f"Adasum needs a power of two ranks, seen {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
+            f"Adasum needs a power of two ranks, got {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
         )
 
 

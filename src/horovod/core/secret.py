@@ -38,11 +38,12 @@ class SecretFile:
 
 
 def read_secret(path: str) -> bytes:
-    """Raises StartError where the file is missing, open to others, or too short to be a secret."""
+    """Raises StartError if the file is missing, open to others, or too short to be a secret."""
     if not path:
         raise StartError(
             "HOROVOD_SECRET_FILE is not set, so this rank cannot prove that it belongs to the job\n"
-            "hint: start the ranks with horovodrun, which sets it, and pass its environment on"
+            "hint: start the ranks with horovodrun, which sets it, and pass its environment on",
+            "start-secret",
         )
     try:
         with open(path, "rb") as file:
@@ -51,15 +52,18 @@ def read_secret(path: str) -> bytes:
     except OSError as error:
         raise StartError(
             f"the job's secret, HOROVOD_SECRET_FILE={path}, cannot be read: {error.strerror}\n"
-            "hint: the file lives as long as horovodrun does and belongs to the user who started it"
+            "hint: the file lives as long as horovodrun does and belongs to the user who started it",
+            "start-secret",
         ) from error
     if stat.S_IMODE(mode) & 0o077:
         raise StartError(
             f"the job's secret, HOROVOD_SECRET_FILE={path}, is open to other users (mode {stat.S_IMODE(mode):04o})\n"
-            f"hint: chmod 600 {path}"
+            f"hint: chmod 600 {path}",
+            "start-secret",
         )
     if len(secret) < SECRET_BYTES:
         raise StartError(
-            f"the job's secret, HOROVOD_SECRET_FILE={path}, holds {len(secret)} bytes, expected {SECRET_BYTES} or more"
+            f"the job's secret, HOROVOD_SECRET_FILE={path}, holds {len(secret)} bytes, expected {SECRET_BYTES} or more",
+            "start-secret",
         )
     return secret

@@ -158,7 +158,7 @@ class Settings:
         "HOROVOD_FUSION_THRESHOLD",
         _integer(0),
         128 << 20,
-        "Bytes up to which small tensors are reduced together; 0 turns fusion off.",
+        "How many bytes of tensors are reduced together at most; 0 turns fusion off.",
         flag="--fusion-threshold-mb",
         yaml="params.fusion_threshold_mb",
         flag_unit=1 << 20,
@@ -167,7 +167,7 @@ class Settings:
         "HOROVOD_CYCLE_TIME",
         _number(0),
         1.0,
-        "Milliseconds that a tensor nobody waits for may linger for others to join its batch.",
+        "How long a ready tensor that no thread waits for may wait to be fused with others, in milliseconds.",
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
     )
@@ -175,14 +175,14 @@ class Settings:
         "HOROVOD_DISABLE_GROUP_FUSION",
         _switch(),
         False,
-        "Tensors of a grouped call are reduced together with each other only.",
+        "Tensors of a grouped call are fused with each other only.",
     )
     thread_affinity: tuple[int, ...] = _setting(
         "HOROVOD_THREAD_AFFINITY",
         _cores(),
         (),
-        "For each local rank the core on which its engine's thread runs, with commas between. Operations that somebody "
-        "waits for run on the thread that waits, which this does not move.",
+        "The core of each local rank's engine thread, for example 0,8,16. An operation that a thread waits for runs on "
+        "that thread, which this setting does not move.",
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
@@ -190,8 +190,8 @@ class Settings:
         "HOROVOD_CACHE_CAPACITY",
         _integer(0),
         7680,
-        "Tensor names whose description the ranks remember, 7680 at most; the others take a detour over rank 0, all of "
-        "them with 0.",
+        "How many tensor names the ranks remember, 7680 at most. A tensor with another name takes a slower way over "
+        "rank 0.",
         flag="--cache-capacity",
         yaml="params.cache_capacity",
     )
@@ -199,8 +199,8 @@ class Settings:
         "HOROVOD_TRANSPORT",
         _word(),
         "auto",
-        "How data travels: auto takes shared memory inside a host and TCP between hosts; shm, hierarchical (both, over "
-        "several hosts) or tcp take that alone. horovodrun --check-build lists what there is.",
+        "How data travels. auto: shared memory inside a host, TCP between hosts. shm, tcp, hierarchical (both): that "
+        "one, or an error. horovodrun --check-build lists them.",
         flag="--transport",
         yaml="params.transport",
     )
@@ -230,7 +230,7 @@ class Settings:
         "HOROVOD_STALL_CHECK_DISABLE",
         _switch(),
         False,
-        "Turns off the report of tensors that some ranks have submitted and others have not.",
+        "Turn off the report of operations that some ranks wait for and others have not called.",
         flag="--no-stall-check",
         yaml="stall_check.enabled",
     )
@@ -238,7 +238,7 @@ class Settings:
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         _number(0),
         60.0,
-        "Seconds after which a stalled tensor is reported; 0 turns the report off.",
+        "How long an operation waits for missing ranks before it is reported, in seconds; 0 turns the report off.",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )
@@ -246,7 +246,7 @@ class Settings:
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         _number(0),
         0.0,
-        "Seconds after which a stall ends the job; 0 means never.",
+        "How long an operation waits for missing ranks before the job is ended, in seconds; 0 means for ever.",
         flag="--stall-check-shutdown-time-seconds",
         yaml="stall_check.shutdown_time_seconds",
     )
@@ -254,26 +254,28 @@ class Settings:
         "HOROVOD_START_TIMEOUT",
         _number(0.1),
         30.0,
-        "Seconds that the ranks wait for each other in init.",
+        "How long the ranks wait for each other in init, in seconds.",
         flag="--start-timeout",
     )
     frozen_timeout_s: float = _setting(
         "HOROVOD_FROZEN_TIMEOUT_SECONDS",
         _number(0),
         3.0,
-        "Seconds without a sign of life after which a process of this machine is taken for frozen; 0 means never.",
+        "How long a process of this machine may give no sign of life before it counts as frozen, in seconds; 0 means "
+        "for ever.",
     )
     lost_timeout_s: float = _setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",
         _number(0),
         5.0,
-        "Seconds without a sign of life after which a rank that is reached over TCP is taken for lost; 0 means never.",
+        "How long a rank of another host may give no sign of life before it counts as lost, in seconds; 0 means for "
+        "ever.",
     )
     termination_grace_s: float = _setting(
         "HOROVOD_TERMINATION_GRACE_SECONDS",
         _number(0),
         3.0,
-        "Seconds between SIGTERM and SIGKILL when a job is ended.",
+        "How long the ranks may take to end after SIGTERM before they get SIGKILL, in seconds.",
         flag="--termination-grace-seconds",
     )
     fault_point: str = _setting(
@@ -286,7 +288,7 @@ class Settings:
         "HOROVOD_LOG_LEVEL",
         _choice(*LOG_LEVELS),
         "warning",
-        "Least severe message that is written.",
+        "The least severe message that is written.",
         flag="--log-level",
         yaml="logging.level",
         choices=LOG_LEVELS,
@@ -296,19 +298,17 @@ class Settings:
         "HOROVOD_LOG_HIDE_TIME",
         _switch(),
         True,
-        "Warnings of a rank carry no time; 0: local time stands in front of them.",
+        "Write warnings without the time; with 0 the local time stands in front of them.",
         flag="--log-hide-timestamp",
         yaml="logging.hide_timestamp",
     )
-    log_timestamp: bool = _setting(
-        "HOROVOD_LOG_TIMESTAMP", _switch(), False, "Another word for HOROVOD_LOG_HIDE_TIME=0."
-    )
+    log_timestamp: bool = _setting("HOROVOD_LOG_TIMESTAMP", _switch(), False, "Alias for HOROVOD_LOG_HIDE_TIME=0.")
     timeline: str = _setting(
         "HOROVOD_TIMELINE",
         _text(),
         "",
-        "File into which all ranks write what happens to each tensor, for Chrome's and Perfetto's viewers; DYNAMIC: "
-        "none until start_timeline, which works without it too.",
+        "File into which all ranks write what happens to each tensor; Chrome's and Perfetto's viewers show it. "
+        "DYNAMIC: no file until start_timeline is called, which works without this setting, too.",
         flag="--timeline-filename",
         yaml="timeline.filename",
     )
@@ -316,29 +316,29 @@ class Settings:
         "HOROVOD_TIMELINE_MARK_CYCLES",
         _switch(),
         False,
-        "Marks each batch in the timeline as well.",
+        "Mark each batch in the timeline as well.",
         flag="--timeline-mark-cycles",
         yaml="timeline.mark_cycles",
     )
 
     # Identity: set by the launcher, read by every rank
-    rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "This process' rank.")
+    rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "The rank of this process.")
     size: int | None = _setting("HOROVOD_SIZE", _integer(1), None, "Number of ranks in the job.")
-    local_rank: int | None = _setting("HOROVOD_LOCAL_RANK", _integer(0), None, "Rank among those on this host.")
+    local_rank: int | None = _setting(
+        "HOROVOD_LOCAL_RANK", _integer(0), None, "This process's rank among the ranks on its host."
+    )
     local_size: int | None = _setting("HOROVOD_LOCAL_SIZE", _integer(1), None, "Number of ranks on this host.")
     cross_rank: int | None = _setting(
-        "HOROVOD_CROSS_RANK", _integer(0), None, "Index of this host among those that have this local rank."
+        "HOROVOD_CROSS_RANK", _integer(0), None, "Index of this host among the hosts that have this local rank."
     )
     cross_size: int | None = _setting(
         "HOROVOD_CROSS_SIZE", _integer(1), None, "Number of hosts that have this local rank."
     )
-    hostname: str = _setting("HOROVOD_HOSTNAME", _text(), "", "This host's name in the launcher's list of hosts.")
+    hostname: str = _setting("HOROVOD_HOSTNAME", _text(), "", "The name of this host in the launcher's list.")
     rendezvous_address: str = _setting(
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR", _text(), "", "Address at which the ranks find each other."
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR", _text(), "", "Address of the rendezvous, at which the ranks find each other."
     )
-    rendezvous_port: int | None = _setting(
-        "HOROVOD_GLOO_RENDEZVOUS_PORT", _integer(1), None, "Port at which the ranks find each other."
-    )
+    rendezvous_port: int | None = _setting("HOROVOD_GLOO_RENDEZVOUS_PORT", _integer(1), None, "Port of the rendezvous.")
     network_interface: str = _setting(
         "HOROVOD_GLOO_IFACE",
         _text(),
@@ -347,17 +347,26 @@ class Settings:
         flag="--network-interface",
     )
     controller: str = _setting(
-        "HOROVOD_CONTROLLER", _text(), "gloo", "Kept for old scripts: gloo, our own transports, is the only one."
+        "HOROVOD_CONTROLLER",
+        _text(),
+        "gloo",
+        "For old scripts; gloo, which stands for our own transports, is the only value.",
     )
     cpu_operations: str = _setting(
-        "HOROVOD_CPU_OPERATIONS", _text(), "gloo", "Kept for old scripts: gloo, our own transports, is the only one."
+        "HOROVOD_CPU_OPERATIONS",
+        _text(),
+        "gloo",
+        "For old scripts; gloo, which stands for our own transports, is the only value.",
     )
     secret_file: str = _setting(
-        "HOROVOD_SECRET_FILE", _text(), "", "File, readable by its owner alone, that holds the job's secret."
+        "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."
     )
 
     job_directory: str = _setting(
-        "HOROVOD_JOB_DIRECTORY", _text(), "", "Folder for the temporary files of multiprocessing; it ends with the job."
+        "HOROVOD_JOB_DIRECTORY",
+        _text(),
+        "",
+        "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
 
     # (variable, value): another launcher's announcement of more than one process, the first that was found
@@ -450,7 +459,7 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Each is an environment variable; some are flags of `horovodrun` too, which win. All ranks of a job must agree",
-        "on the fusion threshold and the transport. Written by `tools/settings-page`.",
+        "on the fusion threshold and the transport. Written by `tools/pages`.",
         "",
         "| variable | default | flag | meaning |",
         "|---|---|---|---|",

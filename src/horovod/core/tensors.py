@@ -119,9 +119,9 @@ class NumpyAdapter:
         if type(tensor) is np.ndarray and tensor.flags.carray:  # contiguous, aligned and writeable
             return tensor
         if not isinstance(tensor, np.ndarray):
-            raise TypeError(f"an operation in place needs a numpy.ndarray, seen {type(tensor).__name__}")
+            raise TypeError(f"an operation in place needs a numpy.ndarray, got {type(tensor).__name__}")
         if not tensor.flags.writeable:
-            raise InvalidRequestError("an operation in place needs a writeable array, seen a read-only one")
+            raise InvalidRequestError("an operation in place needs a writeable array, got a read-only one")
         return self.stage(tensor)
 
     def address(self, staged: np.ndarray[Any, Any]) -> int:

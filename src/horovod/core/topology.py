@@ -74,13 +74,15 @@ def identity_of(settings: Settings) -> tuple[Identity, str]:
     if missing:
         raise StartError(
             f"HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but {', '.join(missing)} is not\n"
-            "hint: horovodrun sets all of them; pass its environment on to the script unchanged"
+            "hint: horovodrun sets all of them; pass its environment on to the script unchanged",
+            "start-settings",
         )
     identity = Identity(**values)
     for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
         if values[index] >= values[count]:
             raise StartError(
-                f"HOROVOD_{index.upper()}={values[index]} is out of range: HOROVOD_{count.upper()} is {values[count]}"
+                f"HOROVOD_{index.upper()}={values[index]} is out of range: HOROVOD_{count.upper()} is {values[count]}",
+                "start-settings",
             )
     if not settings.pretend_hosts:
         return identity, settings.hostname
@@ -92,7 +94,8 @@ def _pretended(identity: Identity, settings: Settings) -> tuple[Identity, str]:
     if sum(sizes) != identity.size:
         raise StartError(
             f"HOROVOD_PRETEND_HOSTS={','.join(map(str, sizes))} divides {sum(sizes)} ranks, but there are "
-            f"{identity.size}\nhint: give the number of ranks on each host, or unset it"
+            f"{identity.size}\nhint: give the number of ranks on each host, or unset it",
+            "start-settings",
         )
     host, local_rank = 0, identity.rank
     while local_rank >= sizes[host]:
@@ -124,7 +127,8 @@ def hosts_of(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:
                 raise StartError(
                     f"rank {rank} says it is local rank {record['local_rank']} of {record['local_size']}, but on host "
                     f"{name!r} it is {local_rank} of {len(ranks)} ({ranks_text(ranks)})\n"
-                    "hint: HOROVOD_HOSTNAME must be equal for the ranks of a host and differ between hosts"
+                    "hint: HOROVOD_HOSTNAME must be equal for the ranks of a host and differ between hosts",
+                    "start-settings",
                 )
     return by_name
 

@@ -185,7 +185,7 @@ class LearningRateSchedule:
         steps_per_epoch: int | None,
     ) -> None:
         if initial_lr is None:
-            raise InvalidRequestError("initial_lr: expected the learning rate to multiply, seen None")
+            raise InvalidRequestError("initial_lr: expected the learning rate to multiply, got None")
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod import __version__
+from horovod.core import explanations
 from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from horovod.launcher.check_build import check_build
 
             return _answer(check_build())
+        if options.explain is not None:
+            return _answer(_explanation(options.explain))
         job = _job(options, environment)
     except (UsageError, HostsError, SettingError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
@@ -109,6 +112,15 @@ def _answer(text: str) -> int:
     except BrokenPipeError:
         discard(sys.stdout)
     return 0
+
+
+def _explanation(code: str) -> str:
+    if not code:
+        return explanations.list_of_codes()
+    try:
+        return explanations.explain(code)
+    except KeyError:
+        raise UsageError(f"there is no code {code!r}\nhint: horovodrun --explain lists them") from None
 
 
 def _occupy_standard_streams() -> None:
@@ -153,11 +165,18 @@ def _parser() -> argparse.ArgumentParser:
         "-H",
         "--hosts",
         metavar="HOST:SLOTS",
-        help="where they run, and how many fit there, 1 where it is not said; default localhost:N",
+        help="hosts to run on and how many ranks fit on each (1 if SLOTS is left out); default localhost:N",
     )
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and where")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
+    add(
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="CODE",
+        help="say more about an error by the code in its last line, and exit; without a code, list all",
+    )
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
     add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod.core.exceptions import RankLeftError, RankLostError, explain_command
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
@@ -36,6 +37,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGILL: "native code was built for another processor",
 }
 
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 # What is known of a SIGKILL, whose sender the kernel does not tell, by the out-of-memory killer's counters.
 _KILL_HINTS = {
@@ -45,7 +47,7 @@ _KILL_HINTS = {
     "one: fewer ranks, smaller batches, fewer DataLoader workers",
     memory.NOBODY: "not for lack of memory: the process itself sent it, or somebody outside, for example a batch "
     "system at a limit",
-    memory.UNKNOWN: "who sent it is not known; where memory ran out, `dmesg | grep -i oom` tells",
+    memory.UNKNOWN: "who sent it is not known; if memory ran out, `dmesg | grep -i oom` says so",
 }
 
 
@@ -137,10 +139,10 @@ def describe_end(ended: RankExit, pid: int) -> str:
 def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[Line]) -> str:
     """The last words of a failed job: what the rank said last, which rank it was and where, what happened, and a hint.
 
-    The cause comes last, so that it is what the user sees first on the terminal.
+    The cause comes last, so that it is what the user reads first on the terminal.
     """
     own = next((one for one in exits if one.rank == cause.rank), None)
-    happened, hint = _happened(cause, own)
+    happened, hint, code = _happened(cause, own)
     lines = _last_words(cause.rank, own, last_lines)
     lines.append(f"horovodrun: rank {cause.rank} on host {hostname} {happened}")
     if cause.record:
@@ -149,25 +151,30 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
         lines.append(f"hint: {hint}")
+    # An exception of ours, which the rank did not catch, has said it with its own code.
+    if not (code == "rank-failed" and any(explain_command("") in line.text for line in last_lines)):
+        lines.append(explain_command(code))
     return "\n".join(lines)
 
 
-def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str]:
-    """What happened to the rank, and a hint, which may be empty."""
+def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
+    """What happened to the rank, a hint, which may be empty, and the code that is explained."""
     if cause.stopped_by and (own is None or own.asked):
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
-        return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint
+        return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
     if own is None or own.asked:
-        return "had stopped taking part and was ended", ""
+        return "had stopped taking part and was ended", "", RankLostError.code
     if own.code == -signal.SIGKILL:
-        memory_text = ": out of memory" if own.memory == memory.IN_CGROUP else ""
-        return f"was killed by SIGKILL{memory_text}", _KILL_HINTS[own.memory]
+        in_cgroup = own.memory == memory.IN_CGROUP
+        code = "rank-out-of-memory" if in_cgroup or own.memory == memory.ON_MACHINE else "rank-killed"
+        return f"was killed by SIGKILL{': out of memory' if in_cgroup else ''}", _KILL_HINTS[own.memory], code
     if own.code < 0:
-        return f"was killed by {signal_name(-own.code)}", _SIGNAL_HINTS.get(-own.code, "")
+        code = "rank-crashed" if -own.code in _CRASHES else "rank-killed"
+        return f"was killed by {signal_name(-own.code)}", _SIGNAL_HINTS.get(-own.code, ""), code
     if own.code == 0:
         hint = "all ranks must make the same number of steps and collective calls"
-        return "exited with code 0 while other ranks still waited for it", hint
-    return f"exited with code {own.code}", ""
+        return "exited with code 0 while other ranks still waited for it", hint, RankLeftError.code
+    return f"exited with code {own.code}", "", "rank-failed"
 
 
 def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:

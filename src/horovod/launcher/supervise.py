@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job from start to end, seen from horovodrun: rendezvous, agents, events, signals, and the last words.
+"""One job from start to end, as horovodrun sees it: rendezvous, agents, events, signals, and the last words.
 
 The supervisor is one loop over what can happen: an agent says something, a signal arrives, a time is reached. It runs a
 list of agents, one for each host (agent_link.py, placement/). The job ends in this order: `_terminate` asks the agents
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from horovod.core.exceptions import explain_command
 from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import environment_of
@@ -388,7 +389,7 @@ class _Supervisor:
     def _agents_end(self) -> int:
         """No rank has failed: either all of them ended by themselves, or an agent failed."""
         if self._agent_lost is not None:
-            self._warn(self._agent_lost[0])
+            self._warn(f"{self._agent_lost[0]}\n{explain_command('agent-lost')}")
             return self._agent_lost[1]
         ended = {one.rank for one in self._exits}
         for agent in self._agents:
@@ -396,7 +397,10 @@ class _Supervisor:
                 continue
             code = agent.exit_code
             how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
-            self._warn(f"the agent that held the ranks of host {agent.host} {how}; all ranks have been ended")
+            self._warn(
+                f"the agent that held the ranks of host {agent.host} {how}; all ranks have been ended\n"
+                + explain_command("agent-lost")
+            )
             return 128 - code if code < 0 else max(code, 1)
         return 0
 

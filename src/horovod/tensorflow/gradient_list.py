@@ -48,7 +48,7 @@ class TensorFlowGradients(GradientList):
     def to_dense(self, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
             warnings.warn(
-                "sparse gradients are reduced as dense ones where XLA compiles the step: an optimizer that updates the "
+                "sparse gradients are reduced as dense ones if XLA compiles the step: an optimizer that updates the "
                 "rows of sparse gradients alone, as Adam does, updates all rows then\n"
                 "hint: jit_compile=False keeps them sparse; sparse_as_dense=True says that dense is wanted",
                 stacklevel=2,

@@ -156,7 +156,7 @@ def _sparse_allreduce(
 ) -> tf.IndexedSlices:
     op, prescale, postscale, _ = resolved(how)
     if op not in (Average, Sum):
-        raise NotImplementedError(f"tf.IndexedSlices can be reduced by Average and Sum, seen op={OP_NAMES[op]}")
+        raise NotImplementedError(f"tf.IndexedSlices can be reduced by Average and Sum, got op={OP_NAMES[op]}")
     if (prescale, postscale) != (1.0, 1.0):
         raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
     process_set = how[-1] or global_process_set
@@ -283,9 +283,9 @@ def alltoall(
         check_rows("alltoall", [sent])
         rows = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
         if not rows.dtype.is_integer:
-            raise TypeError(f"splits: expected integers, seen {rows.dtype.name}")
+            raise TypeError(f"splits: expected integers, got {rows.dtype.name}")
         if rows.shape.rank not in (None, 1):
-            raise InvalidRequestError(f"splits: expected a one-dimensional tensor, seen shape {list(rows.shape)}")
+            raise InvalidRequestError(f"splits: expected a one-dimensional tensor, got shape {list(rows.shape)}")
         rows = tf.cast(rows, tf.int64)
         node = node_name("alltoall", name, [sent], ignore_name_scope)
         received, received_splits = operations().horovod_alltoall(

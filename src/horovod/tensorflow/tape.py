@@ -80,7 +80,7 @@ def DistributedGradientTape(  # noqa: N802
 
 def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
-        raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, seen {type(gradtape).__name__}")
+        raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, got {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedGradientTape):
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
     tape = copy.copy(gradtape)

@@ -141,7 +141,7 @@ def movable(values: Sequence[Any]) -> list[tf.Tensor]:
 
 def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"a grouped operation takes a list of tensors, seen {type(values).__name__}")
+        raise TypeError(f"a grouped operation takes a list of tensors, got {type(values).__name__}")
     tensors = [tf.convert_to_tensor(value) for value in values]
     for tensor in tensors:
         if tensor.dtype.name not in dtypes:
@@ -166,4 +166,4 @@ def reduction_attributes(how: Reduction, tensors: Sequence[tf.Tensor], kind: int
 def check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:
     """Raises where a tensor has no rows."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, seen a 0-d tensor")
+        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")

@@ -63,7 +63,7 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
     metas = []
     for tensor in tensors:
         if not tensor.shape.is_fully_defined():
-            raise ValueError(f"{name}: XLA needs static shapes, seen {tensor.shape}\nhint: jit_compile=False")
+            raise ValueError(f"{name}: XLA needs static shapes, got {tensor.shape}\nhint: jit_compile=False")
         metas.append((DTYPE_NAMES.index(tensor.dtype.name), tuple(tensor.shape)))
     request = request_of(
         ALLREDUCE,

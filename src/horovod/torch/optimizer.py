@@ -232,7 +232,7 @@ def DistributedOptimizer(
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, seen {optimizer!r}")
+        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -281,7 +281,7 @@ def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tens
         )
     twice = sorted(find_duplicates(name for name, _ in pairs))
     if twice:
-        raise InvalidRequestError(f"named_parameters: names must be unique, seen twice: {', '.join(twice)}")
+        raise InvalidRequestError(f"named_parameters: names must be unique; these occur twice: {', '.join(twice)}")
     found = {parameter: name for name, parameter in pairs}
     missing = [index for index, parameter in enumerate(parameters) if parameter not in found]
     if missing:

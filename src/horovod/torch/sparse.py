@@ -31,10 +31,10 @@ class SparseReduction:
         try:
             if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
                 seen = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise TypeError(f"expected a sparse COO tensor, seen {seen}")
+                raise TypeError(f"expected a sparse COO tensor, got {seen}")
             if op not in (Average, Sum):
                 known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
-                raise ValueError(f"a sparse tensor has Average and Sum, seen op={OP_NAMES[op] if known else repr(op)}")
+                raise ValueError(f"a sparse tensor has Average and Sum, got op={OP_NAMES[op] if known else repr(op)}")
         except (TypeError, ValueError) as error:
             collectives.refuse(label, name, error, process_set)
         # Indices by row: that dimension is what an allgather joins.

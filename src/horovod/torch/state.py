@@ -103,7 +103,7 @@ def _named(params: Any) -> list[tuple[str, Any]]:
         return pairs
     if not isinstance(params, Iterable) or isinstance(params, (str, Tensor)):
         raise InvalidRequestError(
-            f"broadcast_parameters: expected a dict or a list of pairs, seen {type(params).__name__}"
+            f"broadcast_parameters: expected a dict or a list of pairs, got {type(params).__name__}"
         )
     pairs = [item if isinstance(item, tuple) else (str(index), item) for index, item in enumerate(params)]
     for name, value in pairs:

@@ -58,10 +58,10 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
-                f"SyncBatchNorm: expected an input of shape (N, {self.num_features}, ...), seen {tuple(input.shape)}"
+                f"SyncBatchNorm: expected an input of shape (N, {self.num_features}, ...), got {tuple(input.shape)}"
             )
         if not input.is_floating_point():
-            raise ValueError(f"SyncBatchNorm: expected a floating point input, seen {input.dtype}")
+            raise ValueError(f"SyncBatchNorm: expected a floating point input, got {input.dtype}")
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or not self._has_peers():
@@ -76,7 +76,7 @@ class SyncBatchNorm(_BatchNorm):
             mean, variance, count = _combined(self._gathered(input.detach(), name))
             if count <= 1:
                 raise ValueError(
-                    "SyncBatchNorm: expected more than 1 value per channel when training, seen "
+                    "SyncBatchNorm: expected more than 1 value per channel when training, got "
                     f"{count:g} on all ranks together"
                 )
             if self.track_running_stats:

@@ -48,7 +48,7 @@ class TorchAdapter:
             return tensor
         if not tensor.is_contiguous() and has_overlap(tensor):
             raise InvalidRequestError(
-                "an operation in place needs a tensor whose elements have memory of their own, seen an expanded one\n"
+                "an operation in place needs a tensor whose elements have memory of their own, got an expanded one\n"
                 "hint: call .contiguous() first"
             )
         return self.stage(tensor)
@@ -85,7 +85,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def _explain(tensor: Tensor) -> None:
     """Raises the error that says what is wrong with a tensor that cannot be staged; returns where nothing is."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"expected a torch.Tensor, seen {type(tensor).__name__}")
+        raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in _NUMBER_OF:
         raise unsupported_dtype(tensor.dtype)
     if tensor.layout is not torch.strided:

@@ -93,7 +93,7 @@ class ComputeClient:
         known = self._rendezvous.compare_and_set(f"dispatcher/{dispatcher_id}", dispatcher_address)
         if known != dispatcher_address:
             raise InvalidRequestError(
-                f"dispatcher {dispatcher_id} is registered at {known} already, seen {dispatcher_address}"
+                f"dispatcher {dispatcher_id} is registered at {known} already, got {dispatcher_address}"
             )
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:

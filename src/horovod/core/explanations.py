@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each error code means and what to do about it.
+
+One table for `horovodrun --explain CODE` and for docs/troubleshooting.md. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes", "troubleshooting_page"]
+
+_WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """`messages`: what identifies the error on a terminal; `...` stands for what differs from case to case.
+
+    `comes_as`: how the error arrives: an exception's name, or who prints it. `actions`: what to do, likeliest first.
+    """
+
+    code: str
+    title: str
+    comes_as: str
+    messages: tuple[str, ...]
+    why: str
+    actions: tuple[str, ...]
+
+
+_START = "StartError (a ValueError), from hvd.init()"
+_LAUNCHER = "the last words of horovodrun"
+
+EXPLANATIONS = (
+    # init
+    Explanation(
+        "start-alone",
+        "This process was started with others, but nothing tells it how to find them",
+        _START,
+        ("says that this is one of ... processes",),
+        "The environment says that several processes were started together (by mpirun, srun or a similar launcher), "
+        "but no rendezvous address is set. Without this error, each process would train a model of its own and nobody "
+        "would notice.",
+        (
+            "Start the script with `horovodrun -np N python train.py`.",
+            "If you do want N independent processes, set HOROVOD_SIZE=1.",
+        ),
+    ),
+    Explanation(
+        "start-timeout",
+        "Some ranks did not reach hvd.init() in time",
+        _START,
+        ("s in init for", "has not called init", "did not open a port"),
+        "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
+        "hang, or still import modules and load data.",
+        (
+            "Look at the output of the missing ranks; `--output-filename DIR` keeps it in a file for each rank.",
+            "Call hvd.init() on every rank, before slow work such as loading data.",
+            "If the start is slow for a good reason, raise HOROVOD_START_TIMEOUT (seconds).",
+        ),
+    ),
+    Explanation(
+        "start-lost-rank",
+        "Another rank ended while this one was in hvd.init()",
+        _START,
+        ("cannot go on in init",),
+        "A rank that the others waited for has ended. The message names it.",
+        ("Read that rank's own output: its error is the cause, this one is the consequence.",),
+    ),
+    Explanation(
+        "start-duplicate-rank",
+        "Two processes have called hvd.init() as the same rank",
+        _START,
+        ("two processes are rank",),
+        "Each rank is one process. A second process with the same environment called init(): mostly a child that the "
+        "script started, such as a multiprocessing worker that imports the script again.",
+        (
+            "Protect the script with `if __name__ == '__main__':`.",
+            "Do not call hvd.init() in DataLoader workers or other child processes.",
+        ),
+    ),
+    Explanation(
+        "start-settings",
+        "A setting is missing, contradicts another, or differs between ranks",
+        _START,
+        (
+            "the ranks disagree about",
+            "is out of range",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but",
+            "is not supported yet",
+        ),
+        "The launcher describes a rank in environment variables (HOROVOD_RANK, HOROVOD_SIZE and so on). Here they do "
+        "not fit together, or the ranks were given different values for something that must be equal.",
+        (
+            "Pass horovodrun's environment on to the script unchanged; wrappers such as sudo or `env -i` drop it.",
+            "Give settings on horovodrun's command line, so that all ranks get them.",
+            "Unset variables left over from another job: `env | grep HOROVOD`.",
+        ),
+    ),
+    Explanation(
+        "start-secret",
+        "A rank could not prove that it belongs to the job",
+        _START,
+        ("HOROVOD_SECRET_FILE",),
+        "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
+        "be read by other users, or holds another job's secret. A process left over from an earlier job does this too.",
+        (
+            "Start ranks with horovodrun, and pass its environment on.",
+            "End processes of earlier jobs.",
+            "If you manage the file yourself: `chmod 600` it, and use the same one for all ranks and the launcher.",
+        ),
+    ),
+    Explanation(
+        "start-version",
+        "The ranks run different versions of Horovod",
+        _START,
+        ("published a record that cannot be read",),
+        "What another rank said about itself cannot be understood. All ranks must run the same version.",
+        ("Check `horovodrun --version` in the environment of each rank.",),
+    ),
+    Explanation(
+        "start-connection",
+        "The ranks could not connect to each other or to the launcher",
+        _START,
+        ("could not join the job", "the ranks could not connect to each other"),
+        "A connection failed, or ended before the start was complete. The message names the address.",
+        (
+            "If the launcher has ended, its last words are the cause.",
+            "Check that a firewall lets the ranks' host talk to itself and to the other hosts.",
+            "If a host has several networks, choose one: `--network-interface eth0`.",
+        ),
+    ),
+    Explanation(
+        "start-transport",
+        "The transport that HOROVOD_TRANSPORT asks for cannot be used",
+        _START,
+        ("cannot be used:", "but the ranks of this host cannot share memory"),
+        "HOROVOD_TRANSPORT names one way to move data, and it does not fit these ranks: shm, for example, joins only "
+        "ranks of one host.",
+        (
+            "Unset HOROVOD_TRANSPORT: the fastest way that works is chosen.",
+            "`horovodrun --check-build` lists what is available.",
+        ),
+    ),
+    Explanation(
+        "start-resources",
+        "The system did not give this rank what it needs to start",
+        _START,
+        ("raise the limits of processes", "raise the limit of open files", "in shared memory"),
+        "A thread, a file descriptor or shared memory could not be had. The message names it, with sizes.",
+        (
+            "Containers often have a small /dev/shm: start them with more (`--shm-size=1g`).",
+            "Raise the limit that the message names: `ulimit -u`, `ulimit -n`, `ulimit -v`.",
+            "Place fewer ranks on this host.",
+        ),
+    ),
+    Explanation(
+        "native-core",
+        "The native library is missing, was built for another system, or belongs to another version",
+        "ImportError, at import",
+        ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
+        "Python found the package, but not a library that fits it. A source tree on PYTHONPATH has none, and two "
+        "installed versions may be mixed.",
+        ("Install again: `pip install --force-reinstall .` in the environment that runs the script.",),
+    ),
+    Explanation(
+        "not-in-this-version",
+        "This part of Horovod's interface is not there yet",
+        "ImportError, at import",
+        ("is not in this version",),
+        "The module exists in Horovod 0.28.1 and will come. The README lists what works today.",
+        ("Remove the import, or guard it with `except ImportError`.",),
+    ),
+    # calls
+    Explanation(
+        "not-initialized",
+        "Horovod was used before hvd.init() or after hvd.shutdown()",
+        "NotInitializedError (a ValueError)",
+        ("Horovod has not been initialized; use hvd.init().",),
+        "rank(), size() and every operation need a running world. A child process started by the script has none: it "
+        "is not a rank.",
+        ("Call hvd.init() once at the start of the script, before anything else of hvd.",),
+    ),
+    Explanation(
+        "invalid-request",
+        "The arguments of a call are wrong on this rank",
+        "InvalidRequestError (a ValueError)",
+        ("expected ..., got ...",),
+        "The call was refused before anything was sent. The other ranks, which may wait for this call, get a "
+        "HorovodInternalError that names this rank. The job goes on if the script catches the error.",
+        ("The message names the argument, what was expected and what it got.",),
+    ),
+    Explanation(
+        "duplicate-name",
+        "An operation of this name is still in flight on this rank",
+        "DuplicateNameError (a ValueError); InvalidArgumentError in TensorFlow",
+        ("while an operation of that name is in flight on it",),
+        "A name identifies an operation across ranks, so it can be in flight once. A second call used it before the "
+        "first had completed.",
+        (
+            "Wait for the first: `hvd.synchronize(handle)`.",
+            "Give each tensor a name of its own, or no name.",
+        ),
+    ),
+    Explanation(
+        "mismatch",
+        "The ranks disagree about a tensor",
+        "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
+        ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
+        "All ranks must call an operation of one name with the same dtype, shape and arguments. What most ranks say is "
+        "taken as expected; the message names the ranks that differ. All members of the operation get the same error, "
+        "and the world keeps running.",
+        (
+            "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
+            "not depend on its size.",
+            "Look for a branch on hvd.rank() around the operation or around the model.",
+            "Build the same model on all ranks.",
+        ),
+    ),
+    Explanation(
+        "stall",
+        "Some ranks wait for an operation that other ranks have not called",
+        "a warning on rank 0's stderr",
+        ("stall: ...",),
+        "An operation starts when all members have called it. Here some ranks have waited for a long time. The report "
+        "names the tensors, the missing ranks, and where each missing rank stands in its script. The job keeps "
+        "waiting: a rank may just be slow.",
+        (
+            "Read the stack of the missing rank: it shows what that rank does instead.",
+            "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
+            "If ranks have different numbers of batches, use hvd.join() (docs/uneven-data.md).",
+            "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
+        ),
+    ),
+    Explanation(
+        "rank-lost",
+        "A rank died, froze, or cannot be reached",
+        "RankLostError (a HorovodInternalError); UnknownError in TensorFlow",
+        (
+            "died without leaving the job",
+            "is frozen: it has",
+            "has given no sign of life for",
+            "was stopped by a signal",
+        ),
+        "The other ranks noticed that a rank is gone: its process ended, does not run any more, or its host does not "
+        "answer. The world has ended for all ranks; the launcher ends the job and names the first cause.",
+        (
+            "Read the launcher's last words and the lost rank's output.",
+            "A frozen rank in state D waits for a disk or a network file system.",
+            "If you stop a rank on purpose (debugger, SIGSTOP), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0, and across hosts "
+            "HOROVOD_LOST_TIMEOUT_SECONDS=0.",
+        ),
+    ),
+    Explanation(
+        "rank-left",
+        "A rank ended its script or shut down while others still waited for it",
+        "RankLeftError (a HorovodInternalError); UnknownError in TensorFlow; the last words of horovodrun",
+        ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
+        "All ranks must make the same number of collective calls. One rank was finished before the others.",
+        (
+            "Check that all ranks make the same number of steps: with uneven data, use hvd.join().",
+            "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
+        ),
+    ),
+    Explanation(
+        "aborted",
+        "The job was ended on purpose",
+        "AbortedError (a HorovodInternalError); UnknownError in TensorFlow",
+        ("(the stall limit is reached)",),
+        "A rank aborted the world, or an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. The message "
+        "says who and why.",
+        ("For the stall limit: `horovodrun --explain stall`.",),
+    ),
+    Explanation(
+        "not-running",
+        "An operation outlived the shutdown of this rank",
+        "NotRunningError (a HorovodInternalError); UnknownError in TensorFlow",
+        ("this rank has shut down",),
+        "hvd.shutdown() was called while the operation was in flight, or an old handle was used after it.",
+        ("Wait for all operations before hvd.shutdown(). At the end of a script no call of it is needed.",),
+    ),
+    Explanation(
+        "out-of-memory",
+        "A rank has no memory for an operation",
+        "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
+        ("has not enough memory", "give the job more memory, or gather less at once"),
+        "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
+        "All members of the operation get an error, and the world keeps running.",
+        (
+            "Gather less at once, or on fewer ranks (process sets).",
+            "Give the job more memory, or place fewer ranks on this host.",
+        ),
+    ),
+    Explanation(
+        "unavailable",
+        "Something that the operation needs could not be had",
+        "HorovodInternalError",
+        ("cannot create an eventfd", "cannot open the timeline"),
+        "The system refused a file, a descriptor or a thread. The message names it and the system's reason.",
+        ("Check the path or the limit that the message names.",),
+    ),
+    Explanation(
+        "forked",
+        "A forked child of a rank has called Horovod",
+        "HorovodInternalError",
+        ("this process was forked from a rank: it is not part of the job",),
+        "A fork copies a rank's memory, but the copy is not a rank: it must not use the rank's connections.",
+        (
+            "Call hvd functions in the parent only.",
+            "Start child processes by `spawn`: `multiprocessing.get_context('spawn')`.",
+        ),
+    ),
+    Explanation(
+        "internal",
+        "An operation failed for a reason that this library did not expect",
+        "HorovodInternalError",
+        ("the native core failed with code", "cannot be read"),
+        "Either memory that ranks share was damaged, or this is a defect of Horovod.",
+        (
+            "Check that all ranks run the same version: `horovodrun --version`.",
+            "Report it, with the whole output and what `horovodrun --check-build` prints.",
+        ),
+    ),
+    # the launcher
+    Explanation(
+        "rank-failed",
+        "A rank's script ended with an error",
+        _LAUNCHER,
+        ("exited with code",),
+        "The script of one rank ended with a nonzero exit code, and the launcher ended the other ranks. The rank's own "
+        "last lines stand above; its whole output stands further up.",
+        (
+            "Read the rank's own error. Run the script alone to see if it fails there, too: `python train.py`.",
+            "`--output-filename DIR` keeps each rank's output in a file of its own.",
+        ),
+    ),
+    Explanation(
+        "rank-killed",
+        "A rank was killed from outside",
+        _LAUNCHER,
+        ("was killed by SIGKILL", "was killed by SIGTERM"),
+        "A signal ended the process. It did not come from the launcher. Batch systems send SIGTERM and then SIGKILL at "
+        "a time limit; administrators and scripts use `kill`.",
+        (
+            "Check the batch system's limits for time and memory.",
+            "`dmesg | grep -i oom` shows if the kernel ended it for lack of memory.",
+        ),
+    ),
+    Explanation(
+        "rank-out-of-memory",
+        "A rank was killed because memory ran out",
+        _LAUNCHER,
+        ("was killed by SIGKILL: out of memory", "ended a process of this machine for lack of memory"),
+        "The kernel's out-of-memory killer ended the process: the job reached its memory limit, or the machine had no "
+        "memory left.",
+        (
+            "Start fewer ranks on this host, use smaller batches, or fewer DataLoader workers.",
+            "Raise the memory limit of the container or of the batch job.",
+        ),
+    ),
+    Explanation(
+        "rank-crashed",
+        "A rank crashed in native code",
+        _LAUNCHER,
+        ("was killed by SIGSEGV", "was killed by SIGABRT", "was killed by SIGBUS", "was killed by SIGILL"),
+        "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm; SIGILL means that a "
+        "library was built for another processor.",
+        (
+            "Set PYTHONFAULTHANDLER=1: it prints where each thread stood.",
+            "Check /dev/shm: `df -h /dev/shm`.",
+        ),
+    ),
+    Explanation(
+        "rank-stopped",
+        "A rank was stopped by a signal and not continued",
+        _LAUNCHER,
+        ("and not continued",),
+        "Somebody stopped one rank (SIGSTOP, or a debugger). The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and "
+        "then gave up.",
+        (
+            "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
+            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0.",
+        ),
+    ),
+    Explanation(
+        "agent-lost",
+        "The launcher lost the process that holds a host's ranks",
+        _LAUNCHER,
+        ("the agent that holds the ranks of host", "the agent that held the ranks of host"),
+        "horovodrun starts one agent on each host; the agent starts and ends the ranks there. It was killed, stopped, "
+        "or does not answer, so the job was ended.",
+        (
+            "To suspend a job, stop horovodrun itself (Ctrl-Z).",
+            "Look for a limit of the host (memory, processes) that ended the agent.",
+        ),
+    ),
+)
+
+_BY_CODE = {one.code: one for one in EXPLANATIONS}
+
+
+def explain(code: str) -> str:
+    """The story behind a code, for a terminal. Raises KeyError for a code that does not exist."""
+    one = _BY_CODE[code]
+    lines = [f"{one.code}: {one.title}", "", f"It comes as: {one.comes_as}", ""]
+    lines += ["You read, among other words:", *(f"    {message}" for message in one.messages), ""]
+    lines += ["Why", *_indented(one.why, ""), "", "What to do"]
+    for action in one.actions:
+        lines += _indented(action, "- ")
+    return "\n".join(lines)
+
+
+def list_of_codes() -> str:
+    """All codes with their titles, for a terminal."""
+    width = max(len(one.code) for one in EXPLANATIONS)
+    return "\n".join(f"{one.code:{width}}  {one.title}" for one in EXPLANATIONS)
+
+
+def troubleshooting_page() -> str:
+    """docs/troubleshooting.md."""
+    lines = [
+        "# Troubleshooting",
+        "",
+        "An error ends with its code: `more: horovodrun --explain CODE`. Find the code, or a part of the message, in",
+        "this table. Written by `tools/pages`.",
+        "",
+        "| you read | code |",
+        "|---|---|",
+    ]
+    lines += [f"| `{_in_code(text)}` | [{one.code}](#{one.code}) |" for one in EXPLANATIONS for text in one.messages]
+    for one in EXPLANATIONS:
+        lines += ["", f"## {one.code}", "", f"**{one.title}.** It comes as: {one.comes_as}.", "", one.why, ""]
+        lines += [f"- {action}" for action in one.actions]
+    return "\n".join(lines) + "\n"
+
+
+def _in_code(message: str) -> str:
+    """A message inside of backticks, which it may hold itself."""
+    return message.replace("`", "")
+
+
+def _indented(text: str, mark: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"    {mark}", subsequent_indent="    " + " " * len(mark))
