@@ -170,8 +170,7 @@ TEST(a_rank_that_repeats_its_last_call_is_named_where_the_ranks_disagree) {
     coordinator.request({{slow, true}}, 0, "x", descriptor({4}).encode(), 0, &effects);
     EXPECT(effects.recalls == std::vector<uint32_t>{id});
     EXPECT(coordinator.recalled(0, id, {1, 1, false}, &effects));
-    const std::string seen =
-        slow == 0 ? "rank 1: expected shape [4], got [3]" : "rank 1: expected shape [3], got [4]";
+    const std::string seen = slow == 0 ? "rank 1: expected shape [4], got [3]" : "rank 1: expected shape [3], got [4]";
     EXPECT(error_text(effects).find(seen + " (expected as on rank 0)") != std::string::npos);
   }
 }
@@ -228,9 +227,8 @@ TEST(ranks_that_wait_for_each_other_in_different_lists_of_gradients_disagree) {
                                        {1, "bb", ".10", 6}, {2, "aa", ".2", 4},  {2, "aa", ".10", 5}};
   EXPECT(has(shapes, "rank 1: `allreduce.tape/list-bb.10`: expected shape [5], got [6] (expected as on ranks 0, 2)"));
   EXPECT(culprit == 1);
-  EXPECT(
-      has({{0, "aa", ".0", 4}, {0, "aa", ".1", 4}, {1, "bb", ".0", 4}, {2, "bb", ".0", 4}},
-          "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, got 2 from `allreduce.tape/list-aa.0`"));
+  EXPECT(has({{0, "aa", ".0", 4}, {0, "aa", ".1", 4}, {1, "bb", ".0", 4}, {2, "bb", ".0", 4}},
+             "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, got 2 from `allreduce.tape/list-aa.0`"));
   EXPECT(has({{0, "aa", "", 4}, {1, "bb", "", 5}, {2, "bb", "", 5}}, "expected shape [5], got [4]"));
   EXPECT(has({{0, "aa", ".0", 4}, {1, "aa_1", ".0", 4}, {2, "aa_1", ".0", 4}}, "got `allreduce.tape/list-aa.0`"));
   // Somebody may still come, be it to the rest of a list that he is in; or these are no lists.
