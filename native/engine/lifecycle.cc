@@ -137,8 +137,7 @@ Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local
   const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
   std::unique_ptr<Segment> segment;
   if (local.size() != (is_leader() ? local_size - 1 : 1)) {
-    return {HVD_INVALID_ARGUMENT,
-            "expects a local link to each rank of the host, got " + std::to_string(local.size())};
+    return {HVD_INVALID_ARGUMENT, "expects a local link to each rank of the host, got " + std::to_string(local.size())};
   }
   if (is_leader()) {
     HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));

@@ -86,7 +86,7 @@ bool write_at(int fd, const std::string& text, off_t offset) {
   return true;
 }
 
-// Where the next events go: behind the last whole line, over what closes the array. -1 where there is none.
+// Where the next events go: behind the last whole line, over what closes the array. -1 if there is none.
 off_t end_of_events(int fd) {
   struct stat facts{};
   if (fstat(fd, &facts) != 0) return -1;

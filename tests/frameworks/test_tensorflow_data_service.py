@@ -169,7 +169,7 @@ def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     for wrong in ("[]", "{}", "no json", file.read_text().replace('"dispatchers"', '"workers"')):
         file.write_text(wrong)
-        with pytest.raises(ValueError, match="no config of the data service"):
+        with pytest.raises(ValueError, match="not a config of the data service"):
             TfDataServiceConfig.read(str(file))
     with pytest.raises(ValueError, match="expected compute or training"):
         TfDataServiceConfig(1, 2, "both", {}, b"")

@@ -182,7 +182,7 @@ TEST(each_round_of_an_entry_is_waited_for_since_its_own_first_arrival) {
   const auto request = [&](int rank, int64_t rows, double now) {
     coordinator.request({{rank, true}}, 0, "x", descriptor({rows}).encode(), now, &effects);
   };
-  const auto since = [&coordinator] {  // -1 where nobody waits
+  const auto since = [&coordinator] {  // -1 if nobody waits
     const std::vector<Undecided> open = coordinator.undecided();
     return open.size() == 1 && open[0].arrived == std::vector<int>{0} ? open[0].since : -1;
   };

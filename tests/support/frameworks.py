@@ -30,7 +30,7 @@ TENSORFLOW_ENV = {
 
 
 def missing(name: str) -> str | None:
-    """Why a framework's part cannot run here; None where it can."""
+    """Why a framework's part cannot run here; None if it can."""
     module = name.partition("_")[0]
     return None if name == "core" or importlib.util.find_spec(module) else f"not run: {module} is not installed"
 

@@ -63,7 +63,7 @@ class WorldError(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one rank made of a call: a value, an error (None where it could not be pickled, see traceback), or its
+    """What one rank made of a call: a value, an error (None if it could not be pickled, see traceback), or its
     death."""
 
     value: Any = None
@@ -182,7 +182,7 @@ class World:
         return call
 
     def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
-        """The values by rank. Raises WorldError where a rank raised, died or hung. Options as in `start`."""
+        """The values by rank. Raises WorldError if a rank raised, died or hung. Options as in `start`."""
         return self.start(function, *arguments, **options).results()
 
     def run_each(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Outcome]:

@@ -45,7 +45,7 @@ class Gradients:
 
 
 class Started:
-    """A reduction whose result is the own value plus what the peers gave under that name."""
+    """A reduction whose result is its own value plus what the peers gave under that name."""
 
     def __init__(self, world: "Peers", tensor: Array, name: str) -> None:
         self.world, self.tensor, self.name = world, tensor, name

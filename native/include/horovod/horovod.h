@@ -101,7 +101,7 @@ typedef struct {
 typedef struct {
   uint32_t size;
   int32_t code;        /* hvd_code */
-  int32_t failed_rank; /* the rank that caused it, -1 where no single rank did */
+  int32_t failed_rank; /* the rank that caused it, -1 if no single rank did */
   int32_t member;      /* the member of a grouped request that failed, -1 otherwise */
   char text[2048];     /* what was expected and what came, UTF-8, NUL-terminated, cut at the end if it is too long */
 } hvd_status;
@@ -229,7 +229,7 @@ HVD_EXPORT int hvd_add_process_set(hvd_context* context, const int32_t* ranks, u
                                    hvd_status* status);
 HVD_EXPORT int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle,
                                       hvd_status* status);
-/* The number of members of a set, and this rank's place among them, -1 where it is none. */
+/* The number of members of a set, and this rank's place among them, -1 if it is none. */
 HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,
                                      hvd_status* status);
 
@@ -264,7 +264,7 @@ HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t ca
 HVD_EXPORT void hvd_stack_source(int signal, int fd);
 
 /* For tests: ends or stops this process where `specification` (setting fault_point, see native/platform/fault_point.h)
-   names `point`. For moments that lie outside of this library. 0 where the specification cannot be read. */
+   names `point`. For moments that lie outside of this library. 0 if the specification cannot be read. */
 HVD_EXPORT int hvd_fault_point(const char* specification, const char* point);
 
 #ifdef __cplusplus

@@ -94,7 +94,7 @@ struct Api {
 // Filled by load_api() before anything else of the shim runs.
 extern Api tf;
 
-// Looks the functions up. Returns what is missing, empty where nothing is.
+// Looks the functions up. Returns what is missing, empty if nothing is.
 std::string load_api();
 
 struct StatusDeleter {

@@ -20,7 +20,7 @@ constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
 constexpr int kTensorFlowUint16 = 17;
 constexpr int kTensorFlowInt32 = 3, kTensorFlowInt64 = 9;
 
-// -1 where the engine has no such dtype. What is only moved may travel as another of its width.
+// -1 if the engine has no such dtype. What is only moved may travel as another of its width.
 int dtype_of(const TF_Tensor* tensor) {
   const int type = tf.TensorType(tensor);
   if (type == kTensorFlowUint16) return HVD_INT16;

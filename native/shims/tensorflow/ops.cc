@@ -218,7 +218,7 @@ void add_all() {
        delete_place});
 }
 
-// At the time that tf.load_op_library opens this library. Why the operations are not there; empty where they are.
+// At the time that tf.load_op_library opens this library. Why the operations are not there; empty if they are.
 const std::string kRegistrationError = [] {
   std::string missing = load_api();
   if (!missing.empty()) return missing;

@@ -40,7 +40,7 @@ std::atomic<int64_t> calls{0};
 using StatusMessage = std::optional<std::string_view> (*)(const void*);
 StatusMessage message_of_status = nullptr;
 
-// XLA's status is a struct of an optional text, empty where all went well.
+// XLA's status is a struct of an optional text, empty if all went well.
 void fail(void* status, const std::string& text) {
   auto* message = static_cast<std::optional<std::string>*>(status);
   message->emplace(text);

@@ -13,7 +13,7 @@ class LineHop {
   // Collective. Member 0 plays ping-pong with member 1 and with the last one for `rounds` rounds each and publishes the
   // slower; the others return at once. A figure that shows them sharing a core is dropped. False: interrupted.
   bool measure(SlotRing& ring, int rounds);
-  // The last published figure; 0 where none is.
+  // The last published figure; 0 if none is.
   static uint32_t nanoseconds(const SlotRing& ring) { return ring.header().hop_ns.load(std::memory_order_relaxed); }
 
  private:

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 def operations() -> Any:
-    """The package whose operations are measured: horovod.torch where torch is there, else horovod.core."""
+    """The package whose operations are measured: horovod.torch if torch is there, else horovod.core."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -41,7 +41,7 @@ def operations() -> Any:
 
 
 class Buffers:
-    """Float32 buffers as both sides get them: ordinary tensors where torch is there, else arrays."""
+    """Float32 buffers as both sides get them: ordinary tensors if torch is there, else arrays."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.tensors: list[Any]
@@ -60,7 +60,7 @@ class Buffers:
             array.fill(hvd.rank() + 1)
 
     def check(self, ends_only: bool) -> None:
-        """Raises AssertionError where a sum over the ranks is wrong; looks at the buffers' ends alone, or at all."""
+        """Raises AssertionError if a sum over the ranks is wrong; looks at the buffers' ends alone, or at all."""
         expected = hvd.size() * (hvd.size() + 1) / 2
         for array in self._arrays:
             if array[0] != expected or array[-1] != expected or not (ends_only or np.all(array == expected)):

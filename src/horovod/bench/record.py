@@ -54,7 +54,7 @@ class Session:
             print(line, flush=True)
 
     def end(self) -> int:
-        """Writes the record. Returns the exit code: 1 where the hop changed meanwhile, and nothing is written."""
+        """Writes the record. Returns the exit code: 1 if the hop changed meanwhile, and nothing is written."""
         _warm_up()
         after = hvd.statistics()
         hops = [facts.get("hop_ns") for facts in (self._before, after)]
@@ -90,7 +90,7 @@ def _hop_text(hop_ns: int | None) -> str:
 
 
 def write_record(path: str, program: Sequence[str], measured: dict[str, Any]) -> None:
-    """Writes one JSON file. `program`: the command without its arguments. Raises OSError where it cannot."""
+    """Writes one JSON file. `program`: the command without its arguments. Raises OSError if it cannot."""
     record = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": [*program, *sys.argv[1:]],

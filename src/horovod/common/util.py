@@ -147,7 +147,7 @@ def is_iterable(x: Any) -> bool:
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version `ver` is `target` or later, by the numbers that it begins with.
 
-    Raises ValueError where a version begins with none.
+    Raises ValueError if a version begins with none.
     """
     return _numbers(ver) >= _numbers(target)
 
@@ -168,7 +168,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741
-    """`l` in n parts, in order, the first ones one longer where they do not come out even."""
+    """`l` in n parts, in order; the first parts are one longer if it cannot be divided evenly."""
     size, longer = divmod(len(l), n)
     starts = [part * size + min(part, longer) for part in range(n + 1)]
     return [l[a:b] for a, b in itertools.pairwise(starts)]

@@ -128,7 +128,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     All ranks of this machine that are given the same path write into one file, on one clock; what it held before is
     lost.
 
-    mark_cycles: also mark each batch. Raises ValueError before init, or where the file cannot be written.
+    mark_cycles: also mark each batch. Raises ValueError before init, or if the file cannot be written.
     """
     current().start_timeline(os.fspath(file_path), mark_cycles)
 

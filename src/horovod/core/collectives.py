@@ -63,7 +63,7 @@ Reduction = tuple[int | None, bool | None, float, float, ProcessSet | None]
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
-    """The reduction that `op` and the deprecated `average` ask for; Average where neither does. Raises ValueError."""
+    """The reduction that `op` or the deprecated `average` asks for; Average if neither is given. Raises ValueError."""
     if average is not None:
         if op is not None:
             raise InvalidRequestError(
@@ -267,7 +267,7 @@ class Collectives(Generic[T]):
     ) -> Operation:
         """Starts sending splits[r] rows of the tensor to each rank r, the first ones to the first.
 
-        Evenly where `splits` is None. The result is the rows received, in rank order; `with_splits`: and how many came
+        Evenly if `splits` is None. The result is the rows received, in rank order; `with_splits`: also how many came
         from each rank, as int32.
         """
         context = contexts.current()
@@ -290,7 +290,7 @@ class Collectives(Generic[T]):
             delivered = adapter.deliver(result, tensor)
             if not with_splits:
                 return delivered
-            # As wide as `splits`, but where even parts are larger than that can say.
+            # As wide as `splits`, unless even parts need more.
             wide = max(rows) > 2**31 - 1
             received = adapter.empty((members,), INT64 if wide else INT32)
             kind = ctypes.c_int64 if wide else ctypes.c_int32

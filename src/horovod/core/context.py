@@ -35,7 +35,7 @@ _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
 class NotAMemberError(InvalidRequestError):
-    """This rank is no member of the process set: nobody waits for it there."""
+    """This rank is not a member of the process set, so no rank waits for it there."""
 
 
 class Context:
@@ -128,7 +128,7 @@ class Context:
             raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
 
     def stop_timeline(self) -> None:
-        """What has happened by now is in the file then. Does nothing where no timeline is on."""
+        """What has happened by now is in the file then. Does nothing if no timeline is on."""
         self.library.hvd_stop_timeline(self.pointer, None)
 
     def place(self, process_set: int) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class Context:
         status = native.Status()
         code = self.library.hvd_end_seen(self.pointer, ctypes.addressof(status))
         if code != native.OK:
-            self.failure_of(code, status)  # the job learns it also where a native shim alone was told
+            self.failure_of(code, status)  # so that the job learns it even if only a native shim was told
         code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
         self.world.close()
         if code != native.OK:
@@ -212,7 +212,7 @@ class Context:
         raise self.failure_of(code, status)
 
     def failure_of(self, code: int, status: native.Status) -> Exception:
-        """The exception for a failed call; where the generation ended, with the cause that was first in the job."""
+        """The exception for a failed call. If the generation has ended, it names the cause that was first in the job."""
         text, failed_rank = status.message(), status.failed_rank
         if code in _FATAL:
             if self.failure is None:
@@ -228,7 +228,7 @@ class Context:
             winner = self.world.rendezvous.first_cause(self.world.generation, mine, FIRST_CAUSE_TIMEOUT_S)
             return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # The rendezvous may have died with the same host: the own view is still worth more than this error.
+            # The rendezvous may have died with the same host: our own view is still more useful than this error.
             return (
                 code,
                 f"{text}\n(as rank {self.rank} saw it; the job's rendezvous did not answer: {error})",

@@ -84,7 +84,7 @@ class MismatchError(HorovodInternalError):
 
 
 class RankLostError(HorovodInternalError):
-    """A rank is gone. `failed_rank` is its world rank, -1 where no single rank can be named."""
+    """A rank is gone. `failed_rank` is its world rank, -1 if no single rank can be named."""
 
     code = "rank-lost"
 

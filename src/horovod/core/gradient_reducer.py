@@ -6,10 +6,10 @@ A *pass* is one backward; a *step* ends with begin_step(). A parameter is due wh
 end of backward, makes a *round* of it: as soon as one reduction has started, every parameter that is not frozen is
 reduced, so that all ranks agree without asking each other. One that has got no gradient on this rank contributes
 
-  zeros, which then become its gradient, where it has none at all;
-  zeros, to which the result is added, where its gradient is still the one that the last round left: that value is
+  zeros, which then become its gradient, if it has none at all;
+  zeros, to which the result is added, if its gradient is still the one that the last round left: that value is
     everybody's already, and reducing it again would count it once per rank;
-  its gradient, where it is any other (accumulated in earlier passes, or set by the user).
+  its gradient, if it is any other (accumulated in earlier passes, or set by the user).
 
 While `paused`, backward passes only accumulate: they do not count, and what they leave is part of the next reduction.
 
@@ -46,11 +46,11 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def current(self, parameter: P_contra) -> object | None:
-        """The gradient object as it stands, for comparison by identity; None where there is none."""
+        """The gradient object as it stands, for comparison by identity; None if there is none."""
         ...
 
     def dense(self, parameter: P_contra) -> T:
-        """The gradient to reduce. Raises where it has none that can be."""
+        """The gradient to reduce. Raises if it has none that can be."""
         ...
 
     def zeros(self, parameter: P_contra) -> T:
@@ -58,7 +58,7 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def store(self, parameter: P_contra, reduced: T) -> None:
-        """Makes `reduced` the gradient, where it is not that very tensor."""
+        """Makes `reduced` the gradient, if it is not that very tensor."""
         ...
 
     def add(self, parameter: P_contra, reduced: T) -> None:
@@ -146,7 +146,7 @@ class GradientReducer(Generic[P, T]):
             self._start(slot, self._gradients.dense(slot.parameter), own=True)
 
     def finish(self) -> None:
-        """The end of a backward: completes the round where one has begun. Raises the first error of any reduction."""
+        """The end of a backward: completes the round if one has begun. Raises the first error of any reduction."""
         if self._in_flight:
             self.reduce_all()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uneven data: a rank that has no more says so, and gives zeros to the others' allreduces until all have joined.
+"""Uneven data: a rank that runs out of data says so, and gives zeros to the others' allreduces until all have joined.
 
 What that means for each operation is decided in the native core (negotiation/coordinator.h).
 """
@@ -19,7 +19,7 @@ __all__ = ["UnevenData", "join", "uneven_data"]
 
 
 def join(device: Any = -1) -> int:
-    """Says that this rank has no more data, and blocks until all ranks have.
+    """Says that this rank is out of data, and blocks until all ranks have.
 
     Returns the rank that came last, the same on all. Until then this rank gives zeros to every allreduce of the others,
     in all process sets (Average divides by the full size), and any other operation that it would have to take part in

@@ -39,13 +39,13 @@ class ProcessSet:
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
-        """Number of ranks in the set; None where it is not registered."""
+        """Number of ranks in the set; None if it is not registered."""
         return None if self.process_set_id is None else contexts.current().place(self.process_set_id)[0]
 
     def rank(self) -> int | None:
-        """This process' index in the set; None where it is not registered.
+        """This process' index in the set; None if it is not registered.
 
-        Raises ValueError where this process is no member.
+        Raises ValueError if this process is no member.
         """
         if self.process_set_id is None:
             return None
@@ -93,7 +93,7 @@ global_process_set = _GlobalProcessSet()
 def number_of(process_set: ProcessSet | None) -> int:
     """The native core's number of a set.
 
-    Raises InvalidRequestError where it is not registered or this rank is no member.
+    Raises InvalidRequestError if it is not registered or this rank is no member.
     """
     if process_set is global_process_set or process_set is None:
         return 0
@@ -113,8 +113,8 @@ def number_of(process_set: ProcessSet | None) -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a set of ranks (an empty list: all) and returns it.
 
-    All ranks call it, members or not; blocks until they have. Raises ValueError where the set exists already, or the
-    job does not allow changes (see init), and HorovodInternalError where the ranks disagree.
+    All ranks call it, members or not; blocks until they have. Raises ValueError if the set exists already, or the
+    job does not allow changes (see init), and HorovodInternalError if the ranks disagree.
     """
     context = contexts.current()
     _check_dynamic(context, "add_process_set")
@@ -156,7 +156,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a set away; its object is not registered any more.
 
     All ranks call it; blocks until they have. False for the global set and for one that is not registered. Raises
-    HorovodInternalError where the ranks disagree, or an operation is in flight in the set.
+    HorovodInternalError if the ranks disagree, or an operation is in flight in the set.
     """
     context = contexts.current()
     number = getattr(process_set, "process_set_id", None)

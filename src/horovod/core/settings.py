@@ -484,7 +484,7 @@ def current_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def changed_environment(**kwargs: str | None) -> Iterator[None]:
-    """A block in which these environment variables are set, or not set where None is given: horovod.common.util.env."""
+    """A block in which these environment variables are set, or not set if None is given: horovod.common.util.env."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
         _change_environment(kwargs)

@@ -20,7 +20,7 @@ _file: int | None = None
 
 
 def offer() -> None:
-    """Once a process. Does nothing where the script handles the signal itself."""
+    """Once a process. Does nothing if the script handles the signal itself."""
     global _file
     if _file is not None or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
         return

@@ -27,7 +27,7 @@ class Adapter(Protocol[T]):
     def stage(self, tensor: T) -> T:
         """`tensor` itself or a private copy of it that the native core can read and write, with `dtype` and `shape`.
 
-        Raises InvalidRequestError for a layout that has no meaning here, TypeError for what is no tensor.
+        Raises InvalidRequestError for a layout that has no meaning here, TypeError for anything but a tensor.
         """
         ...
 
@@ -99,7 +99,7 @@ class NumpyAdapter:
             flags = tensor.flags
             if flags.c_contiguous and flags.aligned:
                 return tensor
-        # Always a copy of what is no plain array: np.asarray of a subclass or of another library's tensor
+        # Anything but a plain array is copied: np.asarray of a subclass or of another library's tensor
         # shares memory.
         return np.array(tensor, order="C")
 

@@ -25,7 +25,7 @@ __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAve
 def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
     """Assigns the root's values to Keras variables of any backend.
 
-    Raises MismatchError where the ranks' variables differ in number, shape or dtype.
+    Raises MismatchError if the ranks' variables differ in number, shape or dtype.
     """
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     everybody = allgather_object(described, "broadcast_variables.shapes")
@@ -79,7 +79,7 @@ class Broadcast:
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts where the model is built; a model without weights yet does so at its first update.
+        """Broadcasts if the model is built; a model without weights yet does so at its first update.
 
         Once for each model: scripts give one list of callbacks to the models of all folds.
         """
@@ -147,7 +147,7 @@ class MetricAverage:
     """Every numeric log becomes the average over the ranks, in place, at the end of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Raises MismatchError where the ranks have different metrics."""
+        """Raises MismatchError if the ranks have different metrics."""
         if not logs:
             return
         numeric = sorted(name for name, value in logs.items() if _is_number(value))

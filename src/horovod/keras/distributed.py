@@ -172,7 +172,7 @@ def _own_class(made: type) -> Any:
 
 
 def mixin_of(optimizer: Any) -> type[_Distributed]:
-    """What is mixed into the optimizer's class. Raises ValueError for what is no optimizer object."""
+    """What is mixed into the optimizer's class. Raises ValueError for anything but an optimizer object."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _LossScale
     if isinstance(optimizer, keras.optimizers.Optimizer):

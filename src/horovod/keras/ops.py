@@ -42,7 +42,7 @@ def allreduce(
     op: int | None = None,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """The reduction of a host value over all ranks: Average where neither `op` nor the old `average` says otherwise.
+    """The reduction of a host value over all ranks: Average if neither `op` nor the old `average` says otherwise.
 
     `compression` is accepted; host values travel as they are.
     """

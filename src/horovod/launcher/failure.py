@@ -100,7 +100,7 @@ def root_cause(
 ) -> Cause | None:
     """None: nothing failed. `exits` in the order in which they were noticed.
 
-    What the ranks recorded decides; the first record of a generation is the only one. Without it: the first exit, where
+    What the ranks recorded decides; the first record of a generation is the only one. Without it: the first exit, but
     a death by signal goes before a nonzero exit of about the same time, which is more likely its consequence.
     `stopped`: ranks that stood still too long and the signals that did it, the first one first.
     """

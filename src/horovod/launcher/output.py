@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks print: line by line to the terminal with the rank in front, and as it is into files where asked."""
+"""What the ranks print: line by line to the terminal with the rank in front, and unchanged into files if asked for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Prefixer:
 
 
 def prepare_directory(directory: Path, size: int) -> None:
-    """Makes the folders and empty files of a job's outputs. Raises OSError where they cannot be written."""
+    """Makes the folders and empty files of a job's outputs. Raises OSError if they cannot be written."""
     for path in _paths(directory, size).values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("wb", buffering=0).close()

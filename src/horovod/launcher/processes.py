@@ -88,7 +88,7 @@ def send_signal(group: int, number: signal.Signals) -> None:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter: R, S, D, T stopped by a signal, t held by a debugger; empty where the process is gone."""
+    """The kernel's letter: R, S, D, T stopped by a signal, t held by a debugger; empty if the process is gone."""
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
 
@@ -108,7 +108,7 @@ def _parent_and_start(pid: int) -> tuple[int, int] | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; none where the process is gone."""
+    """The fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command's name may hold blanks and parentheses: the fields begin behind its last one.

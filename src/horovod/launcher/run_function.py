@@ -70,7 +70,7 @@ def run(
     function calls init() itself. What the ranks print goes to this process' stdout and stderr.
 
     Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
-    RuntimeError where a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
+    RuntimeError if a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
     that cannot be pickled; ValueError for arguments with which horovodrun would not start. KeyboardInterrupt ends the
     job first.
     """
@@ -148,7 +148,7 @@ def _supervised(arguments: list[str]) -> int:
 
 
 def _answer(rank: int, file: int) -> Answer | None:
-    """What the rank has left; None where it has ended before it could."""
+    """What the rank has left; None if it has ended before it could."""
     with open(file, "rb", closefd=False) as stream:
         stream.seek(0)
         data = stream.read()

@@ -68,7 +68,7 @@ def _called(rank: int, task: str) -> Answer:
 
 
 def _portable(answer: Answer) -> tuple[Answer, bytes]:
-    """The answer, and pickled; where it cannot be, an answer that says so."""
+    """The answer, pickled. If it cannot be pickled, an answer that says so."""
     try:
         data = dumps(answer, f"the result of rank {answer.rank}")
         if answer.error is not None:

@@ -134,7 +134,7 @@ class LocalGradientAggregationHelper:
         return apply_op_to_not_none_tensors(lambda _: next(chosen), sums)
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the closure where the pass ends a step; the optimizer's iterations stand still on the others.
+        """Calls the closure if the pass ends a step; the optimizer's iterations stand still on the others.
 
         After compute_gradients().
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalGradientAggregationHelper by the name that it had for eager execution, where it is the same here."""
+"""LocalGradientAggregationHelper under its old name for eager execution; it is the same class here."""
 
 from __future__ import annotations
 

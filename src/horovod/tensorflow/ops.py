@@ -5,8 +5,8 @@ They work eagerly, in tf.function, and in graphs of TensorFlow 1.
 
 Each is a node that the native kernels run (native/shims/tensorflow). What the operations mean stands in
 core/collectives.py; arguments are checked while a graph is built (tensors.py), and errors of the ranks' meeting are
-raised when it runs: FailedPreconditionError where the ranks disagree, InvalidArgumentError for what is wrong on this
-rank, UnknownError where a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`;
+raised when it runs: FailedPreconditionError if the ranks disagree, InvalidArgumentError for what is wrong on this
+rank, UnknownError if a rank was lost or has left. A name is the node's, with its scope unless `ignore_name_scope`;
 eager calls without one are matched by their order.
 """
 

@@ -37,7 +37,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 where this process is a member of the set at the time that the node runs, else 0 (int32)."""
+    """1 if this process is a member of the set at the time that the node runs, else 0 (int32)."""
     return _place("included", process_set_id, name)
 
 

@@ -30,7 +30,7 @@ def library_path() -> str:
 
 @functools.cache
 def operations() -> Any:
-    """The module of the operations as functions. Raises ImportError where the library does not fit this TensorFlow."""
+    """The module of the operations as functions. Raises ImportError if the library does not fit this TensorFlow."""
     native.library()  # which the kernels call
     path = library_path()
     try:

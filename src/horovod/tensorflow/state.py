@@ -38,7 +38,7 @@ def broadcast_variables(
     """Assigns the root's values to `variables`, all as one operation.
 
     In a graph of TensorFlow 1: returns the node that does. `inplace` is accepted for old scripts. Raises
-    FailedPreconditionError where the ranks' variables differ in number, shape or dtype. Without variables (a model that
+    FailedPreconditionError if the ranks' variables differ in number, shape or dtype. Without variables (a model that
     is not built has none) it is no operation.
     """
     plain = [plain_variable(variable) for variable in variables]
@@ -49,7 +49,7 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> Any:
     """The node that assigns the root's values to all global variables.
 
-    For graphs of TensorFlow 1; raises RuntimeError eagerly, where there are no global variables.
+    For graphs of TensorFlow 1; raises RuntimeError eagerly, if there are no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(

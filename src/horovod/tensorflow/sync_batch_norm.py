@@ -5,7 +5,7 @@ Beside a gradient's way: its statistics travel in forward, the sums of their gra
 channel each.
 
 Forward reduces twice: counts and sums give the mean, then the squared distances from it the variance. Sums of squares
-would need one reduction, and cancel where the mean is large beside the deviation. Both are plain allreduces of float64,
+would need one reduction, and cancel if the mean is large beside the deviation. Both are plain allreduces of float64,
 which a step that XLA compiles may hold as well.
 """
 
@@ -68,7 +68,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         return self._hvd_moments(inputs, reduction_axes, keep_dims, mask)
 
     def _hvd_has_peers(self) -> bool:
-        contexts.current()  # NotInitializedError says so where init has not been called
+        contexts.current()  # NotInitializedError says so if init has not been called
         return self.process_set.included() and (self.process_set.size() or 1) > 1
 
     def _hvd_moments(self, inputs: Any, axes: Sequence[int], keep_dims: bool, mask: Any) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ def _moments_of_all(inputs: Any, weights: Any, axes: tuple[int, ...], process_se
 
 def _reduced(values: Any, process_set: ProcessSet) -> Any:
     # From the top of the graph: the scopes that Keras puts around it are numbered by what a process has built before.
-    # By its length, so that layers of one width share a name where no graph tells them apart.
+    # By its length, so that layers of one width share a name if no graph tells them apart.
     name = f"sync_batch_norm.{'x'.join(str(size) for size in values.shape)}"
     if tf.executing_eagerly():
         return ops.allreduce(values, op=Sum, name=name, process_set=process_set)

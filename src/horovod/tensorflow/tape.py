@@ -73,7 +73,7 @@ def DistributedGradientTape(  # noqa: N802
 
     groups: a number of groups, or lists of variables, whose gradients are reduced as one; by default each is reduced
     as soon as it is there. register_local_source(variable) leaves a variable out; its gradient is divided by the size
-    where scale_local_gradients. num_groups is the old name of groups.
+    if scale_local_gradients. num_groups is the old name of groups.
     """
     return _distributed(gradtape, ReductionOptions.among(locals()))
 

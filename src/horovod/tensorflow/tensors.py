@@ -130,12 +130,12 @@ def _built(label: str, name: str | None, process_set: ProcessSet, build: Callabl
 
 
 def reducible(values: Sequence[Any]) -> list[tf.Tensor]:
-    """As tensors. Raises where the engine does not reduce such."""
+    """As tensors. Raises if the engine does not reduce such."""
     return _tensors(values, REDUCED_DTYPES)
 
 
 def movable(values: Sequence[Any]) -> list[tf.Tensor]:
-    """As tensors. Raises where the engine does not move such."""
+    """As tensors. Raises if the engine does not move such."""
     return _tensors(values, MOVED_DTYPES)
 
 
@@ -150,7 +150,7 @@ def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
 
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:
-    """Raises where tensors have no such reduction."""
+    """Raises if tensors have no such reduction."""
     check_reduction(kind, op, [DTYPE_NAMES.index(tensor.dtype.name) for tensor in tensors])
     if op == Adasum:
         check_adasum_ranks((process_set or global_process_set).size() or 1)
@@ -164,6 +164,6 @@ def reduction_attributes(how: Reduction, tensors: Sequence[tf.Tensor], kind: int
 
 
 def check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:
-    """Raises where a tensor has no rows."""
+    """Raises if a tensor has no rows."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")

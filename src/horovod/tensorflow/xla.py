@@ -43,7 +43,7 @@ def calls() -> int:
 
 
 def refuse(what: str) -> None:
-    """Raises where `what` is traced for XLA, which has no such operation."""
+    """Raises if `what` is traced for XLA, which has no such operation."""
     if is_compiling():
         raise NotImplementedError(
             f"{what} cannot be part of a step that XLA compiles\n"

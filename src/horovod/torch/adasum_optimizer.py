@@ -37,7 +37,7 @@ class AdasumOptimizer:
     _hvd_process_set: ProcessSet
     _hvd_active: bool
     find_duplicates = staticmethod(find_duplicates)
-    # torch.amp.GradScaler calls step() in any case then, with the attributes grad_scale (None where the gradients are
+    # torch.amp.GradScaler calls step() in any case then, with the attributes grad_scale (None if the gradients are
     # unscaled already) and found_inf.
     _step_supports_amp_scaling = True
 
@@ -45,7 +45,7 @@ class AdasumOptimizer:
         """The optimizer's own step, and then from where the parameters were, what Adasum makes of all ranks' steps.
 
         Where that fails they are back where they were, and the error is raised. Under a GradScaler: no step on any rank
-        where one has an overflow.
+        if one has an overflow.
         """
         if self._hvd_overflows():
             return None
@@ -60,7 +60,7 @@ class AdasumOptimizer:
 
     @torch.no_grad()
     def _hvd_overflows(self) -> bool:
-        """Unscales, where a GradScaler left that to step(), and says whether the gradients of any rank overflow."""
+        """Unscales, if a GradScaler left that to step(), and says whether the gradients of any rank overflow."""
         found = getattr(self, "found_inf", None)
         if found is None:
             return False
@@ -124,7 +124,7 @@ class AdasumOptimizer:
 def adasum_optimizer(
     optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: type[Compressor], process_set: ProcessSet
 ) -> Any:
-    """Wraps the optimizer. Raises NotImplementedError where the set's size is no power of two."""
+    """Wraps the optimizer. Raises NotImplementedError if the set's size is no power of two."""
     active = process_set.included() and (process_set.size() or 0) > 1
     if active:
         check_adasum_ranks(process_set.size() or 0)

@@ -112,7 +112,7 @@ def _own_rows(whole: Tensor, rows: Sequence[int], process_set: ProcessSet | None
 def gradient_of_broadcast(gradient: Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Tensor:
     """`root_rank` of the forward."""
     averaged = _allreduced(gradient, derived(name), _averaged(process_set))
-    # Masked, not made anew: where it is differentiated, that is an operation of all ranks as well.
+    # Masked, not made anew: if it is differentiated, that is an operation of all ranks as well.
     return averaged if context.rank() == root_rank else averaged.masked_fill(averaged.new_ones((), dtype=torch.bool), 0)
 
 

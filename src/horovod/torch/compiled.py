@@ -4,7 +4,7 @@
 Each operator has what a compiler asks for: a fake form that tells shapes, and a gradient made of operators again. All
 share one *effect*, so that no pass of the compiler drops, folds, repeats or reorders them: ranks may compile different
 graphs, the order of their collectives must be one. Nothing is checked ahead of time: what arguments mean, and their
-errors, are core/collectives.py's when the operator runs. An operator takes a list, of one tensor where the call is not
+errors, are core/collectives.py's when the operator runs. An operator takes a list, of one tensor if the call is not
 `grouped`, and a process set by its number.
 
 The rows of an allgather's or alltoall's result are known at run time only. A graph that shall hold one needs

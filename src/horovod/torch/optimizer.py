@@ -105,7 +105,7 @@ class _DistributedOptimizer:
         self._hvd_reducer.ready(self._hvd_numbers[parameter])
 
     def _hvd_join_backward(self) -> None:
-        # Not in _hvd_ready: where that raises, its traceback would keep the end of a backward alive that is no more.
+        # Not in _hvd_ready: if that raises, its traceback would keep the end of a finished backward alive.
         running = self._hvd_backward()
         if running is None or running.over:
             self._hvd_check_idle("backward()")
@@ -228,7 +228,7 @@ def DistributedOptimizer(
     by 1/f before and f / size after the sum; needs op=Average. groups: accepted and checked; tensors are fused without
     it, and results do not depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and
     coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
-    class. Raises ValueError for arguments that do not fit together, TypeError for what is no optimizer.
+    class. Raises ValueError for arguments that do not fit together, TypeError for anything but an optimizer.
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, torch.optim.Optimizer):

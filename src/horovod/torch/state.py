@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
     `params`: a state_dict, or named pairs as model.named_parameters().
 
     Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
-    ValueError for anything else, naming its key; HorovodInternalError where the ranks' keys, or their tensors' shapes
+    ValueError for anything else, naming its key; HorovodInternalError if the ranks' keys, or their tensors' shapes
     or dtypes, differ.
     """
     try:
@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
     """Gives every rank's optimizer the root's options and state.
 
     No step is ever run: what a rank lacks is made, what the root has not is dropped. `model` is accepted for old
-    scripts. Raises ValueError for LBFGS, whose state is no fixed set of tensors, and HorovodInternalError where the
+    scripts. Raises ValueError for LBFGS, whose state is no fixed set of tensors, and HorovodInternalError if the
     ranks' parameter groups differ.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -176,7 +176,7 @@ def _described(value: Any) -> tuple[str, Any]:
 
 
 def _fitting(mine: Any, described: tuple[tuple[int, ...], torch.dtype, bool], parameter: Tensor) -> Tensor:
-    """This rank's tensor where it has the root's shape and dtype, else a new one."""
+    """This rank's tensor if it has the root's shape and dtype, else a new one."""
     shape, dtype, on_host = described
     if isinstance(mine, Tensor) and tuple(mine.shape) == shape and mine.dtype == dtype:
         return mine

@@ -10,7 +10,7 @@ Statistician 37 (1983), section 2, for any number of parts: with n = sum n_i and
 
     M2 = sum M2_i + sum n_i (m_i - m)^2
 
-Sums of squares would cancel where the mean is large beside the deviation. All ranks combine the same rows in the same
+Sums of squares would cancel if the mean is large beside the deviation. All ranks combine the same rows in the same
 order, so their statistics are equal to the bit.
 """
 
@@ -38,8 +38,8 @@ class SyncBatchNorm(_BatchNorm):
 
     It is local in eval(), with one rank, and on a rank that is no member of the set. The gradients of weight and bias
     are this rank's part of the sum, as those of any other layer: DistributedOptimizer reduces them. Blocks in forward
-    and, where the input needs a gradient, in backward until every rank has got there. Raises ValueError for an input
-    of another shape, and where all ranks together have one value per channel; HorovodInternalError where a rank is lost
+    and, if the input needs a gradient, in backward until every rank has got there. Raises ValueError for an input
+    of another shape, and if all ranks together have one value per channel; HorovodInternalError if a rank is lost
     or another rank's input is refused.
     """
 
@@ -85,7 +85,7 @@ class SyncBatchNorm(_BatchNorm):
         return _Normalize.apply(input, self.weight, self.bias, mean, scale, count, self.process_set)
 
     def _has_peers(self) -> bool:
-        context.current()  # NotInitializedError says so where init has not been called
+        context.current()  # NotInitializedError says so if init has not been called
         return self.process_set.included() and (self.process_set.size() or 1) > 1
 
     def _gathered(self, input: Tensor, name: str) -> Tensor:

@@ -71,7 +71,7 @@ class TorchAdapter:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is dense host memory as it stands. Raises for what is no tensor that can be made so."""
+    """Whether it is dense host memory as it stands. Raises for anything that cannot be made so."""
     try:
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
             return True
@@ -83,7 +83,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _explain(tensor: Tensor) -> None:
-    """Raises the error that says what is wrong with a tensor that cannot be staged; returns where nothing is."""
+    """Raises an error that says what is wrong with a tensor, if anything is."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in _NUMBER_OF:

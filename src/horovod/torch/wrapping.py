@@ -35,5 +35,5 @@ def find_duplicates(lst: Iterable[Any]) -> set[Any]:
 
 
 def is_trainable(parameter: Tensor) -> bool:
-    # A complex gradient has no reduction yet: it fails with an error that says so, where skipping it would say nothing.
+    # A complex gradient has no reduction yet: it fails with an error that says so; skipping it would say nothing.
     return bool(parameter.is_floating_point() or parameter.is_complex())

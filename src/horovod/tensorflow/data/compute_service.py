@@ -66,7 +66,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """The opposite. Raises ValueError where something is missing, wrong or unknown."""
+        """Parses what to_dict() made. Raises ValueError if something is missing, wrong or unknown."""
         try:
             addresses = {
                 str(nic): [(str(host), int(port)) for host, port in listed]
@@ -75,7 +75,7 @@ class TfDataServiceConfig:
             key = base64.b64decode(config["key"], validate=True)
             return TfDataServiceConfig(**{**config, "addresses": addresses, "key": key})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InvalidRequestError(f"this is no config of the data service: {error!r}") from error
+            raise InvalidRequestError(f"not a config of the data service: {error!r}") from error
 
     def write(self, filename: str) -> None:
         """Writes a file for this user only, as whoever has read it may use the compute job.
@@ -102,7 +102,7 @@ class TfDataServiceConfig:
             try:
                 content = json.load(file)
             except ValueError as error:
-                raise InvalidRequestError(f"{filename} is no config of the data service: {error}") from error
+                raise InvalidRequestError(f"{filename} is not a config of the data service: {error}") from error
         return TfDataServiceConfig.from_dict(content)
 
 

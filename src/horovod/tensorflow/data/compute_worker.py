@@ -26,7 +26,7 @@ __all__ = ["main"]
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """What each rank runs.
 
-    `timeout`: seconds to wait for each other part's registration. Raises ValueError where the ranks cannot be dealt to
+    `timeout`: seconds to wait for each other part's registration. Raises ValueError if the ranks cannot be dealt to
     the dispatchers evenly.
     """
     has_started = not basics.is_initialized()

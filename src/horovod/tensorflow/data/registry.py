@@ -52,7 +52,7 @@ class ComputeService:
 class ComputeClient:
     """A part's connection to the ComputeService.
 
-    Methods block for at most their time limit and raise ChannelError (a ConnectionError) where the service cannot be
+    Methods block for at most their time limit and raise ChannelError if the service cannot be
     reached or has another key, IndexError for a number that the service has not, TimeoutError for what did not come in
     time. Use as a context, or close.
     """
@@ -88,7 +88,7 @@ class ComputeClient:
         return self._rendezvous.local_address()
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Says where a dispatcher listens. Raises ValueError where it was said to be elsewhere."""
+        """Says where a dispatcher listens. Raises ValueError if it was said to be elsewhere."""
         self._check("dispatcher", dispatcher_id, self.dispatchers)
         known = self._rendezvous.compare_and_set(f"dispatcher/{dispatcher_id}", dispatcher_address)
         if known != dispatcher_address:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod for tf.keras: Keras 3, or tf-keras where TF_USE_LEGACY_KERAS=1 is set.
+"""Horovod for tf.keras: Keras 3, or tf-keras if TF_USE_LEGACY_KERAS=1 is set.
 
 import horovod.tensorflow.keras as hvd
 

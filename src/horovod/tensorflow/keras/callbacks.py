@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks for model.fit() of tf.keras, which is Keras 3, or tf-keras where TF_USE_LEGACY_KERAS=1."""
+"""Callbacks for model.fit() of tf.keras, which is Keras 3, or tf-keras if TF_USE_LEGACY_KERAS=1."""
 
 import tensorflow as tf
 
