@@ -212,7 +212,7 @@ class Context:
         raise self.failure_of(code, status)
 
     def failure_of(self, code: int, status: native.Status) -> Exception:
-        """The exception for a failed call. If the generation has ended, it names the cause that was first in the job."""
+        """The exception for a failed call. If the generation has ended, it names the cause that came first."""
         text, failed_rank = status.message(), status.failed_rank
         if code in _FATAL:
             if self.failure is None:
