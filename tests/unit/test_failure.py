@@ -151,7 +151,10 @@ def test_of_a_traceback_the_report_has_the_exception() -> None:
     text = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*stderr))
     shown = ["epoch 1", "KeyError: 'x'", "", "ValueError: two", "  lines", "hint: none"]
     assert text.splitlines()[1:-2] == [f"    {line}" for line in shown]
-    # Cut off in its middle there may be nothing else.
+    # Its beginning may be cut off.
+    cut = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said("    call()", *frames[1:], "KeyError: 'x'"))
+    assert cut.splitlines()[1:-2] == ["    KeyError: 'x'"]
+    # There may be nothing else.
     cut = report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*frames))
     assert cut.splitlines()[1:-2] == [f"    {line}" for line in frames]
 

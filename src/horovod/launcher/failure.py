@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGBUS: "a crash in native code, often a full /dev/shm or a truncated file that was mapped",
     signal.SIGILL: "native code was built for another processor",
 }
+
+_FRAME = re.compile(r'  File ".*", line \d+')
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -195,7 +198,9 @@ def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> 
 
 def _without_frames(lines: Sequence[str]) -> Sequence[str]:
     """Keeps only the exceptions of tracebacks: the frames stand further up, where the rank wrote them."""
-    kept, in_frames = [], False
+    # The lines that are kept may begin in the middle of a traceback.
+    in_frames = any(_FRAME.match(line) for line in itertools.takewhile(lambda line: line.startswith(" "), lines))
+    kept = []
     for line in lines:
         in_frames = line.startswith("Traceback (most recent") or (in_frames and line.startswith(" "))
         if not in_frames:
