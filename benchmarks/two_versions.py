@@ -4,8 +4,8 @@
 
     python benchmarks/two_versions.py OLD_PYTHON NEW_PYTHON [options] -- allreduce -np 2 --sizes 4,1M
 
-OLD_PYTHON and NEW_PYTHON are the interpreters of two environments. Prints, for each row, the median over the pairs of the
-quotient old time / new time: above 1 the new version is faster.
+OLD_PYTHON and NEW_PYTHON are the interpreters of two environments. Prints, for each row, the median over the pairs of
+the quotient old time / new time: above 1 the new version is faster.
 """
 
 from __future__ import annotations
