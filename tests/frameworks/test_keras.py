@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.extent import THOROUGH
 from support.frameworks import TENSORFLOW_ENV
 from support.keras_worlds import data
 from support.world import World, WorldPool
@@ -466,7 +467,7 @@ def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_learned(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from common import mnist
 
@@ -474,7 +475,7 @@ def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.M
     if not mnist._complete(folder):
         pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
 
-    def run(folder: str, examples: str) -> list[float]:
+    def run(folder: str, examples: str, epochs: int) -> list[float]:
         import sys
         from pathlib import Path
 
@@ -511,12 +512,13 @@ def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.M
             images[rank::size],
             digits.train_labels[rank::size],
             batch_size=64,
-            epochs=3,
+            epochs=epochs,
             verbose=0,
             callbacks=callbacks,
         )
         accuracy = model.evaluate(tests, digits.test_labels, batch_size=500, verbose=0)[1]
         return [float(accuracy), float(np.sum(model.get_weights()[0]))]
 
-    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), timeout_s=280)
-    assert first == second and first[0] >= 0.98, (first, second)
+    epochs, least = (3, 0.98) if THOROUGH else (1, 0.96)
+    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), epochs, timeout_s=280)
+    assert first == second and first[0] >= least, (first, second)

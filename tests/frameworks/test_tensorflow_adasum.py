@@ -4,38 +4,15 @@ moved the variables. Expected values by NumPy from what each rank would do alone
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
+from support.keras_worlds import started
 from support.reference import adasum
-from support.world import World, WorldPool
+from support.world import WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
-
-QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "JAX_PLATFORMS": "cpu",
-}
-
-
-def started(worlds: WorldPool, size: int = 2, backend: str = "tensorflow", legacy: bool = False) -> World:
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"not run: {backend} is not installed")
-    if legacy and importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("not run: tf_keras is not installed")
-    world = worlds(size, {**QUIET, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"})
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-
-    world.run(start, timeout_s=110)
-    return world
 
 
 def combined(moves: list[Any]) -> Any:

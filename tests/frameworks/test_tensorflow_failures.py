@@ -85,7 +85,8 @@ for step in range(4):
 def test_ranks_whose_models_differ_are_told_where(tmp_path: Path, script: str, expected: str) -> None:
     """Their gradients meet under no name: each waits for the other's."""
     (tmp_path / "train.py").write_text(script)
-    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    env = {**TENSORFLOW_ENV, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}  # how long they wait before they are told
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
     assert done.code != 0
     assert re.search(f"the ranks disagree about their gradients; {expected}", done.stderr), done.stderr
     assert "FailedPreconditionError" in done.stderr, done.stderr

@@ -4,34 +4,22 @@ one batch, forward and backward, with uneven shares, masks, and in compiled step
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.keras_worlds import started
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 ROWS = (slice(0, 3), slice(3, 8))  # by rank
 
 
 @pytest.fixture(scope="module", params=["keras3", "tf-keras"])
 def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
-    legacy = request.param == "tf-keras"
-    if legacy and importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("not run: tf_keras is not installed")
-    world = worlds(2, {**QUIET, "TF_USE_LEGACY_KERAS": "1" if legacy else "0", "KERAS_BACKEND": "tensorflow"})
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init(process_sets="dynamic")
-
-    world.run(start, timeout_s=110)
-    return world
+    return started(worlds, legacy=request.param == "tf-keras", HOROVOD_DYNAMIC_PROCESS_SETS="1")
 
 
 def difference(shape: tuple[int, ...], axis: int, how: str, masked: bool = False) -> float:

@@ -415,6 +415,7 @@ def test_old_import_places_hold_the_same_functions() -> None:
     assert again[0] is variables[0] and again[1][0] is variables[1][0]
 
 
+@pytest.mark.thorough
 def test_the_benchmark_of_a_step_runs(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "tensorflow_step.py"

@@ -104,7 +104,7 @@ def test_a_result_too_large_for_a_rank_is_named_once_and_with_its_bytes(operatio
 @pytest.mark.parametrize("rank", [0, 1])
 def test_with_few_descriptors_left_a_start_works_or_fails_with_words(rank: int, transport: str) -> None:
     seen = []
-    for room in (1, 2, 3, 4, 5, 6, 8, 10, 12) if THOROUGH else (1, 3, 5, 8):
+    for room in (1, 2, 3, 4, 5, 6, 8, 10, 12) if THOROUGH else (1, 5):
         with World(2, {"HOROVOD_TRANSPORT": transport, "HOROVOD_START_TIMEOUT": "1"}) as world:
             outcomes = world.run_each(start_with, {rank: ("RLIMIT_NOFILE", room)}, timeout_s=30)
             assert not any(outcome.died for outcome in outcomes), world.describe(outcomes)
