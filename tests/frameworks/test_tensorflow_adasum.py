@@ -146,13 +146,13 @@ def steps_of_keras(passes: int, kind: str) -> list[float]:
 @pytest.mark.parametrize("kind", ["keras3", "tf-keras", "legacy"])
 def test_keras_optimizers_combine_their_steps(worlds: WorldPool, kind: str, passes: int) -> None:
     world = started(worlds, legacy=kind != "keras3")
-    for seen in world.run(steps_of_keras, passes, kind, timeout_s=110):
+    for seen in world.run(steps_of_keras, passes, kind):
         np.testing.assert_allclose(seen, momentum_moves(passes), rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_keras_optimizers_on_other_backends_combine_their_steps(worlds: WorldPool, backend: str) -> None:
-    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3", timeout_s=110):
+    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3"):
         np.testing.assert_allclose(seen, momentum_moves(1), rtol=1e-5)
 
 
@@ -173,4 +173,4 @@ def test_what_makes_no_sense_is_refused(worlds: WorldPool) -> None:
         with pytest.raises(ValueError, match="use_ema"):
             keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, use_ema=True), op=hvd.Adasum)
 
-    started(worlds, size=3).run(run, timeout_s=110)
+    started(worlds, size=3).run(run)

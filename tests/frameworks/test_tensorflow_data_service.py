@@ -53,7 +53,6 @@ def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]
         job.communicate(timeout=20)
 
 
-@pytest.mark.timeout(200)
 def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) -> None:
     def run(file: str) -> tuple[list[int], list[int], list[int], int]:
         import tensorflow as tf
@@ -84,7 +83,7 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "1") as job:
-        results = world.run(run, str(file), timeout_s=110)
+        results = world.run(run, str(file))
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
     everything = [x * x for x in range(20)]
@@ -96,7 +95,6 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
     assert not file.exists()
 
 
-@pytest.mark.timeout(200)
 def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path) -> None:
     def run(file: str) -> list[int]:
         import tensorflow as tf
@@ -120,7 +118,7 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "2", "--dispatcher-side", "training") as job:
-        assert world.run(run, str(file), timeout_s=110) == [list(range(10))] * 2
+        assert world.run(run, str(file)) == [list(range(10))] * 2
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
 
@@ -190,12 +188,12 @@ def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_
         "    hvd.shutdown()\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=outside())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
     assert result.returncode == 0, result.stderr
 
 
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", COMPUTE_WORKER, "--dispatchers", "2", str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=outside())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
     assert result.returncode == 1 and "1 workers cannot be dealt to 2 dispatchers evenly" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -75,7 +75,6 @@ def test_the_shapes_are_those_of_resnet_50() -> None:
     assert sum(int(np.prod(shape)) for shape in shapes) == 25_557_032
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("size", "transport", "instructions", "threshold"), WAYS)
 def test_bits_are_those_of_the_fold_in_rank_order(
     worlds: WorldPool, size: int, transport: str, instructions: str, threshold: int

@@ -76,7 +76,7 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_many_generations_leave_nothing_behind(transport: str, end: str) -> None:
     with World(2, {"HOROVOD_TRANSPORT": transport}) as world:
-        for held in world.run(run_cycles, CYCLES, end, timeout_s=100):
+        for held in world.run(run_cycles, CYCLES, end):
             assert held["after"] == held["before"]
             assert steady_growth_kib(held["memory"]) < MAX_GROWTH_KIB, held
 

@@ -30,7 +30,7 @@ def started(
 
         hvd.init()
 
-    world.run(start, timeout_s=110)
+    world.run(start)
     return world
 
 
