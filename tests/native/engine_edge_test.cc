@@ -22,10 +22,11 @@ Status sum(Engine& engine, const std::string& name, std::vector<float>& values, 
 
 double seconds_since(uint64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 
-// Limits that lost wake-ups reach, of 0.1 to 1 s each, or a time limit that was waited out, and no busy machine.
-// Sanitizers cost more than either.
+// A lost wake-up costs 0.1 to 1 s each time. A slow machine costs less, a busy one may cost more, and sanitizers do. So the
+// limits hold if the machine is free, as in `make check-all`.
 void expect_within(double limit_s, uint64_t start_ns, const char* what) {
   const double seconds = seconds_since(start_ns);
+  if (!thorough()) limit_s *= 10;
   if (!kSanitized && seconds > limit_s) {
     std::printf("%s took %.2f s, expected at most %.2f\n", what, seconds, limit_s);
     ++check::failures();
@@ -96,7 +97,7 @@ TEST(a_request_larger_than_the_rings_and_socket_buffers_is_not_slowed_by_sleep) 
           EXPECT(call.submit(engine, &handle).ok());
           while (!waits && engine.poll(handle).code() == HVD_PENDING && seconds_since(start_ns) < 50) sleep_ms(1);
           EXPECT(engine.wait(handle, 50000).ok());
-          expect_within(15, start_ns, waits ? "a huge group that is waited for" : "a huge group that is polled");
+          expect_within(1.5, start_ns, waits ? "a huge group that is waited for" : "a huge group that is polled");
           EXPECT(tensors.front()[0] == 2 && tensors.back()[0] == 2);
           EXPECT(Call(HVD_BARRIER, nullptr).run(engine).ok());
         });
@@ -116,11 +117,11 @@ TEST(a_second_waiting_thread_is_served_at_once_while_the_first_sleeps) {
         EXPECT(sum(engine, "ready", values).ok());
         sleep_ms(50);  // not needed for the result: the first is most likely asleep by now
         const uint64_t start_ns = now_ns();
-        for (int i = 0; i < 100; ++i) {
+        for (int i = 0; i < 20; ++i) {
           if (rank == 0) sleep_ms(3);  // so that the other rank does not come later, and wake the first by that
           for (int again = 0; again < 2; ++again) EXPECT(sum(engine, "new." + std::to_string(i), values).ok());
         }
-        expect_within(10, start_ns, "200 operations of a second thread");
+        expect_within(1.0, start_ns, "40 operations of a second thread");
         if (rank == 1) EXPECT(sum(engine, "late", late).ok());
         if (first.joinable()) first.join();
         EXPECT(late[0] == 2);
@@ -155,7 +156,7 @@ TEST(stop_ends_the_waits_of_other_threads) {
           while (submitted.load() < 3) std::this_thread::yield();
           const uint64_t start_ns = now_ns();
           EXPECT(engine.stop(5000).ok());
-          expect_within(4, start_ns, "a stop while others wait");  // of at most 5 s
+          expect_within(0.6, start_ns, "a stop while others wait");
           waits.open();
           for (std::thread& thread : waiting) thread.join();
         });
@@ -192,7 +193,7 @@ TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
           inside.wait();
           const uint64_t start_ns = now_ns();
           EXPECT(engine.stop(300).ok());
-          expect_within(10, start_ns, "a stop that may take 0.3 s");
+          expect_within(1.5, start_ns, "a stop that may take 0.3 s");
           stopped.open();
         }
         waiting.join();
@@ -235,7 +236,7 @@ TEST(statistics_answer_while_a_caller_waits) {
             EXPECT(engine.statistics().find("transport") != std::string::npos);
             sleep_ms(2);
           }
-          expect_within(10, start_ns, "50 questions for statistics");
+          expect_within(1.0, start_ns, "50 questions for statistics");
           EXPECT(sum(engine, "go", values).ok());
           waiting.join();
         } else {
@@ -257,7 +258,7 @@ TEST(a_start_whose_peers_never_come_ends_in_time) {
     const uint64_t start_ns = now_ns();
     const Status status = Engine::start(std::move(world[0]), &engine);
     EXPECT(has(status, HVD_UNAVAILABLE, {"300 ms"}));
-    expect_within(10, start_ns, "a start limited to 0.3 s");
+    expect_within(2, start_ns, "a start limited to 0.3 s");
     // Whoever comes later learns it as well.
     EXPECT(!Engine::start(std::move(world[1]), &engine).ok());
   });
