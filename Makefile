@@ -10,7 +10,7 @@
 #   make lint        formatting, types and static checks
 #   make check-all   everything above, the sanitizers, and more: long
 #
-# Steps that do not need each other run side by side, as many as there are cores (JOBS). Each step is one line at its end;
+# Steps that do not need each other run side by side, one more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
 # with REQUIRE_ALL=1 that is a failure.
 
@@ -21,7 +21,7 @@ FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
 export JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
-MAKEFLAGS += --jobs=$(JOBS)
+MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 1)  # one more: tests wait a lot
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
@@ -37,7 +37,7 @@ TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py te
   test_tensorflow_traps.py test_keras.py)
 
 LINTS := lint-python lint-duplicates lint-clang lint-native
-TESTS := test-frameworks test-core test-native test-fuzz test-oldest
+TESTS := test-frameworks test-processes test-core test-native test-fuzz test-oldest
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) check-all install install-oldest \
   install-quick native clean
@@ -48,10 +48,14 @@ demo: .venv/created
 
 test: $(TESTS)
 
-# All folders but that of the frameworks; each of the two imports what it needs once.
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
+
+# All folders but those of the next two. Each of the three starts its own worlds.
 test-core: install
-	@$(STEP) --show "python tests" $(PYTEST) tests --ignore tests/frameworks
+	@$(STEP) --show "python tests" $(PYTEST) tests --ignore tests/frameworks --ignore tests/processes
+
+test-processes: install
+	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes
 
 test-frameworks: install data
 	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks

@@ -192,7 +192,7 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
         path = "" if kind == "missing" else f"/proc/self/fd/{descriptor}"
         return bootstrap.connect(Settings.from_environment({**os.environ, "HOROVOD_SECRET_FILE": path}))
 
-    with World(2, {"HOROVOD_START_TIMEOUT": "5"}) as world:
+    with World(2, {"HOROVOD_START_TIMEOUT": "3"}) as world:
         for kind, expected in (
             ("wrong", "proved another secret than this process holds"),
             ("missing", "HOROVOD_SECRET_FILE is not set"),
