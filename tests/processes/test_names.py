@@ -47,8 +47,8 @@ def test_more_names_than_are_remembered(
     worlds: WorldPool, transport: str, size: int, capacity: int, ahead: int
 ) -> None:
     world = worlds(size, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": str(capacity)})
-    count = 10_000 if ahead == 1 else 2000
-    seen = world.run(use_names, count, ahead, 3)
+    count, recurring = (9000, 1) if ahead == 1 else (2000, 3)
+    seen = world.run(use_names, count, ahead, recurring)
     assert (seen[0]["statistics"]["names_evicted"] > 0) == (capacity > 0), seen
     assert all(one["statistics"]["in_flight"] == 0 for one in seen)
     warned = world.output(0).count("different tensor names are in use")
