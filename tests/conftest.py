@@ -31,6 +31,15 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if THOROUGH:
+        return
+    later = [item for item in items if item.get_closest_marker("thorough")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
+
+
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[WorldPool]:
     """Worlds that many tests share: worlds(2, {"HOROVOD_TRANSPORT": "tcp"}).run(function)."""

@@ -464,5 +464,5 @@ def test_a_wrong_call_after_a_rank_has_left_says_what_is_wrong_and_no_more(frame
         return str(caught.value)
 
     with World(2) as world:
-        _, text = world.run(run, framework, timeout_s=60)
+        _, text = world.run(run, framework)
     assert "could not be told" not in text

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples as a user runs them, through horovodrun; and their data helper. Nothing here goes to the network."""
+"""The examples as a user runs them, and their data helper. Nothing here goes to the network.
+
+The first example and the notebook run through horovodrun, and with THOROUGH=1 all of them. Otherwise the scripts of
+TensorFlow and Keras run in ranks that have imported these before.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.extent import THOROUGH
+from support.frameworks import TENSORFLOW_ENV
+from support.world import World
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -44,7 +51,6 @@ def horovodrun(*arguments: str, timeout_s: float = 240, **more: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment(**more))
 
 
-@pytest.mark.timeout(300)
 def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     script = [sys.executable, str(EXAMPLES / "01_torch_mnist" / "train.py"), "--data-dir", data]
@@ -55,22 +61,42 @@ def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path)
     assert "accuracy" in first.stdout and "on 10000 images" in first.stdout
     assert "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
     assert re.search(r"\[0\]<stderr>:epoch 1/1 30000/30000 per rank  loss \d", first.stderr)
-    second = horovodrun("-np", "2", *script, *checkpoint, "--epochs", "3", "--resume")
+    epochs, least = ("3", 0.98) if THOROUGH else ("2", 0.97)
+    second = horovodrun("-np", "2", *script, *checkpoint, "--epochs", epochs, "--resume")
     assert second.returncode == 0, second.stderr
     assert "epoch 1:" not in second.stdout and "epoch 2:" in second.stdout
     accuracy = re.search(r"test accuracy (\d\.\d+) \(10000 images\)", second.stdout)
-    assert accuracy is not None and float(accuracy[1]) >= 0.98, second.stdout
+    assert accuracy is not None and float(accuracy[1]) >= least, second.stdout
+
+
+def run_as_script(path: str, arguments: list[str]) -> str:
+    """Runs in a rank: what the script prints."""
+    import contextlib
+    import io
+    import runpy
+    import sys
+
+    sys.argv = [path, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
 
 
 def with_tensorflow(folder: str, checkpoints: Path, *arguments: str) -> str:
     """What rank 0 prints. The examples of TensorFlow and Keras: short runs, which see that every line works; how well
     they train is for test_keras.py and test_tensorflow_training.py."""
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
-    script = [sys.executable, str(EXAMPLES / folder / "train.py"), "--checkpoint-dir", str(checkpoints)]
-    result = horovodrun("-np", "2", *script, *arguments, TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "[1]<stdout>" not in result.stdout, "one rank talks for all"
-    return result.stdout
+    script, options = str(EXAMPLES / folder / "train.py"), ["--checkpoint-dir", str(checkpoints), *arguments]
+    if THOROUGH:
+        variables = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        result = horovodrun("-np", "2", sys.executable, script, *options, **variables)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "[1]<stdout>" not in result.stdout, "one rank talks for all"
+        return result.stdout
+    with World(2, TENSORFLOW_ENV) as world:  # of its own: scripts change what TensorFlow is for good
+        printed = world.run(run_as_script, script, options, timeout_s=240)
+    assert printed[1] == "", "one rank talks for all"
+    return str(printed[0])
 
 
 def number_after(text: str, output: str) -> float:
@@ -79,7 +105,6 @@ def number_after(text: str, output: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.timeout(300)
 def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--batch-size", "32", "--steps")
     first = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "20")
@@ -94,14 +119,12 @@ def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> N
     assert number_after("accuracy", second) > number_after("accuracy", first)
 
 
-@pytest.mark.timeout(300)
 def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("03_tensorflow_v1_adagrad", tmp_path, "--data-dir", data, "--steps", "30")
     assert "2 ranks, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
     assert (tmp_path / "model.ckpt-30.index").exists()
 
 
-@pytest.mark.timeout(300)
 def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("04_keras_mnist", tmp_path, "--data-dir", data, "--steps", "20", "--epochs", "2")
     assert "Epoch 2/2" in output and "10/10" in output, "the ranks share the steps"
@@ -109,7 +132,6 @@ def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     assert number_after("accuracy", output.splitlines()[-1]) > 0.3
 
 
-@pytest.mark.timeout(300)
 def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     arguments = ("--steps", "8", "--epochs", "2", "--count", "64")
     output = with_tensorflow("05_keras_cats_and_dogs", tmp_path, *arguments)
@@ -117,7 +139,6 @@ def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     assert number_after("training accuracy", output) > 0.6
 
 
-@pytest.mark.timeout(300)
 def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--epochs", "1", "--images", "4000")
     output = with_tensorflow("06_tensorflow_validation", tmp_path, *arguments)
@@ -125,7 +146,6 @@ def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     assert (tmp_path / "model-1.index").exists()
 
 
-@pytest.mark.timeout(300)
 def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
     pytest.importorskip("ipykernel", reason="not run: ipykernel is not installed")
@@ -207,7 +227,6 @@ def test_the_small_digits_have_the_shape_of_mnist(mnist: ModuleType) -> None:
     assert digits.train_images.max() == 255 and set(digits.test_labels) == set(range(10))
 
 
-@pytest.mark.timeout(200)
 def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
     import json
 
@@ -217,7 +236,7 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
         [*command, "--seconds", "0.01", "--json", str(record)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         # No cache-line hop: a change of it, which is the machine's, writes nothing.
         env=environment(HOROVOD_TRANSPORT="tcp"),
     )
@@ -240,7 +259,7 @@ def test_a_record_is_refused_where_the_cache_line_hop_changed() -> None:
 
 def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "horovod.bench", "gradients", "--rounds", "1", "--seconds", "0.01"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
     assert result.returncode == 0, result.stderr
     sides = re.findall(r"^ +(\w+) +[\d.]+ +[\d.]+$", result.stdout, re.MULTILINE)
     assert sides == ["hvd", "gloo_each", "gloo_buckets"], result.stdout

@@ -10,13 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.extent import THOROUGH
 from support.frameworks import TENSORFLOW_ENV
-from support.keras_worlds import data
+from support.keras_worlds import BACKENDS, data
 from support.world import World, WorldPool
 
 pytest.importorskip("keras", reason="not run: keras is not installed")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+OPTIMIZERS = ["SGD", "Adam", "Adagrad", "RMSprop"]
+# How an optimizer steps is Keras' part; other backends than TensorFlow give us their gradients in one way for all.
+BACKENDS_AND_OPTIMIZERS = [
+    (backend, name)
+    for backend in BACKENDS
+    for name in OPTIMIZERS
+    if THOROUGH or backend == "tensorflow" or name in ("SGD", "Adam")
+]
 
 
 def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -> float:
@@ -62,15 +71,15 @@ def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -
 
 
 @pytest.mark.oldest_tensorflow
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize(("world", "name"), BACKENDS_AND_OPTIMIZERS, indirect=["world"])
 def test_training_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
-    assert max(world.run(difference_to_one_process, name, timeout_s=110)) < 2e-5
+    assert max(world.run(difference_to_one_process, name)) < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["new", "legacy"])
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_tf_keras_training_equals_one_process_on_the_whole_batch(legacy: World, name: str, kind: str) -> None:
-    assert max(legacy.run(difference_to_one_process, name, kind, timeout_s=110)) < 2e-5
+    assert max(legacy.run(difference_to_one_process, name, kind)) < 2e-5
 
 
 def difference_with_embeddings(name: str, legacy: bool) -> tuple[float, bool]:
@@ -108,7 +117,7 @@ def difference_with_embeddings(name: str, legacy: bool) -> tuple[float, bool]:
     return float(np.max(np.abs(trained(True) - trained(False)))), any(sparse)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize(("world", "name"), BACKENDS_AND_OPTIMIZERS, indirect=["world"])
 def test_training_with_embeddings_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
     def run(name: str, train: Any) -> list[Any]:
         import keras
@@ -116,13 +125,13 @@ def test_training_with_embeddings_equals_one_process_on_the_whole_batch(world: W
         difference, was_sparse = train(name, False)
         return [difference, was_sparse == (keras.backend.backend() == "tensorflow")]
 
-    for difference, is_as_expected in world.run(run, name, difference_with_embeddings, timeout_s=110):
+    for difference, is_as_expected in world.run(run, name, difference_with_embeddings):
         assert difference < 2e-5 and is_as_expected
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_tf_keras_training_with_embeddings_equals_one_process_on_the_whole_batch(legacy: World, name: str) -> None:
-    for difference, was_sparse in legacy.run(difference_with_embeddings, name, True, timeout_s=110):
+    for difference, was_sparse in legacy.run(difference_with_embeddings, name, True):
         assert difference < 2e-5 and was_sparse
 
 
@@ -139,7 +148,7 @@ def test_training_in_mixed_precision_is_near_to_one_process_on_the_whole_batch(
         finally:
             keras.config.set_dtype_policy("float32")
 
-    assert max(world.run(run, policy, difference_to_one_process, timeout_s=110)) < tolerance
+    assert max(world.run(run, policy, difference_to_one_process)) < tolerance
 
 
 def weights_under_a_schedule(momentum_correction: bool, name: str, legacy: str = "") -> list[float]:
@@ -194,14 +203,19 @@ def expected_under_a_schedule(momentum_correction: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("correction", [True, False])
-def test_momentum_follows_the_learning_rate(world: World, legacy: World, correction: bool) -> None:
+def test_momentum_follows_the_learning_rate(world: World, correction: bool) -> None:
     expected = expected_under_a_schedule(correction)
     for name in ("SGD", "RMSprop", "scaled SGD"):
-        for weights in world.run(weights_under_a_schedule, correction, name, timeout_s=110):
+        for weights in world.run(weights_under_a_schedule, correction, name):
             assert np.allclose(weights, expected, rtol=1e-4), (name, weights)
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_momentum_of_tf_keras_follows_the_learning_rate(legacy: World, correction: bool) -> None:
+    expected = expected_under_a_schedule(correction)
     for kind in ("new", "legacy"):
         for name in ("SGD", "RMSprop"):
-            for weights in legacy.run(weights_under_a_schedule, correction, name, kind, timeout_s=110):
+            for weights in legacy.run(weights_under_a_schedule, correction, name, kind):
                 assert np.allclose(weights, expected, rtol=1e-4), (kind, name, weights)
 
 
@@ -243,7 +257,7 @@ def test_tf_keras_in_a_graph_of_tensorflow_1(legacy: World) -> None:
         keras.backend.clear_session()
         return [seen, history["lr"], history["loss"]]
 
-    first, second = legacy.run(run, timeout_s=110)
+    first, second = legacy.run(run)
     assert first == second
     assert np.allclose(first[0], expected_under_a_schedule(True), rtol=1e-3)
     assert np.allclose(first[1], [0.1, 0.01, 0.001])
@@ -272,7 +286,7 @@ def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world:
         ]
 
     for jit in (False, True):
-        first, second = world.run(run, jit, timeout_s=110)
+        first, second = world.run(run, jit)
         assert first == second and first[0] == 4
 
 
@@ -290,7 +304,7 @@ def test_the_compiled_path_is_taken(tensorflow: World) -> None:
         model.fit(*data(), batch_size=16, verbose=0)
         return xla.calls() - before
 
-    assert tensorflow.run(run, timeout_s=110) == [4, 4]
+    assert tensorflow.run(run) == [4, 4]
 
 
 def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
@@ -329,7 +343,7 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
         )
         return {**seen, "loss": history.history["loss"], "lr": history.history["lr"]}
 
-    first, second = world.run(run, timeout_s=110)
+    first, second = world.run(run)
     assert first == second
     ramp = [0.02 * (1 / 2) * ((step + 1) / 4 * (2 - 1) / 2 + 1) for step in range(8)]
     assert np.allclose(first["rates"], ramp + [0.01] * 4 + [0.02] * 4, rtol=1e-5)
@@ -364,7 +378,7 @@ def test_operations_on_tensors_give_tensors(world: World) -> None:
                 seen[f"{package} {name}"] = np.ravel(keras.ops.convert_to_numpy(result)).tolist()
         return seen
 
-    for rank, seen in enumerate(world.run(run, timeout_s=110)):
+    for rank, seen in enumerate(world.run(run)):
         assert seen and all(
             values
             == {
@@ -406,7 +420,7 @@ def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, e
         loaded.fit(inputs + hvd.rank(), targets, batch_size=16, verbose=0)
         return [int(loaded.optimizer.iterations), loaded.get_weights()[0].ravel().tolist()]
 
-    first, second = world.run(run, str(tmp_path), ending, timeout_s=110)
+    first, second = world.run(run, str(tmp_path), ending)
     assert first == second and first[0] == 8
 
 
@@ -433,7 +447,7 @@ def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
         model.fit(inputs, targets, batch_size=16, shuffle=False, verbose=0)
         return [int(model.optimizer.iterations), model.get_weights()[0].ravel().tolist()]
 
-    first, second = world.run(run, timeout_s=110)
+    first, second = world.run(run)
     assert first == second and np.all(np.isfinite(first[1]))
 
 
@@ -461,12 +475,11 @@ def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
         return "no error"
 
     with World(2, TENSORFLOW_ENV) as world:
-        outcomes = world.run_each(run, timeout_s=110)
+        outcomes = world.run_each(run)
     assert "rank 1" in outcomes[0].value
 
 
-@pytest.mark.timeout(300)
-def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_learned(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from common import mnist
 
@@ -474,7 +487,7 @@ def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.M
     if not mnist._complete(folder):
         pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
 
-    def run(folder: str, examples: str) -> list[float]:
+    def run(folder: str, examples: str, epochs: int) -> list[float]:
         import sys
         from pathlib import Path
 
@@ -511,12 +524,13 @@ def test_mnist_is_learned_to_98_percent(tensorflow: World, monkeypatch: pytest.M
             images[rank::size],
             digits.train_labels[rank::size],
             batch_size=64,
-            epochs=3,
+            epochs=epochs,
             verbose=0,
             callbacks=callbacks,
         )
         accuracy = model.evaluate(tests, digits.test_labels, batch_size=500, verbose=0)[1]
         return [float(accuracy), float(np.sum(model.get_weights()[0]))]
 
-    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), timeout_s=280)
-    assert first == second and first[0] >= 0.98, (first, second)
+    epochs, least = (3, 0.98) if THOROUGH else (1, 0.96)
+    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), epochs, timeout_s=280)
+    assert first == second and first[0] >= least, (first, second)

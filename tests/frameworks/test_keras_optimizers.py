@@ -34,7 +34,7 @@ def test_accumulation_applies_every_second_pass(worlds: WorldPool, backend: str)
         return [values, int(optimizer.iterations)]
 
     expected = [[[0.0, 0.0], [-1.5, -0.5], [-1.5, -0.5], [-5.0, -1.0]], 2]
-    assert started(worlds, backend).run(run, timeout_s=110) == [expected] * 2
+    assert started(worlds, backend).run(run) == [expected] * 2
 
 
 def test_accumulation_with_jax_is_refused_with_what_there_is(worlds: WorldPool) -> None:
@@ -64,7 +64,7 @@ def test_a_pass_of_an_accumulation_may_leave_variables_out(worlds: WorldPool, ba
             optimizer.apply(gradients, variables)
         return [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
 
-    assert started(worlds, backend).run(run, timeout_s=110) == [[[-4.5], [-4.5], [-4.5]]] * 2
+    assert started(worlds, backend).run(run) == [[[-4.5], [-4.5], [-4.5]]] * 2
 
 
 def test_local_layers_keep_their_own_gradients(tensorflow: World) -> None:
@@ -101,7 +101,7 @@ def test_rank_0_alone_keeps_the_best_model(tensorflow: World, tmp_path: Path) ->
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"{folder}/best-{hvd.rank()}.keras")
         model.fit(*data(), batch_size=16, verbose=0, callbacks=[best])
 
-    tensorflow.run(run, str(tmp_path), timeout_s=110)
+    tensorflow.run(run, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["best-0.keras"]
 
 
@@ -138,7 +138,7 @@ def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: 
         return trained
 
     for world in (tensorflow, legacy):
-        first, second = world.run(run, timeout_s=110)
+        first, second = world.run(run)
         assert first == second and first[0] != first[1]
 
 
@@ -174,7 +174,7 @@ def test_tf_keras_is_switched_off_jit_where_xla_cannot_hold_reductions(legacy: W
                 xla.is_available = found
         return weights
 
-    first, second = legacy.run(run, kind, timeout_s=110)
+    first, second = legacy.run(run, kind)
     # Of rank 1 alone there is a gradient, 2 * 2 * 1: half of it on both.
     assert first == second == pytest.approx([1.0 - 0.1 * 2.0] * 2)
 
@@ -200,7 +200,7 @@ def test_an_optimizer_made_from_the_config_of_a_distributed_one_is_distributed(
         return list(variable.numpy())
 
     for world in (tensorflow, legacy):
-        assert world.run(run, passes, timeout_s=110) == [[-3.0], [-3.0]]
+        assert world.run(run, passes) == [[-3.0], [-3.0]]
 
 
 def test_a_loss_scaled_optimizer_of_a_loop_skips_the_same_steps_on_all_ranks(tensorflow: World) -> None:
@@ -245,7 +245,7 @@ def test_loss_scaling_of_tf_keras_either_way_about(legacy: World, kind: str, ins
         return [float(optimizer.loss_scale), float(variable.numpy()[0])]
 
     # As with Keras 3: the second step is skipped by both.
-    assert legacy.run(run, kind, inside, timeout_s=110) == [[4.0, -2.25]] * 2
+    assert legacy.run(run, kind, inside) == [[4.0, -2.25]] * 2
 
 
 def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: World, legacy: World) -> None:
@@ -274,7 +274,7 @@ def test_a_model_whose_optimizer_is_not_distributed_is_warned_of(tensorflow: Wor
         return [warned_of(plain, "sgd"), warned_of(plain, distributed), warned_of(OwnStep, "sgd")]
 
     for world in (tensorflow, legacy):
-        for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run, timeout_s=110)):
+        for rank, (forgotten, wrapped, own_step) in enumerate(world.run(run)):
             assert len(forgotten) == 1 and forgotten[0].startswith(f"rank {rank}: ") and "(SGD)" in forgotten[0]
             assert not wrapped and not own_step
 
@@ -300,7 +300,7 @@ def test_a_registered_optimizer_of_ones_own_is_saved_by_its_name(
         return type(hvd.load_model(file).optimizer).__name__
 
     for kind, world in (("new", tensorflow), ("tf-keras", legacy)):
-        assert world.run(run, str(tmp_path / kind), timeout_s=110) == ["Slow", "Slow"]
+        assert world.run(run, str(tmp_path / kind)) == ["Slow", "Slow"]
 
 
 def test_a_scaled_model_of_tf_keras_that_is_built_by_its_first_batch(legacy: World) -> None:
@@ -328,4 +328,4 @@ def test_a_scaled_model_of_tf_keras_that_is_built_by_its_first_batch(legacy: Wor
 
         return float(np.max(np.abs(trained(True) - trained(False))))
 
-    assert max(legacy.run(run, timeout_s=110)) < 2e-5
+    assert max(legacy.run(run)) < 2e-5

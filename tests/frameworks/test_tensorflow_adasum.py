@@ -4,38 +4,15 @@ moved the variables. Expected values by NumPy from what each rank would do alone
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
+from support.keras_worlds import started
 from support.reference import adasum
-from support.world import World, WorldPool
+from support.world import WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
-
-QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "JAX_PLATFORMS": "cpu",
-}
-
-
-def started(worlds: WorldPool, size: int = 2, backend: str = "tensorflow", legacy: bool = False) -> World:
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"not run: {backend} is not installed")
-    if legacy and importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("not run: tf_keras is not installed")
-    world = worlds(size, {**QUIET, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"})
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init()
-
-    world.run(start, timeout_s=110)
-    return world
 
 
 def combined(moves: list[Any]) -> Any:
@@ -169,13 +146,13 @@ def steps_of_keras(passes: int, kind: str) -> list[float]:
 @pytest.mark.parametrize("kind", ["keras3", "tf-keras", "legacy"])
 def test_keras_optimizers_combine_their_steps(worlds: WorldPool, kind: str, passes: int) -> None:
     world = started(worlds, legacy=kind != "keras3")
-    for seen in world.run(steps_of_keras, passes, kind, timeout_s=110):
+    for seen in world.run(steps_of_keras, passes, kind):
         np.testing.assert_allclose(seen, momentum_moves(passes), rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_keras_optimizers_on_other_backends_combine_their_steps(worlds: WorldPool, backend: str) -> None:
-    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3", timeout_s=110):
+    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3"):
         np.testing.assert_allclose(seen, momentum_moves(1), rtol=1e-5)
 
 
@@ -196,4 +173,4 @@ def test_what_makes_no_sense_is_refused(worlds: WorldPool) -> None:
         with pytest.raises(ValueError, match="use_ema"):
             keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, use_ema=True), op=hvd.Adasum)
 
-    started(worlds, size=3).run(run, timeout_s=110)
+    started(worlds, size=3).run(run)

@@ -14,31 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 COMPUTE_WORKER = "horovod.tensorflow.data.compute_worker"
 
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = worlds(2, QUIET)
+    return tensorflow_world(worlds)
 
-    def start() -> None:
-        import horovod.tensorflow as hvd
 
-        hvd.init()
-
-    world.run(start, timeout_s=110)
-    return world
+def outside() -> dict[str, str]:
+    """The environment of a process that is no rank of a test world."""
+    return {**os.environ, **TENSORFLOW_ENV, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @contextlib.contextmanager
 def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Two workers. To be shut down by a training rank: it is ended here only after a test that failed."""
-    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**outside(), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, "-m", COMPUTE_WORKER]
     job = subprocess.Popen(
         [*command, *arguments, str(config)],
@@ -56,7 +53,6 @@ def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]
         job.communicate(timeout=20)
 
 
-@pytest.mark.timeout(200)
 def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) -> None:
     def run(file: str) -> tuple[list[int], list[int], list[int], int]:
         import tensorflow as tf
@@ -87,7 +83,7 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "1") as job:
-        results = world.run(run, str(file), timeout_s=110)
+        results = world.run(run, str(file))
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
     everything = [x * x for x in range(20)]
@@ -99,7 +95,6 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
     assert not file.exists()
 
 
-@pytest.mark.timeout(200)
 def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path) -> None:
     def run(file: str) -> list[int]:
         import tensorflow as tf
@@ -123,7 +118,7 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "2", "--dispatcher-side", "training") as job:
-        assert world.run(run, str(file), timeout_s=110) == [list(range(10))] * 2
+        assert world.run(run, str(file)) == [list(range(10))] * 2
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
 
@@ -192,15 +187,13 @@ def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_
         "    assert hvd.is_initialized() == has_started\n"
         "    hvd.shutdown()\n"
     )
-    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", script, str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
     assert result.returncode == 0, result.stderr
 
 
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
-    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", COMPUTE_WORKER, "--dispatchers", "2", str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
     assert result.returncode == 1 and "1 workers cannot be dealt to 2 dispatchers evenly" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -298,7 +298,7 @@ def test_a_lost_rank_is_named(worlds: WorldPool) -> None:
         return "no error"
 
     with World(2, TENSORFLOW_ENV) as world:
-        outcomes = world.run_each(run, timeout_s=110)
+        outcomes = world.run_each(run)
     assert "rank 1" in outcomes[0].value and "lonely" in outcomes[0].value
     assert outcomes[1].died
 

@@ -4,34 +4,22 @@ one batch, forward and backward, with uneven shares, masks, and in compiled step
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.keras_worlds import started
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 ROWS = (slice(0, 3), slice(3, 8))  # by rank
 
 
 @pytest.fixture(scope="module", params=["keras3", "tf-keras"])
 def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
-    legacy = request.param == "tf-keras"
-    if legacy and importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("not run: tf_keras is not installed")
-    world = worlds(2, {**QUIET, "TF_USE_LEGACY_KERAS": "1" if legacy else "0", "KERAS_BACKEND": "tensorflow"})
-
-    def start() -> None:
-        import horovod.tensorflow as hvd
-
-        hvd.init(process_sets="dynamic")
-
-    world.run(start, timeout_s=110)
-    return world
+    return started(worlds, legacy=request.param == "tf-keras", HOROVOD_DYNAMIC_PROCESS_SETS="1")
 
 
 def difference(shape: tuple[int, ...], axis: int, how: str, masked: bool = False) -> float:
@@ -80,7 +68,7 @@ def difference(shape: tuple[int, ...], axis: int, how: str, masked: bool = False
 @pytest.mark.parametrize("how", ["eager", "function", "xla"])
 @pytest.mark.parametrize(("shape", "axis"), [((8, 4), -1), ((8, 5, 5, 3), -1), ((8, 3, 6, 2), 1)], ids=str)
 def test_all_ranks_rows_are_normalized_as_one_batch(world: World, shape: tuple[int, ...], axis: int, how: str) -> None:
-    assert max(world.run(difference, shape, axis, how, timeout_s=110)) < 3e-5
+    assert max(world.run(difference, shape, axis, how)) < 3e-5
 
 
 def test_masked_rows_do_not_count(world: World) -> None:
@@ -130,7 +118,7 @@ def test_training_with_fit_equals_one_process(world: World) -> None:
 
         return float(np.max(np.abs(trained(True) - trained(False))))
 
-    assert max(world.run(run, timeout_s=110)) < 2e-5
+    assert max(world.run(run)) < 2e-5
 
 
 def test_it_is_local_outside_of_training_and_in_a_set_of_its_own(world: World) -> None:
@@ -172,4 +160,4 @@ def test_a_saved_model_with_it_is_loaded(world: World, tmp_path: Path) -> None:
         tf.keras.Sequential([tf.keras.Input((6,)), hvd.SyncBatchNormalization()]).save(path)
         return type(hvd_keras.load_model(path).layers[-1]).__name__
 
-    assert world.run(run, str(tmp_path), timeout_s=110) == ["SyncBatchNormalization"] * 2
+    assert world.run(run, str(tmp_path)) == ["SyncBatchNormalization"] * 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.extent import THOROUGH
 from support.world import WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -58,12 +59,19 @@ def checked(hvd: Any, case: str, call: Callable[[Any, Any, Any], list[Any]], bac
             assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)), (case, a, b)
 
 
+def dynamic_outputs() -> Any:
+    """A graph may hold operations whose outputs' shapes are known only when they run."""
+    from torch._dynamo import config  # as torch._dynamo.config it would be pickled with what names it, and cannot
+
+    return config.patch(capture_dynamic_output_shape_ops=True)
+
+
 def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds: WorldPool) -> None:
     def run() -> int:
         import horovod.torch as hvd
 
         hvd.init()
-        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with dynamic_outputs():
             for case, call in CASES.items():
                 checked(hvd, case, call, "aot_eager")
         return len(CASES)
@@ -86,7 +94,7 @@ def test_inductor_compiles_them_as_well(worlds: WorldPool) -> None:
             scattered = hvd.grouped_reducescatter([x.detach()[:5], x.detach()], name="s")
             return [hvd.alltoall(x, [1] * hvd.size(), name="x")[0], hvd.broadcast(y[:1], 1, name="y"), *scattered]
 
-        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with dynamic_outputs():
             for call in (first, second):
                 checked(hvd, call.__name__, call, "inductor")
         return len(vars(sys.modules["horovod.torch.compiled"])["_results"])  # nothing is kept for good
@@ -220,7 +228,7 @@ def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(worlds: Wo
         assert [name for name in order if "backward" not in name] == forward * 3, order
         return order
 
-    for backend in ("aot_eager", "inductor"):
+    for backend in ("aot_eager", "inductor") if THOROUGH else ("aot_eager",):
         orders = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, backend)
         assert [name for name in orders[0] if "late" in name] == [name for name in orders[1] if "late" in name]
 

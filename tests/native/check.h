@@ -17,6 +17,12 @@ constexpr bool kSanitized = true;  // everything takes many times as long
 constexpr bool kSanitized = false;
 #endif
 
+// THOROUGH=1, as in `make check-all`: what takes long as well.
+inline bool thorough() {
+  const char* const value = std::getenv("THOROUGH");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
 namespace check {
 
 struct Case {

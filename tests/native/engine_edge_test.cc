@@ -22,9 +22,11 @@ Status sum(Engine& engine, const std::string& name, std::vector<float>& values, 
 
 double seconds_since(uint64_t start_ns) { return static_cast<double>(now_ns() - start_ns) * 1e-9; }
 
-// A lost wake-up costs 0.1 to 1 s each time; a slow machine costs less. Sanitizers cost more than either.
+// A lost wake-up costs 0.1 to 1 s each time. A slow machine costs less, a busy one may cost more, and sanitizers do.
+// So the limits hold if the machine is free, as in `make check-all`.
 void expect_within(double limit_s, uint64_t start_ns, const char* what) {
   const double seconds = seconds_since(start_ns);
+  if (!thorough()) limit_s *= 10;
   if (!kSanitized && seconds > limit_s) {
     std::printf("%s took %.2f s, expected at most %.2f\n", what, seconds, limit_s);
     ++check::failures();

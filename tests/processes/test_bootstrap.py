@@ -175,10 +175,10 @@ def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
     def all_but_rank_1() -> object:
         return None if os.environ["HOROVOD_RANK"] == "1" else connect_and_exchange()
 
-    with World(3, {"HOROVOD_START_TIMEOUT": "1"}) as world:
+    with World(3, {"HOROVOD_START_TIMEOUT": "5"}) as world:
         outcomes = world.run_each(all_but_rank_1)
     for text in errors([outcomes[0], outcomes[2]]):
-        assert "waited 1 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2" in text
+        assert "waited 5 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2" in text
         assert "hint:" in text
 
 
@@ -192,7 +192,7 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
         path = "" if kind == "missing" else f"/proc/self/fd/{descriptor}"
         return bootstrap.connect(Settings.from_environment({**os.environ, "HOROVOD_SECRET_FILE": path}))
 
-    with World(2, {"HOROVOD_START_TIMEOUT": "1"}) as world:
+    with World(2, {"HOROVOD_START_TIMEOUT": "3"}) as world:
         for kind, expected in (
             ("wrong", "proved another secret than this process holds"),
             ("missing", "HOROVOD_SECRET_FILE is not set"),
@@ -204,7 +204,7 @@ def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() 
 
 
 def test_two_processes_that_claim_one_rank_are_told() -> None:
-    with World(2, {"HOROVOD_START_TIMEOUT": "2"}, env_of_rank=lambda rank: {"HOROVOD_RANK": "0"}) as world:
+    with World(2, {"HOROVOD_START_TIMEOUT": "5"}, env_of_rank=lambda rank: {"HOROVOD_RANK": "0"}) as world:
         outcomes = world.run_each(connect_and_exchange)
     assert sum("two processes are rank 0" in text for text in errors(outcomes)) == 1
 

@@ -5,7 +5,7 @@ A case is (point, what happens, victim, transport). The job ends in time; every 
 the terminal name the cause; processes, shared memory, temporary files and ports are as before. A point that the victim
 never reaches is a failure of the test (the hook says when it is reached), not a pass.
 
-All cases take minutes. By default a third of them runs, chosen by a seed that is printed, and twenty random ones whose
+All cases take minutes. By default a sixth of them runs, chosen by a seed that is printed, and eight random ones whose
 moment is random as well. HVD_FAULT_SEED repeats a choice, THOROUGH=1 runs every case.
 """
 
@@ -24,17 +24,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.extent import THOROUGH
+from support.extent import SLACK_S, THOROUGH
 from support.jobs import Done, Job
 
 SIZE = 3
 # From the moment itself to the end of everything: noticed, and ended 3 s later. A lone stop is noticed after 4 s on one
-# host and after 6 s over TCP; the rest is what the interpreter needs on a machine with fewer cores than processes.
+# host and after 6 s over TCP.
 NOTICED_S = {"kill": 0.5, "exit3": 0.5, "exit0": 0.5, "stop": 4.0}
 TCP_STOP_NOTICED_S = 6.0
 ENDED_S = 3.0
-SLACK_S = 2.0
-LAUNCHER_KILLED_S = 5.0
+LAUNCHER_KILLED_S = 3.0
 
 SEED = int(os.environ.get("HVD_FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
 
@@ -80,7 +79,7 @@ def chosen() -> list[Case]:
     cases = all_cases()
     if THOROUGH:
         return cases
-    return random.Random(SEED).sample(cases, len(cases) // 3)
+    return random.Random(SEED).sample(cases, len(cases) // 6)
 
 
 def random_cases() -> list[Case]:
@@ -89,7 +88,7 @@ def random_cases() -> list[Case]:
     limit = {"count": 40, "append": 40, "shm": 400, "tcp": 400}
     return [
         dataclasses.replace(case, nth=source.randint(1, limit[case.point]))
-        for case in (source.choice(cases) for _ in range(20))
+        for case in (source.choice(cases) for _ in range(20 if THOROUGH else 8))
     ]
 
 
@@ -140,7 +139,7 @@ context = multiprocessing.get_context("fork")
 for _ in range(2):
     started = context.Event()
     context.Process(target=work, args=(started,), daemon=True).start()
-    assert started.wait(20)
+    assert started.wait(100)
 """
 
 
@@ -174,7 +173,7 @@ def run_case(tmp_path: Path, case: Case) -> tuple[Done, float, float]:
             os.waitid(os.P_PID, job.process.pid, os.WEXITED | os.WNOWAIT)
             reached = time.monotonic()
         done = job.wait()
-        job.assert_gone(within_s=10)
+        job.assert_gone(within_s=8 + SLACK_S)
         ended = time.monotonic()
         if case.victim == "launcher":
             return done, reached, ended
@@ -184,7 +183,7 @@ def run_case(tmp_path: Path, case: Case) -> tuple[Done, float, float]:
 
 
 def wait_until_all_are_stopped(job: Job) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 8 + SLACK_S
     while True:
         running = [
             pid for pid, command in job.pids().items() if "train.py" in command and state(pid) not in ("T", "Z", "")
@@ -210,7 +209,9 @@ def check(case: Case, tmp_path: Path) -> None:
     assert_closed(ports.read_text().split(), text)
     if case.victim == "launcher":
         check_launcher(case, done, text)
-        assert case.action == "stop" or ended - reached < LAUNCHER_KILLED_S, f"took {ended - reached:.1f} s\n{text}"
+        assert case.action == "stop" or ended - reached < LAUNCHER_KILLED_S + SLACK_S, (
+            f"took {ended - reached:.1f} s\n{text}"
+        )
         return
     noticed_s = TCP_STOP_NOTICED_S if (case.action, case.transport) == ("stop", "tcp") else NOTICED_S[case.action]
     assert ended - reached < noticed_s + ENDED_S + SLACK_S, f"took {ended - reached:.1f} s\n{text}"

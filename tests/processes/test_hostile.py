@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.extent import SLACK_S
 from support.hostile import Strangers, record
-from support.jobs import Job, python
+from support.jobs import TIMEOUT_S, Job, python
 from support.memory import held_kib
 from support.world import World
 
@@ -20,7 +21,7 @@ from horovod.core.channel import ChannelError
 from horovod.core.rendezvous import PURPOSE, Rendezvous
 
 HANDSHAKE_S = 10.0
-PATIENCE_S = HANDSHAKE_S + 3.0
+PATIENCE_S = HANDSHAKE_S + 1.0 + SLACK_S
 
 
 def reduce_ones(round_: int) -> float:
@@ -77,7 +78,7 @@ def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(tra
             client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
             began = time.monotonic()
             client.put("served", 1)
-            assert client.get("served") == 1 and time.monotonic() - began < 2.0
+            assert client.get("served") == 1 and time.monotonic() - began < HANDSHAKE_S
             for round_ in range(20):
                 assert world.run(reduce_ones, round_) == [2000.0, 2000.0]
             world.run(start_again)  # which meets at the rendezvous
@@ -86,7 +87,7 @@ def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(tra
         assert world.rendezvous.get("contested") == "new", "a recorded message was taken"
         assert world.rendezvous.refused >= 60
         assert world.run(reduce_ones, 1) == [2000.0, 2000.0]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 8 + SLACK_S
         while (threading.active_count() > before[0] or descriptors() > before[1]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert threading.active_count() <= before[0] and descriptors() <= before[1]
@@ -108,7 +109,7 @@ def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
             client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
             began = time.monotonic()
             client.put("served", 1)
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < HANDSHAKE_S
             client.close()
             world.run(start_again)
             assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
@@ -153,7 +154,7 @@ def start_when_told(folder: str, hold: str) -> list[float]:
 
 
 def wait_for_file(path: Path) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_S
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not come"
         time.sleep(0.01)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.extent import THOROUGH
 from support.memory import steady_growth_kib
 from support.world import WorldPool
 
@@ -48,8 +47,8 @@ def test_more_names_than_are_remembered(
     worlds: WorldPool, transport: str, size: int, capacity: int, ahead: int
 ) -> None:
     world = worlds(size, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": str(capacity)})
-    count = 10_000 if ahead == 1 else 2000
-    seen = world.run(use_names, count, ahead, 3)
+    count, recurring = (9000, 1) if ahead == 1 else (2000, 3)
+    seen = world.run(use_names, count, ahead, recurring)
     assert (seen[0]["statistics"]["names_evicted"] > 0) == (capacity > 0), seen
     assert all(one["statistics"]["in_flight"] == 0 for one in seen)
     warned = world.output(0).count("different tensor names are in use")
@@ -92,11 +91,10 @@ def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> Non
         assert steady_growth_kib(one["memory"]) < 3072, one
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:
-    """A fifth of it, unless THOROUGH=1."""
-    count = 1_000_000 if THOROUGH else 200_000
+    count = 1_000_000
     seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, count, 1000, 10, timeout_s=550)
     for one in seen:
         assert steady_growth_kib(one["memory"]) < 4096, seen

@@ -100,13 +100,13 @@ for step in range(10**9):
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_suspended_job_goes_on_however_long_it_was_suspended(tmp_path: Path, transport: str) -> None:
-    """Ctrl-Z and fg, over limits for silence and stalls that the pause passes several times."""
+    """Ctrl-Z and fg, over limits for silence and stalls that the pause passes."""
     (tmp_path / "train.py").write_text("import os\n" + TRAIN)
     env = {
-        "HOROVOD_FROZEN_TIMEOUT_SECONDS": "1",
-        "HOROVOD_LOST_TIMEOUT_SECONDS": "1.5",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2",
+        "HOROVOD_FROZEN_TIMEOUT_SECONDS": "3",
+        "HOROVOD_LOST_TIMEOUT_SECONDS": "3.5",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "4",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4",
         "HOROVOD_TRANSPORT": transport,
         "OMP_NUM_THREADS": "1",
     }
@@ -115,7 +115,7 @@ def test_a_suspended_job_goes_on_however_long_it_was_suspended(tmp_path: Path, t
         for _ in range(2):
             os.killpg(job.process.pid, signal.SIGTSTP)
             os.waitid(os.P_PID, job.process.pid, os.WSTOPPED)
-            time.sleep(4)  # the pause itself
+            time.sleep(6)  # the pause itself
             os.kill(job.process.pid, signal.SIGCONT)
             os.waitid(os.P_PID, job.process.pid, os.WCONTINUED)
         (tmp_path / "end").touch()
@@ -141,7 +141,7 @@ print("over", flush=True)
 def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transport: str) -> None:
     (tmp_path / "train.py").write_text(WHERE)
     os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
     with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
         assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not submit it"), match[1]

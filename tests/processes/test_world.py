@@ -52,7 +52,7 @@ def test_a_hang_names_the_ranks_shows_where_they_stand_and_ends_them() -> None:
     world = World(2)
     pids = [process.pid for process in world.processes]
     with pytest.raises(WorldError, match=r"(?s)ranks \[1\] did not answer in time.*rank 1 .*in hang_in_this_function"):
-        world.run(hang_in_this_function, timeout_s=0.5)
+        world.run(hang_in_this_function, timeout_s=3.0)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -34,7 +34,8 @@ from support import rank_main
 _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")
 _START_TIMEOUT_S = 110.0
 _PRELOADED = {
-    "": ("numpy", "torch", "horovod.core", "horovod.torch"),
+    # torch._dynamo: a rank's first optimizer would import it, for more than a second.
+    "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch"),
     "tensorflow": ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"),
     "torch": ("torch", "keras", "horovod.torch", "horovod.keras"),
     "jax": ("jax", "keras", "horovod.keras"),
@@ -206,7 +207,7 @@ def main() -> None:
 
 
 def _is_there(name: str) -> bool:
-    framework = name.removeprefix("horovod.")
+    framework = name.removeprefix("horovod.").partition(".")[0]
     return framework == "core" or importlib.util.find_spec(framework) is not None
 
 

@@ -250,7 +250,7 @@ class SetModule:
 def tensorflow_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
     """A world of the pool whose ranks have imported TensorFlow, which takes long, and called init."""
     world = worlds(size, {**TENSORFLOW_ENV, **env})
-    world.run(_start_tensorflow, timeout_s=110)
+    world.run(_start_tensorflow)
     return world
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks with Keras on one of its backends, and what they train on."""
+"""Ranks with Keras on one of its backends, and what they train on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from support.world import World, WorldPool
 BACKENDS = ["tensorflow", "torch", "jax"]
 
 
-def started(worlds: WorldPool, backend: str, legacy: bool = False) -> World:
+def started(
+    worlds: WorldPool, backend: str = "tensorflow", legacy: bool = False, size: int = 2, **variables: str
+) -> World:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"not run: {backend} is not installed")
     if legacy and importlib.util.find_spec("tf_keras") is None:
         pytest.skip("not run: tf_keras is not installed")
     env = {**TENSORFLOW_ENV, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
-    world = worlds(2, env)
+    world = worlds(size, {**env, **variables})
 
     def start() -> None:
         import horovod.keras as hvd
 
         hvd.init()
 
-    world.run(start, timeout_s=110)
+    world.run(start)
     return world
 
 

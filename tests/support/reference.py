@@ -14,17 +14,21 @@ Array = np.ndarray[Any, Any]
 AVERAGE, SUM, _, MIN, MAX, PRODUCT = range(6)
 
 
+@functools.lru_cache(maxsize=1024)  # a table of operations asks for the same inputs again and again
 def values(rank: int, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
-    """A rank's input: small enough that no sum of a few ranks overflows, different on every rank."""
+    """A rank's input: small enough that no sum of a few ranks overflows, different on every rank. Read-only."""
     random = np.random.default_rng((seed, rank, *shape))
     kind = np.dtype(dtype).kind
     if kind == "b":
-        return random.integers(0, 2, shape).astype(bool)
-    if kind == "u":
-        return random.integers(0, 30, shape).astype(dtype)
-    if kind == "i":
-        return random.integers(-20, 20, shape).astype(dtype)
-    return random.standard_normal(shape).astype(dtype)
+        drawn = random.integers(0, 2, shape).astype(bool)
+    elif kind == "u":
+        drawn = random.integers(0, 30, shape).astype(dtype)
+    elif kind == "i":
+        drawn = random.integers(-20, 20, shape).astype(dtype)
+    else:
+        drawn = np.asarray(random.standard_normal(shape)).astype(dtype)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def _minimum(a: Array, b: Array) -> Array:

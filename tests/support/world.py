@@ -38,8 +38,10 @@ from horovod.launcher.processes import signal_name
 from horovod.launcher.rendezvous_server import RendezvousServer
 from support.fork_server import ForkedProcess, ForkServer
 
-START_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 60.0
+# What only a hang takes, on a busy machine too.
+START_TIMEOUT_S = 150.0
+CALL_TIMEOUT_S = 150.0
+STACKS_TIMEOUT_S = 2.0  # of a rank, which may be stopped
 MAX_RANKS = 24
 
 
@@ -209,7 +211,7 @@ class World:
                 process.send_signal(signal.SIGUSR2)
         texts = []
         for rank, process in enumerate(self.processes):
-            deadline = time.monotonic() + 2.0
+            deadline = time.monotonic() + STACKS_TIMEOUT_S
             # faulthandler writes the main thread last; a rank that is stopped or in the kernel writes nothing.
             while process.poll() is None and time.monotonic() < deadline:
                 if "Current thread" in self.output(rank)[before[rank] :]:
@@ -248,7 +250,7 @@ class World:
         for connection in self.connections:
             connection.close()
 
-    def close(self, timeout_s: float = 20.0) -> None:
+    def close(self, timeout_s: float = 100.0) -> None:
         """Lets the ranks leave in order; one that does not is killed, and named."""
         self.let_go()
         deadline = time.monotonic() + timeout_s

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one Python fuzz target, as tools/fuzz asks.
 
-    driver.py fuzz TARGET SECONDS FOUND CORPUS     new inputs go to FOUND; ends with an error at the first crash
+    driver.py fuzz TARGET EXTENT FOUND CORPUS      new inputs go to FOUND; ends with an error at the first crash
     driver.py cover TARGET FOUND CORPUS            prints JSON: file -> [lines that ran, lines there are]
+
+EXTENT is libFuzzer's -max_total_time=SECONDS or -runs=INPUTS.
 
 Guided by atheris where it is installed; where there is none for this Python, by chance: pieces of the corpus are
 changed, cut and joined, which for messages of a few fields reaches the same lines. Coverage is measured either way.
@@ -11,6 +13,7 @@ changed, cut and joined, which for messages of a few fields reaches the same lin
 import ast
 import importlib.util
 import json
+import math
 import os
 import random
 import sys
@@ -36,28 +39,30 @@ def inputs(*folders: str) -> list[bytes]:
     return [path.read_bytes() for folder in folders for path in sorted(Path(folder).iterdir())]
 
 
-def fuzz(name: str, seconds: int, found: str, corpus: str) -> None:
+def fuzz(name: str, extent: str, found: str, corpus: str) -> None:
     try:
         import atheris
     except ImportError:
-        by_chance(load(name), seconds, found, corpus)
+        by_chance(load(name), extent, found, corpus)
         return
     with atheris.instrument_imports(include=["horovod"]):
         target = load(name)
-    options = [f"-max_total_time={seconds}", f"-max_len={target.LONGEST}", "-rss_limit_mb=2048", "-timeout=10"]
+    options = [extent, f"-max_len={target.LONGEST}", "-rss_limit_mb=2048", "-timeout=10"]
     options.append(f"-seed={os.environ.get('FUZZ_SEED', '0')}")
     artifacts = f"-artifact_prefix={Path(found).parent}/crash-"
     atheris.Setup([sys.argv[0], *options, artifacts, "-print_final_stats=1", found, corpus], target.run)
     atheris.Fuzz()
 
 
-def by_chance(target: ModuleType, seconds: int, found: str, corpus: str) -> None:
+def by_chance(target: ModuleType, extent: str, found: str, corpus: str) -> None:
     seed = int(os.environ.get("FUZZ_SEED", "0")) or int(time.time())
     dice = random.Random(seed)
     known = inputs(corpus)
     executions = 0
+    option, amount = extent.split("=")
+    seconds, runs = (math.inf, int(amount)) if option == "-runs" else (int(amount), math.inf)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and executions < runs:
         data = changed(dice, known)[: target.LONGEST]
         try:
             target.run(data)
@@ -136,7 +141,7 @@ if __name__ == "__main__":
     command, name, *rest = sys.argv[1:]
     if command == "fuzz":
         try:
-            fuzz(name, int(rest[0]), rest[1], rest[2])
+            fuzz(name, rest[0], rest[1], rest[2])
         except Exception:
             traceback.print_exc()
             sys.exit(1)
