@@ -115,6 +115,14 @@ MUTATIONS = (
     ),
     # engine
     Mutation(
+        "join-overtakes",
+        "native/engine/complete.cc",
+        "if (later_.empty()) {",
+        "if (later_.empty() || !later_.empty()) {",
+        "a rank says that it has joined before it has told what it completed last",
+        (native("engine_join_test", "never_overtakes"),),
+    ),
+    Mutation(
         "average-is-a-sum",
         "native/engine/execute.cc",
         "reduction.divisor = members;",
@@ -239,11 +247,35 @@ MUTATIONS = (
     ),
     Mutation(
         "requests-not-merged",
-        "native/negotiation/leader.cc",
-        "return request.ranks.size() >= static_cast<size_t>(waited_for);",
-        "return waited_for >= 0;",
+        "native/negotiation/gathering.cc",
+        "return static_cast<size_t>(missing) <= ",
+        "return missing >= 0 || static_cast<size_t>(missing) <= ",
         "each rank's whole request travels to rank 0",
         (native("simulate_test", "a_thousand_ranks"),),
+    ),
+    Mutation(
+        "joined-ranks-are-awaited",
+        "native/negotiation/gathering.cc",
+        "return !joined_.contains(rank) && ",
+        "return ",
+        "a host's requests wait for ranks that have joined until their time is up",
+        (native("simulate_test", "a_thousand_ranks"), native("leader_test", "has_joined")),
+    ),
+    Mutation(
+        "counted-ranks-are-awaited",
+        "native/negotiation/gathering.cc",
+        "(id == id_of_name_.end() ? 0 : counted_of_others(id->second))",
+        "0",
+        "a host's requests wait for ranks that took the fast way until their time is up",
+        (native("simulate_test", "a_thousand_ranks"), native("leader_test", "a_recalled_count")),
+    ),
+    Mutation(
+        "nobody-is-asked-who-waits",
+        "native/engine/stall.cc",
+        "leader_.ask_who_waits();",
+        "",
+        "a stall report knows of other hosts only what is late or complete there",
+        (native("engine_sets_test", "a_stall_in_a_set"),),
     ),
     Mutation(
         "leader-speaks-at-once",

@@ -17,7 +17,7 @@ void Engine::make_negotiation() {
   bells_ = std::make_unique<Bells>(*segment_, local_rank_, options_.poll_bell);
   if (is_leader()) {
     const LeaderSettings how{NameLimits{settings.cached_names, kMaxEntries}, settings.close_bytes,
-                             static_cast<uint64_t>(settings.cycle_time_ms * 1e6)};
+                             static_cast<uint64_t>(settings.cycle_time_ms * 1e6), StallReport::late_ms(settings)};
     leader_ = std::make_unique<Leader>(map_, how, LeaderPorts{*board_, control_, clock_, *bells_, *this});
     from_ranks_ = std::vector<RingReceiver>(segment_->local_size());
     for (uint32_t r = 0; r < segment_->local_size(); ++r) from_ranks_[r].attach(&segment_->ring(r));
@@ -47,6 +47,8 @@ bool Engine::serve() {
   if (facts_due_.load() && facts_due_.exchange(false)) {
     leader_->tell_waiting();
     if (stall_.has_value()) follow_orders(stall_->report());
+  } else if (stall_.has_value() && stall_->is_answered()) {
+    follow_orders(stall_->report());
   }
   if (ids_pending_.load() != leader_->has_unread_retirements()) ids_pending_.store(leader_->has_unread_retirements());
   warn_of_eviction();
