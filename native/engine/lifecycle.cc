@@ -102,7 +102,8 @@ void Engine::make_ports() {
   wakeup_ = std::make_unique<Wakeup>(*board_, *bells_);
 }
 
-// The one place where a world on several hosts is told from one on a single host: who publishes what is complete.
+// What differs between a world on one host and one on several is chosen at the start: here who publishes what is
+// complete, above how its ranks are counted, in share_memory.cc what wakes the leader.
 void Engine::make_negotiation() {
   const EngineSettings& settings = options_.settings;
   Readers& readers = *this;
