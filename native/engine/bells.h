@@ -27,6 +27,7 @@ class Bells final : public Waker {
 
   // From now on this process sleeps in poll() and these descriptors wake it as well. Before any thread sleeps.
   void watch(const std::vector<int>& sockets);
+  bool watches_sockets() const { return !sockets_.empty(); }
   void unwatch(int socket);  // a closed one would wake for ever
   // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
   void watch_for_room(int socket, bool wanted);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driving: follow the host's log, close batches, complete what is done. Everything here runs under the driver's token.
+// Driving: follow the host's log, close batches, run them, complete what is done. Everything here runs under the
+// driver's token.
 #include <sched.h>
 
 #include <algorithm>
@@ -10,10 +11,9 @@
 #include <utility>
 
 #include "engine/engine.h"
-#include "negotiation/frames.h"
+#include "fusion/batch.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
-#include "platform/futex.h"
 #include "platform/warning.h"
 
 namespace hvd {
@@ -23,9 +23,9 @@ bool Engine::drive(bool somebody_waits) {
   try {
     return advance(somebody_waits);
   } catch (const std::bad_alloc&) {
-    poison(HVD_OUT_OF_MEMORY, rank_, "rank " + std::to_string(rank_) + " is out of memory");
+    ending_->poison(HVD_OUT_OF_MEMORY, map_.rank, "rank " + std::to_string(map_.rank) + " is out of memory");
   } catch (const std::exception& error) {
-    poison(HVD_INTERNAL, rank_, "rank " + std::to_string(rank_) + ": internal error: " + error.what());
+    ending_->poison(HVD_INTERNAL, map_.rank, "rank " + std::to_string(map_.rank) + ": internal error: " + error.what());
   }
   return true;
 }
@@ -33,13 +33,13 @@ bool Engine::drive(bool somebody_waits) {
 bool Engine::advance(bool somebody_waits) {
   bool progressed = false;
   for (;;) {
-    if (poisoned()) {
+    if (ending_->poisoned()) {
       spread_abort();
-      fail_all(segment_->cause());
+      fail_all(ending_->cause());
       return true;
     }
-    if (stopped_.load()) {
-      fail_all(end_of_job());
+    if (ending_->stopped()) {
+      fail_all(ending_->end_of_job());
       return true;
     }
     progressed |= serve();
@@ -47,17 +47,18 @@ bool Engine::advance(bool somebody_waits) {
       progressed = true;
       continue;
     }
-    if (!later_.empty()) {
-      for (const Member::Announcement& announcement : std::exchange(later_, {})) announce(announcement, true);
-      if (std::exchange(join_later_, false)) say_join();
+    if (!later_.calls.empty()) {
+      const Later later = std::exchange(later_, {});
+      for (const Member::Announcement& announcement : later.calls) announce(announcement, true);
+      if (later.join) say_join();
       continue;
     }
-    if (left_rank_.load() >= 0) {
+    if (ending_->somebody_left()) {
       // The log is drained: what is not ready by now needs the rank that left, and never will be.
-      fail_all(end_of_job());
+      fail_all(ending_->end_of_job());
       return true;
     }
-    if (leader_ != nullptr) follow_orders(leader_->speak());
+    if (service_ != nullptr) service_->speak();
     if (may_close(somebody_waits)) {
       if (segment_->try_append_at(cursor_.load(), {RecordKind::kClose, 0})) {
         segment_->header().ready_bytes.store(0);
@@ -65,11 +66,16 @@ bool Engine::advance(bool somebody_waits) {
       }
       continue;
     }
-    for (const ControlLinks::Link& link : control_.all()) {
-      bells_->watch_for_room(link.socket.fd(), link.socket.wants_to_write());
-    }
+    if (service_ != nullptr) service_->watch_for_room();
     return progressed;
   }
+}
+
+bool Engine::serve() {
+  const bool sent = board_->pump();
+  if (service_ != nullptr) return service_->serve();
+  if (sent) bells_->ring(0);  // it sleeps once it has read all there was
+  return false;
 }
 
 bool Engine::follow_log() {
@@ -81,19 +87,20 @@ bool Engine::follow_log() {
   apply(record);
   // After that: who sees this cursor beyond a record knows that this rank has no use for its text, and beyond a RETIRE
   // for the number, any more.
-  segment_->rank(local_rank_).cursor.store(position + 1);
+  segment_->rank(map_.local_rank).cursor.store(position + 1);
   return true;
 }
 
 bool Engine::may_close(bool somebody_waits) const {
-  if (!publisher_->ends_batches() || open_.calls.empty()) return false;
-  return somebody_waits || open_.bytes >= options_.settings.close_bytes || board_->anybody_waits() || linger_is_over();
+  if (!publisher_->ends_batches() || open_.is_empty()) return false;
+  return somebody_waits || open_.bytes() >= options_.settings.close_bytes || board_->anybody_waits() ||
+         linger_is_over();
 }
 
 // How long what is ready, or has yet to be told, still waits for company; negative: nothing does. Any thread.
 int64_t Engine::linger_left_ns() const {
-  const int64_t silence_ns = leader_ == nullptr ? -1 : leader_->silence_left_ns();
-  const uint64_t since = open_.since_ns.load();
+  const int64_t silence_ns = service_ == nullptr ? -1 : service_->leader().silence_left_ns();
+  const uint64_t since = open_.since_ns();
   if (since == 0) return silence_ns;
   const uint64_t until = since + static_cast<uint64_t>(options_.settings.cycle_time_ms * 1e6);
   const uint64_t now = now_ns();
@@ -104,13 +111,14 @@ int64_t Engine::linger_left_ns() const {
 bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
 
 void Engine::apply(Record record) {
-  if (record.kind == RecordKind::kReady && leader_ != nullptr) leader_->note_ready(record.id);
+  if (record.kind == RecordKind::kReady && service_ != nullptr) service_->leader().note_ready(record.id);
   if (record.kind == RecordKind::kLeave) {
-    apply_leave(record.id);
+    close_batch();
+    ending_->note_left(record.id);
     return;
   }
   if (record.kind == RecordKind::kClose) {
-    control_.hand_out_batch([this] { return poisoned(); });
+    if (service_ != nullptr) service_->hand_out_batch();
     close_batch();
     return;
   }
@@ -121,7 +129,7 @@ void Engine::apply(Record record) {
     outcome = member_->apply(record, &applied);
   }
   if (!outcome.ok()) {
-    poison(outcome);
+    ending_->poison(outcome);
     return;
   }
   switch (applied.what) {
@@ -142,59 +150,126 @@ void Engine::apply(Record record) {
   }
 }
 
-void Engine::apply_leave(uint32_t rank) {
-  close_batch();
-  if (rank >= has_left_.size()) return;
-  has_left_[rank] = true;
-  if (static_cast<int>(rank) == rank_) segment_->rank(local_rank_).left.store(1);
-  int nobody = -1;
-  left_rank_.compare_exchange_strong(nobody, static_cast<int>(rank));
-}
-
 // It is part of the next batch.
 void Engine::open(SubmissionPtr submission) {
   if (submission == nullptr) {
-    poison(HVD_INTERNAL, -1,
-           "rank " + std::to_string(rank_) + " has joined and was told to run an operation that needs its data");
+    ending_->poison(
+        HVD_INTERNAL, -1,
+        "rank " + std::to_string(map_.rank) + " has joined and was told to run an operation that needs its data");
     return;
   }
-  if (left_rank_.load() >= 0) {  // the rank that left may have submitted it, but will not take part
-    complete(submission, end_of_job().while_doing(quote_name(*submission->name) + " failed"));
+  if (ending_->somebody_left()) {  // the rank that left may have submitted it, but will not take part
+    complete(submission, ending_->end_of_job().while_doing(quote_name(*submission->name) + " failed"));
     return;
   }
-  if (timeline_.is_on()) trace(submission.get(), Submission::Stage::kQueued);
-  if (open_.calls.empty()) open_.since_ns.store(now_ns());
-  open_.bytes += submission->total_bytes;
-  open_.calls.push_back(std::move(submission));
+  trace_.enter(submission.get(), Submission::Stage::kQueued);
+  open_.add(std::move(submission), now_ns());
 }
 
 void Engine::close_batch() {
-  if (open_.calls.empty()) return;
-  if (timeline_.marks_cycles()) timeline_.record(Timeline::Phase::kMark, "CYCLE_START", "", "");
-  std::vector<SubmissionPtr> closed;
-  closed.swap(open_.calls);
-  open_.bytes = 0;
-  open_.since_ns.store(0);
-  execute(std::move(closed));
+  if (open_.is_empty()) return;
+  trace_.mark_cycle();
+  execute(open_.take());
+}
+
+void Engine::execute(std::vector<SubmissionPtr> closed) {
+  std::vector<const Descriptor*> descriptors;
+  for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
+  const std::vector<Batch> batches =
+      plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
+  std::vector<size_t> tensors_left;
+  for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
+
+  Status failure;
+  for (const Batch& batch : batches) {
+    if (!failure.ok()) break;
+    for (const BatchTensor& tensor : batch.tensors) {
+      Submission& submission = *closed[tensor.entry];
+      if (submission.traced == Submission::Stage::kQueued) trace_.enter(&submission, Submission::Stage::kRunning);
+    }
+    failure = run(batch, closed);
+    if (!failure.ok()) {
+      communicator_failed(failure, quote_name(*closed[batch.entry]->name));
+      break;
+    }
+    for (const BatchTensor& tensor : batch.tensors) {
+      if (--tensors_left[tensor.entry] == 0) complete(closed[tensor.entry], {});
+    }
+  }
+  for (size_t i = 0; i < closed.size(); ++i) {
+    if (closed[i]->done.load()) continue;
+    if (failure.ok()) {
+      complete(closed[i], closed[i]->outcome);  // of no tensors
+    } else {
+      const std::string name = quote_name(*closed[i]->name);
+      Status cause = ending_->cause();
+      const bool is_named = cause.text().starts_with(name + ": ");
+      complete(closed[i], is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
+    }
+  }
+}
+
+Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  try {
+    switch (batch.descriptor->kind) {
+      case HVD_ADD_PROCESS_SET:
+        return run_add_process_set(closed[batch.entry].get());
+      case HVD_REMOVE_PROCESS_SET:
+        return run_remove_process_set(closed[batch.entry].get());
+      default:
+        return execution_.run(batch, closed);
+    }
+  } catch (const std::bad_alloc&) {
+    return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(map_.rank) + " has not enough memory for the result",
+            map_.rank};
+  }
+}
+
+// A data link broke inside a collective. Its peer may have died, or may have ended because another rank did: what the
+// control links say in the next moments decides which rank is named.
+void Engine::communicator_failed(const Status& status, const std::string& doing) {
+  constexpr uint64_t kPatienceNs = 300000000;
+  const uint64_t deadline = now_ns() + kPatienceNs;
+  // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
+  // rank 0 above all, through which the cause reaches everybody.
+  drop_communicators();
+  // What only this rank has met needs no other's word. Another rank's end is seen by the monitor, or told over the
+  // links of the host's leader; both may be a moment behind the communicator.
+  while (status.code() == HVD_RANK_LOST && !ending_->poisoned() && now_ns() < deadline) {
+    if (service_ == nullptr || service_->is_alone()) {
+      sleep_ms(1);
+    } else if (!service_->await_news(50)) {
+      break;
+    }
+  }
+  if (!ending_->poisoned()) ending_->poison(status.code(), status.failed_rank(), doing + ": " + status.text());
+}
+
+// The communicators close their links: what waits for this rank over one of them learns of the end.
+void Engine::spread_abort() {
+  if (!ending_->begin_spreading()) return;
+  if (service_ != nullptr) service_->spread_abort(ending_->cause());
+  drop_communicators();
+  bells_->ring_others();
 }
 
 // Others bring the condition about by reading. False where the generation has ended.
 bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
   for (int i = 0; !have_read(); ++i) {
-    if (poisoned() || stopped_.load()) return false;
-    if (now_ns() > stop_deadline_ns_.load()) {
-      poison(HVD_RANK_LEFT, rank_,
-             "rank " + std::to_string(rank_) + " shut down while the others did not read its log");
+    if (ending_->poisoned() || ending_->stopped()) return false;
+    if (now_ns() > ending_->stop_deadline_ns()) {
+      ending_->poison(HVD_RANK_LEFT, map_.rank,
+                      "rank " + std::to_string(map_.rank) + " shut down while the others did not read its log");
       return false;
     }
     // Decisions that come in while a failed batch is looked into (communicator_failed): it ends in poison in any case.
     if (following_.is_here()) return false;
     if (driving) {
-      while (!poisoned() && follow_log()) {
+      while (!ending_->poisoned() && follow_log()) {
       }
-    } else if (take_token()) {
+    } else if (wakeup_->take_token()) {
       drive(true);
-      drop_token();
+      wakeup_->drop_token();
       hand_over();
     }
     bells_->ring_others();
@@ -206,15 +281,12 @@ bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
 // Whether drive() would move something.
 bool Engine::has_work() {
   Record record;
-  if (poisoned() || stopping_.load() || segment_->peek(cursor_.load(), &record)) return true;
-  for (const RingReceiver& ring : from_ranks_) {
-    if (ring.has_data()) return true;
-  }
-  return board_->can_pump() || facts_due_.load() || (leader_ != nullptr && leader_->wants_to_speak());
+  return ending_->poisoned() || ending_->stopping() || segment_->peek(cursor_.load(), &record) || board_->can_pump() ||
+         (service_ != nullptr && service_->has_work());
 }
 
 void Engine::hand_over() {
-  bells_->hand_over([this] { return has_work() || (spans_hosts() && in_flight_.load() > 0); });
+  wakeup_->hand_over(in_flight_.load() > 0, [this] { return has_work(); });
 }
 
 // A core that this process may not use, or that is not there, changes nothing.
@@ -235,23 +307,25 @@ void Engine::engine_thread() {
   constexpr int64_t kPendingIdsNs = 10000000;  // nobody rings for the last reader of a RETIRE
   const auto look = [this]() -> Bells::Sleep {
     const Bells::Sleep stay_awake;
-    if (stopped_.load()) return stay_awake;
+    if (ending_->stopped()) return stay_awake;
     // Who has the token looks when it drops it; a stop drives by itself; an abort is handled once.
-    const bool mine = !token_.load() && !stopping_.load() && !(poisoned() && abort_spread_.load());
-    const bool due = open_.since_ns.load() != 0 && board_->anybody_waits();
+    const bool mine =
+        !wakeup_->somebody_drives() && !ending_->stopping() && !(ending_->poisoned() && ending_->is_spread());
+    const bool due = open_.since_ns() != 0 && board_->anybody_waits();
     if (mine && (has_work() || due)) return stay_awake;
     const int64_t linger_ns = linger_left_ns();
-    const int64_t at_most = ids_pending_.load() ? kPendingIdsNs : kWatchdogNs;
-    return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), callers_waiting_.load() == 0};
+    const bool ids_pending = service_ != nullptr && service_->has_unread_retirements();
+    const int64_t at_most = ids_pending ? kPendingIdsNs : kWatchdogNs;
+    return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), !wakeup_->callers_wait()};
   };
   pin_thread(options_.settings);
-  while (!stopped_.load()) {
-    if (take_token()) {
+  while (!ending_->stopped()) {
+    if (wakeup_->take_token()) {
       drive(false);
-      drop_token();
+      wakeup_->drop_token();
     }
     bells_->sleep(Sleeper::kEngine, look);
-    statistics_.engine_wakes.fetch_add(1, std::memory_order_relaxed);
+    wakeup_->note_engine_wake();
   }
 }
 

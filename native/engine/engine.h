@@ -11,12 +11,12 @@
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
 // What runs next is decided in negotiation/: the member knows this rank's names and calls, the leader serves a host.
-// The engine gives both their ports, and feeds them: calls from submit.cc, records from drive.cc, frames from serve.cc.
+// The engine gives both their ports (board.h, bells.h, control_links.h) and feeds them: calls from submit.cc, records
+// from drive.cc, frames through HostService.
 //
-// Files: submit.cc (the user's side), drive.cc (the log), complete.cc (ends of calls), execute.cc (batches),
-// process_sets.cc, join.cc, serve.cc (frames of this host's ranks and of other hosts), wait.cc (who drives and who
-// sleeps), stall.h (stall reports), stacks.h, lifecycle.cc (start, stop), monitor.h (deaths). Ports: board.h, bells.h,
-// control_links.h.
+// Files: submit.cc (the user's side), drive.cc (the log, batches), complete.cc (ends of calls), wait.cc (callers that
+// drive), process_sets.cc and join.cc (operations with their own rules), lifecycle.cc (start, stop). Parts, each with a
+// state and a header of its own: HostService, Execution, Ending, Wakeup, OpenBatch, Trace, Monitor.
 #pragma once
 
 #include <atomic>
@@ -32,39 +32,22 @@
 #include "communicators/registry.h"
 #include "engine/bells.h"
 #include "engine/board.h"
-#include "engine/control_links.h"
+#include "engine/ending.h"
+#include "engine/execute.h"
 #include "engine/monitor.h"
 #include "engine/on_thread.h"
+#include "engine/open_batch.h"
+#include "engine/options.h"
 #include "engine/process_set.h"
-#include "engine/settings.h"
-#include "engine/stall.h"
+#include "engine/serve.h"
 #include "engine/submission.h"
+#include "engine/trace.h"
+#include "engine/wakeup.h"
 #include "negotiation/host_map.h"
-#include "negotiation/leader.h"
 #include "negotiation/member.h"
 #include "negotiation/publisher.h"
-#include "negotiation/segment.h"
-#include "platform/clock.h"
-#include "timeline/timeline.h"
 
 namespace hvd {
-
-struct EngineOptions {
-  int rank = 0;
-  uint64_t generation = 0;
-  std::vector<int> host_of_rank;  // equal numbers: these ranks share memory
-  EngineSettings settings;
-  struct Link {
-    int peer;
-    hvd_purpose purpose;
-    int fd;  // owned by the engine from here on
-    int index;
-  };
-  std::vector<Link> links;
-  // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
-  std::shared_ptr<Segment> segment;
-  std::shared_ptr<const PollBell> poll_bell;  // likewise, of the host's leader
-};
 
 class Engine : private Readers {
  public:
@@ -76,7 +59,7 @@ class Engine : private Readers {
   // Blocks for about timeout_ms at most: what is still under way then is ended on all ranks.
   Status stop(uint32_t timeout_ms);
   void abort(int failed_rank, const std::string& text);
-  Status end_seen();
+  Status end_seen() const { return ending_->seen(); }
 
   // Checks a request and fixes all but its tensor pointers.
   Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
@@ -95,9 +78,9 @@ class Engine : private Readers {
   void release(hvd_handle handle) { handles_.release(handle); }
 
   Status start_timeline(const std::string& path, const std::string& session, bool mark_cycles) {
-    return timeline_.start(path, session, rank_, mark_cycles, options_.settings.log_time);
+    return trace_.start(path, session, map_.rank, mark_cycles, options_.settings.log_time);
   }
-  void stop_timeline() { timeline_.stop(); }
+  void stop_timeline() { trace_.stop(); }
 
   std::string statistics();
 
@@ -106,18 +89,13 @@ class Engine : private Readers {
 
   // lifecycle.cc
   Status connect();
-  Status connect_shared_memory();
-  Status share_memory(const std::vector<const EngineOptions::Link*>& local);
+  void make_ports();
+  void make_negotiation();
   Status give_up(const Status& why);
-  Status take_control_links();
   Status make_communicator();
   CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
-  void add_control_link(EngineOptions::Link* link);
   void drop_communicators();
-
-  // serve.cc
-  void make_negotiation();
 
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
@@ -128,11 +106,6 @@ class Engine : private Readers {
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
   // drive.cc
-  bool take_token() {
-    bool free = false;
-    return token_.compare_exchange_strong(free, true);
-  }
-  void drop_token() { token_.store(false); }
   void hand_over();  // after the token was dropped by another than the engine's thread
   // A caller that drives while this lives, where nobody else does.
   class Driving {
@@ -150,15 +123,19 @@ class Engine : private Readers {
   void drive_for_a_moment(const Submission& submission);  // until it is done or it is time to sleep; needs the token
   bool drive(bool somebody_waits);                        // true where something moved
   bool advance(bool somebody_waits);
+  bool serve();
   bool follow_log();
   bool has_work();  // whether drive() would move something
   bool linger_is_over() const;
   int64_t linger_left_ns() const;
   void engine_thread();
   void apply(Record record);
-  void apply_leave(uint32_t rank);
   void open(SubmissionPtr submission);
   void close_batch();
+  void execute(std::vector<SubmissionPtr> closed);
+  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  void communicator_failed(const Status& status, const std::string& doing);
+  void spread_abort();
   bool may_close(bool somebody_waits) const;
   // Readers: the log's slowest reader may be this rank itself, so it reads on.
   bool wait_until(const std::function<bool()>& have_read, bool driving) override;
@@ -166,22 +143,6 @@ class Engine : private Readers {
   // complete.cc
   void complete(const SubmissionPtr& submission, Status status);
   void fail_all(const Status& cause);
-  Status end_of_job() const;                // why nothing can be submitted any more
-  void remember_end(const Status& status);  // needs mutex_
-  // What the timeline shows of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
-  // communicator.
-  void trace(Submission* submission, Submission::Stage next);
-
-  // execute.cc
-  void execute(std::vector<SubmissionPtr> closed);
-  Status run(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status run_allreduce(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status run_broadcast(const Submission& submission);
-  Status run_reducescatter(const struct Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status run_allgather(Submission* submission);
-  Status run_alltoall(Submission* submission);
-  Communicator& communicator_of(const ProcessSet& set) { return set.number == 0 ? *communicator_ : *set.communicator; }
-  void communicator_failed(const Status& status, const std::string& doing);
 
   // process_sets.cc
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
@@ -201,88 +162,43 @@ class Engine : private Readers {
   void all_have_joined(const SubmissionPtr& join, uint32_t last_rank);
   SubmissionPtr zeros_for(const Member::Applied& ready);
 
-  // serve.cc
-  bool serve();
-  bool serve_ranks();
-  bool serve_hosts();
-  void serve_link(ControlLinks::Link* link);
-  void follow_orders(const Status& outcome);
-  void take_abort(int from, const std::string& payload);
-  void link_closed(ControlLinks::Link* link);
-  void spread_abort();
-  void warn_of_eviction();
-
-  void poison(hvd_code code, int failed_rank, const std::string& text);
-  void poison(const Status& cause) { poison(cause.code(), cause.failed_rank(), cause.text()); }
-  bool poisoned() const { return segment_->header().abort.load() != 0; }
-  bool spans_hosts() const { return map_.spans_hosts(); }
-  bool is_leader() const { return map_.is_leader(); }
-  bool coordinates() const { return map_.coordinates(); }
-
   // Fixed after start.
   EngineOptions options_;
   const Topology topology_;
   const HostMap map_;
-  const int rank_;
-  const int world_size_;
-  const uint32_t local_rank_;
+  const std::shared_ptr<ProcessSet> world_;  // set 0, all ranks
   std::shared_ptr<Segment> segment_;
+  SteadyClock clock_;
   std::unique_ptr<SegmentBoard> board_;
   std::unique_ptr<Bells> bells_;
-  SteadyClock clock_;
-  std::unique_ptr<Monitor> monitor_;
-  int poison_fd_ = -1;  // readable once poisoned: wakes polls inside a communicator
-  std::thread thread_;
+  std::unique_ptr<Ending> ending_;
+  std::unique_ptr<Wakeup> wakeup_;
+  std::unique_ptr<HostService> service_;  // on each host's lowest rank; the token, but for what it says itself
   std::unique_ptr<Publisher> publisher_;
+  std::unique_ptr<Monitor> monitor_;
+  std::thread thread_;
 
   // Shared with users' threads.
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
   std::optional<Member> member_;                         // the mutex guards all of it
-  Status end_seen_;                                      // that an operation ended with because the job did
   HandleTable handles_;
-  Timeline timeline_;
+  Trace trace_;
   std::atomic<bool> started_{false};
-  std::atomic<bool> token_{false};
-  std::atomic<bool> stopping_{false};
-  std::atomic<bool> stopped_{false};
-  std::atomic<uint64_t> stop_deadline_ns_{UINT64_MAX};
-  std::atomic<int> left_rank_{-1};        // the first rank that left
-  std::atomic<uint32_t> completions_{0};  // futex word
-  std::atomic<uint32_t> completion_waiters_{0};
-  std::atomic<int> callers_waiting_{0};
   std::atomic<int> in_flight_{0};
-  std::atomic<bool> ids_pending_{false};  // leader: somebody has yet to read a RETIRE
-  std::atomic<bool> abort_spread_{false};
   OnThread following_;     // reads the log, batches and callbacks included: it cannot read on in the middle
   OnThread calling_back_;  // runs a completion callback: it may submit but must not wait
 
-  // Token; statistics() looks at it under the mutex, under which it is let go.
+  // Token. statistics() looks at communicators under the mutex, under which they are let go.
   std::mutex communicator_mutex_;
-  std::unique_ptr<Communicator> communicator_;
   std::shared_ptr<const DataLinks> data_links_;
-  const CommunicatorRow* world_row_ = nullptr;  // of all ranks' communicator
-  // Token. leader_ is there on each host's lowest rank; its pending() is any thread's.
-  std::unique_ptr<Leader> leader_;
-  std::vector<RingReceiver> from_ranks_;  // leader: by local rank, its own included
-  ControlLinks control_;                  // leader
-  std::optional<StallReport> stall_;      // rank 0
+  Execution execution_;
   std::atomic<uint64_t> cursor_{0};
-  struct {
-    std::vector<SubmissionPtr> calls;  // ready, not closed yet
-    std::atomic<uint64_t> since_ns{0};
-    uint64_t bytes = 0;
-  } open_;
-  std::vector<Member::Announcement> later_;  // of completions and callbacks: made once no batch is being run
-  bool join_later_ = false;                  // ... and the join after them
-  std::vector<bool> has_left_;
-  bool eviction_warned_ = false;
-  std::atomic<bool> facts_due_{false};  // leader: the monitor has ticked
-
-  struct Statistics {
-    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0}, engine_wakes{0};
-    std::atomic<uint64_t> names_evicted{0};  // rank 0 knows
-  } statistics_;
+  OpenBatch open_;
+  struct Later {  // of completions and callbacks: made once no batch is being run
+    std::vector<Member::Announcement> calls;
+    bool join = false;  // after them
+  } later_;
 };
 
 }  // namespace hvd

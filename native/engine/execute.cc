@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running a closed batch: from submissions to slices, through the communicator, back to results (steps 6 to 8).
+#include "engine/execute.h"
+
+#include <algorithm>
 #include <cstring>
 #include <new>
 
 #include "collectives/adasum.h"
-#include "engine/engine.h"
-#include "fusion/batch.h"
-#include "negotiation/names.h"
 
 namespace hvd {
 
@@ -55,75 +54,27 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 
 }  // namespace
 
-void Engine::execute(std::vector<SubmissionPtr> closed) {
-  std::vector<const Descriptor*> descriptors;
-  for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
-  const std::vector<Batch> batches =
-      plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
-  std::vector<size_t> tensors_left;
-  for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
-
-  Status failure;
-  for (const Batch& batch : batches) {
-    if (!failure.ok()) break;
-    statistics_.batches.fetch_add(1, std::memory_order_relaxed);
-    statistics_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
-    if (timeline_.is_on()) {
-      for (const BatchTensor& tensor : batch.tensors) {
-        if (closed[tensor.entry]->traced == Submission::Stage::kQueued) {
-          trace(closed[tensor.entry].get(), Submission::Stage::kRunning);
-        }
-      }
-    }
-    failure = run(batch, closed);
-    if (!failure.ok()) {
-      communicator_failed(failure, quote_name(*closed[batch.entry]->name));
-      break;
-    }
-    for (const BatchTensor& tensor : batch.tensors) {
-      if (--tensors_left[tensor.entry] == 0) complete(closed[tensor.entry], {});
-    }
-  }
-  for (size_t i = 0; i < closed.size(); ++i) {
-    if (closed[i]->done.load()) continue;
-    if (failure.ok()) {
-      complete(closed[i], closed[i]->outcome);  // of no tensors
-    } else {
-      const std::string name = quote_name(*closed[i]->name);
-      Status cause = segment_->cause();
-      const bool is_named = cause.text().starts_with(name + ": ");
-      complete(closed[i], is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
-    }
-  }
-}
-
-Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
-  try {
-    switch (batch.descriptor->kind) {
-      case HVD_ALLREDUCE:
-        return run_allreduce(batch, closed);
-      case HVD_REDUCESCATTER:
-        return run_reducescatter(batch, closed);
-      case HVD_BROADCAST:
-        return run_broadcast(*closed[batch.entry]);
-      case HVD_ALLGATHER:
-        return run_allgather(closed[batch.entry].get());
-      case HVD_ALLTOALL:
-        return run_alltoall(closed[batch.entry].get());
-      case HVD_ADD_PROCESS_SET:
-        return run_add_process_set(closed[batch.entry].get());
-      case HVD_REMOVE_PROCESS_SET:
-        return run_remove_process_set(closed[batch.entry].get());
-      case HVD_BARRIER:
-        break;  // that all have submitted it is all there is to it
-    }
-  } catch (const std::bad_alloc&) {
-    return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(rank_) + " has not enough memory for the result", rank_};
+Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  counts_.batches.fetch_add(1, std::memory_order_relaxed);
+  counts_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
+  switch (batch.descriptor->kind) {
+    case HVD_ALLREDUCE:
+      return run_allreduce(batch, closed);
+    case HVD_REDUCESCATTER:
+      return run_reducescatter(batch, closed);
+    case HVD_BROADCAST:
+      return run_broadcast(*closed[batch.entry]);
+    case HVD_ALLGATHER:
+      return run_allgather(closed[batch.entry].get());
+    case HVD_ALLTOALL:
+      return run_alltoall(closed[batch.entry].get());
+    default:
+      break;  // that all have submitted it is all there is to it
   }
   return {};
 }
 
-Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+Status Execution::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   std::vector<Slice> slices;
   slices.reserve(batch.tensors.size());
   int64_t elements = 0;
@@ -136,17 +87,17 @@ Status Engine::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr
     elements += count;
   }
   if (elements == 0) return {};
-  statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
+  count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return communicator_of(set).allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return set.communicator->allreduce(slices, reduction);
   Kernels kernels;
-  HVD_RETURN_IF_ERROR(Kernels::create(options_.settings.instruction_set, &kernels));
-  return adasum(communicator_of(set), kernels, slices, reduction);
+  HVD_RETURN_IF_ERROR(Kernels::create(instruction_set_, &kernels));
+  return adasum(*set.communicator, kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.
-Status Engine::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+Status Execution::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   std::vector<std::vector<Slice>> parts(static_cast<size_t>(set.size()));
   int64_t elements = 0;
@@ -166,11 +117,11 @@ Status Engine::run_reducescatter(const Batch& batch, const std::vector<Submissio
     elements += count;
   }
   if (elements == 0) return {};
-  statistics_.bytes.fetch_add(static_cast<uint64_t>(elements) * element_size(batch.dtype), std::memory_order_relaxed);
-  return communicator_of(set).reducescatter(parts, reduction_of(batch, set.size()));
+  count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
+  return set.communicator->reducescatter(parts, reduction_of(batch, set.size()));
 }
 
-Status Engine::run_broadcast(const Submission& submission) {
+Status Execution::run_broadcast(const Submission& submission) {
   std::vector<Slice> slices;
   int64_t bytes = 0;
   for (size_t i = 0; i < submission.inputs.size(); ++i) {
@@ -182,13 +133,13 @@ Status Engine::run_broadcast(const Submission& submission) {
     bytes += length;
   }
   if (bytes == 0) return {};
-  statistics_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  count_bytes(bytes);
   const ProcessSet& set = *submission.prepared->set;
-  return communicator_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  return set.communicator->broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
-Status Engine::run_allgather(Submission* submission) {
+Status Execution::run_allgather(Submission* submission) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
   const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
@@ -199,7 +150,7 @@ Status Engine::run_allgather(Submission* submission) {
     std::vector<int64_t> mine(length);
     std::vector<int64_t> all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
-    HVD_RETURN_IF_ERROR(communicator_of(set).exchange(mine.data(), length * sizeof(int64_t), all.data()));
+    HVD_RETURN_IF_ERROR(set.communicator->exchange(mine.data(), length * sizeof(int64_t), all.data()));
     for (size_t member = 0; member < members; ++member) {
       for (size_t i = 0; i < length; ++i) rows[(start + i) * members + member] = all[member * length + i];
     }
@@ -222,8 +173,8 @@ Status Engine::run_allgather(Submission* submission) {
     }
     HVD_RETURN_IF_ERROR(allocate(total_bytes, rank_, &result));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(communicator_of(set).allgather(submission->inputs[i], bytes_of_member, result.data.get()));
-      statistics_.bytes.fetch_add(static_cast<uint64_t>(total_bytes), std::memory_order_relaxed);
+      HVD_RETURN_IF_ERROR(set.communicator->allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      count_bytes(total_bytes);
     }
     submission->results.push_back(std::move(result));
   }
@@ -231,13 +182,13 @@ Status Engine::run_allgather(Submission* submission) {
 }
 
 // Everybody's splits first; then all know how much goes between any two members.
-Status Engine::run_alltoall(Submission* submission) {
+Status Execution::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
   const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
   std::vector<int64_t> rows(members * members), bytes(members * members);
   HVD_RETURN_IF_ERROR(
-      communicator_of(set).exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
+      set.communicator->exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
   const int64_t row_bytes = row_bytes_of(tensor);
   Gathered result;
   result.shape = tensor.shape;
@@ -257,8 +208,8 @@ Status Engine::run_alltoall(Submission* submission) {
     }
   }
   HVD_RETURN_IF_ERROR(allocate(received_bytes, rank_, &result));
-  HVD_RETURN_IF_ERROR(communicator_of(set).alltoall(submission->inputs[0], bytes, result.data.get()));
-  statistics_.bytes.fetch_add(static_cast<uint64_t>(received_bytes), std::memory_order_relaxed);
+  HVD_RETURN_IF_ERROR(set.communicator->alltoall(submission->inputs[0], bytes, result.data.get()));
+  count_bytes(received_bytes);
   submission->results.push_back(std::move(result));
   return {};
 }

@@ -15,7 +15,7 @@ Status Engine::join(hvd_handle* handle) {
   Member::Announcement announcement;
   {
     const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(rank_) + ", join"));
+    HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(map_.rank) + ", join"));
     announcement = member_->join(submission);
     in_flight_.fetch_add(1);
   }

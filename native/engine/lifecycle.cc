@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start and stop. A host's leader makes the segment and hands it to the followers over their local links (SCM_RIGHTS).
-#include <poll.h>
+// Start and stop of an engine: what it is made of, and in which order.
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "communicators/registry.h"
 #include "engine/engine.h"
+#include "engine/share_memory.h"
 #include "engine/stacks.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
-#include "platform/descriptor_passing.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/warning.h"
@@ -28,15 +25,13 @@ Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       topology_(options_.host_of_rank),
       map_(topology_, options_.rank),
-      rank_(map_.rank),
-      world_size_(topology_.size()),
-      local_rank_(map_.local_rank),
-      has_left_(options_.host_of_rank.size(), false) {
+      world_(std::make_shared<ProcessSet>()),
+      execution_(options_.rank, options_.settings.instruction_set) {
   options_.host_of_rank = topology_.host_of_rank();
-  auto all = std::make_shared<ProcessSet>();
-  for (int r = 0; r < world_size_; ++r) all->ranks.push_back(r);
-  all->member = rank_;
-  sets_.emplace(0, std::move(all));
+  for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
+  world_->member = map_.rank;
+  world_->topology = topology_;
+  sets_.emplace(0, world_);
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
@@ -64,140 +59,89 @@ Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
 // The peers that have started, or are about to, must not wait for this rank, and learn why.
 Status Engine::give_up(const Status& why) {
   const bool names_somebody = why.text().starts_with("rank ") || why.text().starts_with("the ranks ");
-  const std::string prefix = names_somebody ? "" : "rank " + std::to_string(rank_) + " could not start: ";
-  const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : rank_);
-  if (segment_ != nullptr) segment_->poison(cause.code(), rank_, cause.text());
+  const std::string prefix = names_somebody ? "" : "rank " + std::to_string(map_.rank) + " could not start: ";
+  const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : map_.rank);
+  if (segment_ != nullptr) segment_->poison(cause.code(), map_.rank, cause.text());
+  ControlLinks links;  // those that nobody has taken over yet
   for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_CONTROL && link.fd >= 0) add_control_link(&link);
+    if (link.purpose != HVD_LINK_CONTROL || link.fd < 0) continue;
+    links.add(std::exchange(link.fd, -1), link.peer, topology_.host_of(link.peer));
   }
-  control_.send_to_all(FrameKind::kAbort, abort_payload(cause));
-  control_.finish_sending();
+  links.send_to_all(FrameKind::kAbort, abort_payload(cause));
+  links.finish_sending();
+  if (service_ != nullptr) {
+    service_->spread_abort(cause);
+    service_->finish_sending();
+  }
   return cause;
 }
 
 Status Engine::connect() {
-  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, topology_, true, &world_row_));
-  if (segment_ = options_.segment; segment_ == nullptr) {
-    HVD_RETURN_IF_ERROR(connect_shared_memory());
+  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, topology_, true, &world_->row));
+  trace_.set_label(world_->row->label);
+  if (options_.segment != nullptr) {
+    segment_ = options_.segment;
+  } else {
+    HVD_RETURN_IF_ERROR(share_memory(map_, world_->row->shared_bytes(topology_, map_.rank), &options_, &segment_));
   }
+  make_ports();
+  if (map_.world_size() > 1) HVD_RETURN_IF_ERROR(ending_->make_descriptor());
   make_negotiation();
-  if (world_size_ > 1) {
-    poison_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (poison_fd_ < 0) return {HVD_UNAVAILABLE, std::string("cannot create an eventfd: ") + std::strerror(errno)};
-  }
-  if (spans_hosts() && is_leader()) HVD_RETURN_IF_ERROR(take_control_links());
+  if (service_ != nullptr) HVD_RETURN_IF_ERROR(service_->take_links(&options_.links));
   // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
   HVD_RETURN_IF_ERROR(start_monitor());
   Status status = make_communicator();
   // The reason why it was interrupted says more than that it was.
-  return status.ok() || !poisoned() ? status : segment_->cause();
+  return status.ok() || !ending_->poisoned() ? status : ending_->cause();
 }
 
-void Engine::add_control_link(EngineOptions::Link* link) {
-  control_.add(std::exchange(link->fd, -1), link->peer, topology_.host_of(link->peer));
+void Engine::make_ports() {
+  board_ = std::make_unique<SegmentBoard>(*segment_, map_.local_rank, map_.spans_hosts());
+  bells_ = std::make_unique<Bells>(*segment_, map_.local_rank, options_.poll_bell);
+  ending_ = std::make_unique<Ending>(map_, *segment_, *bells_);
+  wakeup_ = std::make_unique<Wakeup>(*board_, *bells_);
 }
 
-Status Engine::take_control_links() {
-  std::vector<int> sockets;
-  for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose != HVD_LINK_CONTROL) continue;
-    add_control_link(&link);
-    sockets.push_back(control_.all().back().socket.fd());
+// What differs between a world on one host and one on several is chosen at the start: here who publishes what is
+// complete, above how its ranks are counted, in share_memory.cc what wakes the leader.
+void Engine::make_negotiation() {
+  const EngineSettings& settings = options_.settings;
+  Readers& readers = *this;
+  if (map_.is_leader()) {
+    service_ = std::make_unique<HostService>(settings, map_, *segment_, *board_, clock_, *bells_, *ending_, readers);
   }
-  const size_t expected = coordinates() ? static_cast<size_t>(topology_.hosts() - 1) : 1;
-  if (control_.size() != expected) {
-    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": expected " + std::to_string(expected) +
-                                      " control links, got " + std::to_string(control_.size())};
-  }
-  bells_->watch(sockets);
-  return {};
-}
-
-// What goes wrong on one rank of the host is told to all of them.
-Status Engine::connect_shared_memory() {
-  std::vector<const EngineOptions::Link*> local;
-  for (const EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_LOCAL) local.push_back(&link);
-  }
-  Status status = share_memory(local);
-  if (status.ok()) return status;
-  const bool names_it = status.text().starts_with("rank ");
-  const Status cause(status.code(), (names_it ? "" : "rank " + std::to_string(rank_) + " ") + status.text(),
-                     status.failed_rank());
-  for (const auto* link : local) send_refusal(link->fd, cause);
-  return Status(cause).while_doing("the ranks of this host cannot share memory");
-}
-
-// Leader -> follower: the memfd, and with several hosts what wakes the leader. Follower -> leader: one byte, attached.
-// Leader -> follower: one byte, go.
-Status Engine::share_memory(const std::vector<const EngineOptions::Link*>& local) {
-  const auto local_size = static_cast<uint32_t>(map_.ranks_here.size());
-  const size_t area_bytes = world_row_->shared_bytes(topology_, rank_);
-  const uint64_t deadline_ns = now_ns() + options_.settings.start_timeout_ms * 1000000;
-  const auto pid = static_cast<uint32_t>(getpid());  // written before `attached`: after `go` all can be read
-  std::unique_ptr<Segment> segment;
-  if (local.size() != (is_leader() ? local_size - 1 : 1)) {
-    return {HVD_INVALID_ARGUMENT, "expects a local link to each rank of the host, got " + std::to_string(local.size())};
-  }
-  if (is_leader()) {
-    HVD_RETURN_IF_ERROR(Segment::create(options_.generation, local_size, area_bytes, &segment));
-    segment->rank(local_rank_).pid.store(pid);
-    if (spans_hosts()) HVD_RETURN_IF_ERROR(PollBell::make(&options_.poll_bell));
-    for (const auto* link : local) {
-      HVD_RETURN_IF_ERROR(send_descriptor(link->fd, segment->memfd(), link->peer));
-      for (size_t i = 0; spans_hosts() && i < PollBell::kSleepers; ++i) {
-        HVD_RETURN_IF_ERROR(send_descriptor(link->fd, options_.poll_bell->fd(i), link->peer));
-      }
-    }
-    fault_point("attach");
-    for (const auto* link : local) HVD_RETURN_IF_ERROR(receive_byte(link->fd, link->peer, deadline_ns));
-    for (const auto* link : local) HVD_RETURN_IF_ERROR(send_byte(link->fd, link->peer));
+  if (map_.spans_hosts()) {
+    Pending* const pending = service_ == nullptr ? nullptr : &service_->leader().pending();
+    publisher_ = std::make_unique<LeaderPublisher>(map_, settings.close_bytes, *board_, clock_, *bells_, pending);
   } else {
-    int memfd = -1;
-    HVD_RETURN_IF_ERROR(receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &memfd));
-    if (spans_hosts()) {
-      int fds[PollBell::kSleepers] = {-1, -1};
-      Status status;
-      for (int& fd : fds) {
-        if (status.ok()) status = receive_descriptor(local[0]->fd, local[0]->peer, deadline_ns, &fd);
-      }
-      options_.poll_bell = std::make_shared<const PollBell>(fds);
-      if (!status.ok()) close(memfd);
-      HVD_RETURN_IF_ERROR(status);
-    }
-    fault_point("attach");
-    HVD_RETURN_IF_ERROR(Segment::attach(memfd, options_.generation, local_size, area_bytes, &segment));
-    segment->rank(local_rank_).pid.store(pid);
-    HVD_RETURN_IF_ERROR(send_byte(local[0]->fd, local[0]->peer));
-    HVD_RETURN_IF_ERROR(receive_byte(local[0]->fd, local[0]->peer, deadline_ns));
+    publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
-  segment_ = std::move(segment);
-  return {};
+  member_.emplace(map_, *board_, clock_, *publisher_);
 }
 
 Status Engine::make_communicator() {
   std::sort(options_.links.begin(), options_.links.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
-  std::vector<std::vector<int>> sockets(static_cast<size_t>(world_size_));
+  std::vector<std::vector<int>> sockets(static_cast<size_t>(map_.world_size()));
   for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= world_size_) continue;
+    if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= map_.world_size()) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
   data_links_ = std::make_shared<const DataLinks>(std::move(sockets));
-  const ProcessSet& all = *sets_.at(0);
-  return world_row_->make({all.ranks, all.member, topology_}, parts_in(segment_->transport_area()), &communicator_);
+  return world_->row->make({world_->ranks, world_->member, topology_}, parts_in(segment_->transport_area()),
+                           &world_->communicator);
 }
 
 CommunicatorParts Engine::parts_in(std::byte* area) const {
   CommunicatorSettings settings;
   settings.isa = options_.settings.instruction_set;
-  return {area, data_links_, settings, {&segment_->header().abort, poison_fd_}};
+  return {area, data_links_, settings, ending_->interrupt()};
 }
 
 Status Engine::start_monitor() {
   std::vector<Monitor::Peer> peers;
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
-    if (r == local_rank_) continue;
+    if (r == map_.local_rank) continue;
     const auto pid = static_cast<int>(segment_->rank(r).pid.load());
     if (pid == static_cast<int>(getpid()) || options_.segment != nullptr)
       continue;  // a thread of this process, in tests
@@ -215,24 +159,24 @@ Status Engine::start_monitor() {
   const auto on_tick = [this, deadline_ns] {
     if (!started_.load()) {
       if (now_ns() < deadline_ns) return;
-      poison(HVD_UNAVAILABLE, -1,
-             "not all ranks of the host have started within " + std::to_string(options_.settings.start_timeout_ms) +
-                 " ms (setting start_timeout_ms), says rank " + std::to_string(rank_));
+      ending_->poison(HVD_UNAVAILABLE, -1,
+                      "not all ranks of the host have started within " +
+                          std::to_string(options_.settings.start_timeout_ms) +
+                          " ms (setting start_timeout_ms), seen by rank " + std::to_string(map_.rank));
     }
-    answer_stack_question(*segment_, local_rank_, *bells_);
-    if (!is_leader()) return;
-    if (stall_.has_value()) stall_->note_tick();
-    facts_due_.store(true);
-    // Only where something is on its way: an idle job sleeps.
-    if (in_flight_.load() > 0 || spans_hosts()) bells_->ring(local_rank_);
+    answer_stack_question(*segment_, map_.local_rank, *bells_);
+    if (service_ == nullptr) return;
+    service_->tick();
+    // Only if something is on its way, here or on another host: an idle job sleeps.
+    if (in_flight_.load() > 0 || !service_->is_alone()) bells_->ring(map_.local_rank);
   };
   Monitor::Events events;
-  events.on_loss = [this](int rank, const std::string& text) { poison(HVD_RANK_LOST, rank, text); };
+  events.on_loss = [this](int rank, const std::string& text) { ending_->poison(HVD_RANK_LOST, rank, text); };
   events.on_frame = [this](int peer, FrameKind kind, const std::string& payload) {
     if (kind == FrameKind::kAbort) {
-      take_abort(peer, payload);
+      ending_->take_abort(peer, payload);
     } else {
-      poison(unreadable_from(peer, rank_, "a sign of life", payload.size()));
+      ending_->poison(unreadable_from(peer, map_.rank, "a sign of life", payload.size()));
     }
   };
   events.on_debugger = [this](const std::string& text) {
@@ -240,88 +184,76 @@ Status Engine::start_monitor() {
   };
   events.on_tick = on_tick;
   events.on_pause = [this] {
-    if (stall_.has_value()) stall_->note_pause();
+    if (service_ != nullptr) service_->note_pause();
   };
-  return Monitor::start(*segment_, local_rank_,
+  return Monitor::start(*segment_, map_.local_rank,
                         {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
-                         options_.settings.lost_timeout_ms, poison_fd_},
+                         options_.settings.lost_timeout_ms, ending_->poison_fd()},
                         std::move(events), &monitor_);
 }
 
-void Engine::poison(hvd_code code, int failed_rank, const std::string& text) {
-  segment_->poison(code, failed_rank >= 0 && failed_rank < world_size_ ? failed_rank : -1, text);
-  if (poison_fd_ >= 0) {
-    [[maybe_unused]] const int ignored = eventfd_write(poison_fd_, 1);
-  }
-  bells_->ring_others();
-  bells_->ring(local_rank_);
-}
-
-void Engine::abort(int failed_rank, const std::string& text) { poison(HVD_ABORTED, failed_rank, text); }
+void Engine::abort(int failed_rank, const std::string& text) { ending_->poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
   if (calling_back_.is_here()) {
     return {HVD_WOULD_DEADLOCK,
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
-  if (stopping_.exchange(true)) return {};
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
-  stop_deadline_ns_.store(deadline_ns);
-  bells_->ring(local_rank_);  // a caller that sleeps with the token
+  if (!ending_->begin_stop(deadline_ns)) return {};
+  bells_->ring(map_.local_rank);  // a caller that sleeps with the token
   bool asked = false;
   const auto ended = [&] {
-    return poisoned() || has_left_[static_cast<size_t>(rank_)] || publisher_->is_cut_off(has_left_) ||
-           now_ns() > deadline_ns;
+    return ending_->poisoned() || ending_->left()[static_cast<size_t>(map_.rank)] ||
+           publisher_->is_cut_off(ending_->left()) || now_ns() > deadline_ns;
   };
   for (;;) {
-    if (take_token()) {
+    if (wakeup_->take_token()) {
       if (!asked) fault_point("shutdown");
-      if (!asked && world_size_ > 1 && !poisoned()) publisher_->leave();
+      if (!asked && map_.world_size() > 1 && !ending_->poisoned()) publisher_->leave();
       asked = true;
       drive(true);
-      const bool done = world_size_ == 1 || ended();
-      if (done) stopped_.store(true);  // before anybody else can go on into a collective
-      drop_token();
+      const bool done = map_.world_size() == 1 || ended();
+      if (done) ending_->finish_stop();  // before anybody else can go on into a collective
+      wakeup_->drop_token();
       if (done) break;
-    } else if (now_ns() > deadline_ns && !poisoned()) {
+    } else if (now_ns() > deadline_ns && !ending_->poisoned()) {
       // Another thread sits in a collective, which only poison ends. The token follows within its next look.
-      poison(HVD_RANK_LEFT, rank_,
-             "rank " + std::to_string(rank_) + " shut down while another of its threads was inside an operation");
+      ending_->poison(
+          HVD_RANK_LEFT, map_.rank,
+          "rank " + std::to_string(map_.rank) + " shut down while another of its threads was inside an operation");
     }
     sleep_ms(1);
   }
   bells_->ring_own_engine();
   thread_.join();
   monitor_.reset();
-  while (!take_token()) sleep_ms(1);  // a waiting caller may still drive
-  fail_all(poisoned() ? segment_->cause() : end_of_job());
-  control_.finish_sending();
+  while (!wakeup_->take_token()) sleep_ms(1);  // a waiting caller may still drive
+  fail_all(ending_->poisoned() ? ending_->cause() : ending_->end_of_job());
+  if (service_ != nullptr) service_->finish_sending();
   drop_communicators();
-  drop_token();
-  timeline_.stop();
+  wakeup_->drop_token();
+  trace_.stop();
   return {};
 }
 
 void Engine::drop_communicators() {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) set->communicator.reset();
-  communicator_.reset();
   data_links_.reset();
 }
 
 Engine::~Engine() {
   if (thread_.joinable()) {
-    stopping_.store(true);
-    stopped_.store(true);
+    ending_->abandon();
     bells_->ring_own_engine();
     thread_.join();
   }
   monitor_.reset();
-  communicator_.reset();
+  drop_communicators();
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
-  if (poison_fd_ >= 0) close(poison_fd_);
 }
 
 std::string Engine::statistics() {
@@ -331,20 +263,21 @@ std::string Engine::statistics() {
   };
   {
     const std::lock_guard lock(communicator_mutex_);
-    if (communicator_ != nullptr) text += communicator_->describe();  // names itself
+    if (world_->communicator != nullptr) text += world_->communicator->describe();  // names itself
   }
   uint64_t slow_requests = 0;
   {
     const std::lock_guard lock(mutex_);
     slow_requests = member_->slow_requests();
   }
-  field("batches", std::to_string(statistics_.batches.load()));
-  field("tensors", std::to_string(statistics_.tensors.load()));
-  field("bytes", std::to_string(statistics_.bytes.load()));
+  const Execution::Counts& counts = execution_.counts();
+  field("batches", std::to_string(counts.batches.load()));
+  field("tensors", std::to_string(counts.tensors.load()));
+  field("bytes", std::to_string(counts.bytes.load()));
   field("slow_requests", std::to_string(slow_requests));
-  field("control_messages", std::to_string(control_.messages()));
-  field("engine_wakes", std::to_string(statistics_.engine_wakes.load()));
-  field("names_evicted", std::to_string(statistics_.names_evicted.load()));
+  field("control_messages", std::to_string(service_ == nullptr ? 0 : service_->messages()));
+  field("engine_wakes", std::to_string(wakeup_->engine_wakes()));
+  field("names_evicted", std::to_string(service_ == nullptr ? 0 : service_->names_evicted()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";
 }

@@ -24,7 +24,7 @@ struct ProcessSet {
   Topology topology;       // of the members
   const CommunicatorRow* row = nullptr;
 
-  // Token. Null where this rank is no member, and in set 0, whose communicator is the engine's own.
+  // Token. Null where this rank is no member.
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;

@@ -48,13 +48,13 @@ Status Engine::add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle
   if (nranks > 0) descriptor.ranks.assign(ranks, ranks + nranks);
   const std::string words = describe_shape({descriptor.ranks.begin(), descriptor.ranks.end()});
   const auto refused = [&](const std::string& why) -> Status {
-    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ", process set " + words + ": " + why};
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ", process set " + words + ": " + why};
   };
   if (nranks == 0) return refused("expected at least one rank");
   for (size_t i = 0; i < descriptor.ranks.size(); ++i) {
     const int rank = descriptor.ranks[i];
-    if (rank < 0 || rank >= world_size_) {
-      return refused("expected ranks from 0 to " + std::to_string(world_size_ - 1));
+    if (rank < 0 || rank >= map_.world_size()) {
+      return refused("expected ranks from 0 to " + std::to_string(map_.world_size() - 1));
     }
     if (i > 0 && rank <= descriptor.ranks[i - 1]) return refused("expected each rank once, in ascending order");
   }
@@ -84,7 +84,7 @@ Status Engine::remove_process_set(int32_t process_set, hvd_handle* handle) {
   {
     const std::lock_guard lock(mutex_);
     if (process_set == 0 || !sets_.contains(process_set)) {
-      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(rank_) + ": there is no process set " +
+      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ": there is no process set " +
                                         std::to_string(process_set) + " to be removed"};
     }
   }
@@ -96,17 +96,14 @@ Status Engine::submit_set_change(Descriptor descriptor, const char* name, hvd_ha
   prepared->name = name;
   prepared->descriptor = std::move(descriptor);
   prepared->bytes = prepared->descriptor.encode();
-  {
-    const std::lock_guard lock(mutex_);
-    prepared->set = sets_.at(0);
-  }
+  prepared->set = world_;
   return submit(std::move(prepared), nullptr, nullptr, HVD_SYNC, handle);
 }
 
 Status Engine::run_add_process_set(Submission* submission) {
   auto set = std::make_shared<ProcessSet>();
   set->ranks = submission->prepared->descriptor.ranks;
-  set->member = set->member_of(rank_);
+  set->member = set->member_of(map_.rank);
   while (find_set(set->number) != nullptr) ++set->number;
 
   set->topology = topology_.among(set->ranks);
@@ -114,12 +111,12 @@ Status Engine::run_add_process_set(Submission* submission) {
   set->area_bytes = shared_bytes_here(*set);
   const bool shares_memory = set->area_bytes > 0;
   Fact mine;
-  std::vector<Fact> facts(static_cast<size_t>(world_size_));
-  if (shares_memory && is_leader()) {
+  std::vector<Fact> facts(static_cast<size_t>(map_.world_size()));
+  if (shares_memory && map_.is_leader()) {
     if (const Status taken = segment_->take_area(set->area_bytes, &mine.offset); !taken.ok())
       mine.say(taken.code(), taken.text());
   }
-  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
+  HVD_RETURN_IF_ERROR(world_->communicator->exchange(&mine, sizeof mine, facts.data()));
   const uint64_t offset = facts[static_cast<size_t>(map_.ranks_here.front())].offset;
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) return {};
@@ -130,17 +127,17 @@ Status Engine::run_add_process_set(Submission* submission) {
       mine.say(mapped.code(), mapped.text());
     }
   }
-  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
+  HVD_RETURN_IF_ERROR(world_->communicator->exchange(&mine, sizeof mine, facts.data()));
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) {
     set->area.reset();
-    HVD_RETURN_IF_ERROR(communicator_->barrier());
-    if (shares_memory && is_leader()) segment_->release_area(offset);
+    HVD_RETURN_IF_ERROR(world_->communicator->barrier());
+    if (shares_memory && map_.is_leader()) segment_->release_area(offset);
     return {};
   }
   if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_communicator(set.get()));
   if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
-  if (leader_ != nullptr) leader_->add_set(set->number, set->ranks);
+  if (service_ != nullptr) service_->leader().add_set(set->number, set->ranks);
   Gathered result;
   result.rows.push_back(set->number);
   submission->results.push_back(std::move(result));
@@ -178,12 +175,13 @@ Status Engine::run_remove_process_set(Submission* submission) {
     return {};
   }
   Fact mine;
-  std::vector<Fact> facts(static_cast<size_t>(world_size_));
+  std::vector<Fact> facts(static_cast<size_t>(map_.world_size()));
   if (const std::string busy = close_set(set); !busy.empty()) {
     mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
-                               " is in flight in it on rank " + std::to_string(rank_) + "\nhint: wait for it first");
+                               " is in flight in it on rank " + std::to_string(map_.rank) +
+                               "\nhint: wait for it first");
   }
-  HVD_RETURN_IF_ERROR(communicator_->exchange(&mine, sizeof mine, facts.data()));
+  HVD_RETURN_IF_ERROR(world_->communicator->exchange(&mine, sizeof mine, facts.data()));
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) {
     const std::lock_guard lock(mutex_);
@@ -192,7 +190,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
   }
   const bool shares_memory = set->area_bytes > 0;
   const uint64_t offset = set->area_offset;
-  if (leader_ != nullptr) leader_->remove_set(number);
+  if (service_ != nullptr) service_->leader().remove_set(number);
   std::shared_ptr<ProcessSet> removed;
   {
     const std::lock_guard lock(mutex_);
@@ -203,8 +201,8 @@ Status Engine::run_remove_process_set(Submission* submission) {
   removed->communicator.reset();  // prepared requests may keep the rest
   removed->area.reset();
   // Nobody has it mapped any more.
-  HVD_RETURN_IF_ERROR(communicator_->barrier());
-  if (shares_memory && is_leader()) segment_->release_area(offset);
+  HVD_RETURN_IF_ERROR(world_->communicator->barrier());
+  if (shares_memory && map_.is_leader()) segment_->release_area(offset);
   return {};
 }
 

@@ -21,7 +21,7 @@ constexpr size_t kShownStacks = 4;
 // Ranks that wait for each other: time does not help, so they are reported sooner, and where it is in lists of
 // gradients that is a mismatch. Not at once: two lists of one step that nothing orders cross for a moment.
 constexpr double kCrossedS = 10;
-constexpr uint64_t kStackPatienceNs = 2000000000;  // each rank's monitor looks twice a second
+constexpr uint64_t kPatienceNs = 2000000000;  // with an answer: each rank's monitor looks twice a second
 
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
   std::vector<std::string> names;
@@ -79,13 +79,38 @@ bool is_crossed(const Groups& stalled) {
 
 StallReport::StallReport(const EngineSettings& settings, Leader& leader) : settings_(settings), leader_(leader) {}
 
+uint64_t StallReport::late_ms(const EngineSettings& settings) {
+  return std::min(settings.stall_warning_ms, static_cast<uint64_t>(kCrossedS * 1e3));
+}
+
+bool StallReport::anything_is_late(double resumed_s) {
+  const double limit_s = static_cast<double>(late_ms(settings_)) * 1e-3;
+  return !stalled_for(leader_.undecided(), resumed_s, limit_s).empty();
+}
+
+// Asks all hosts anew for each report, and waits for the answers. A leader that is inside of a batch gives none.
+bool StallReport::knows_who_waits() {
+  if (asked_hosts_ns_ == 0) {
+    asked_hosts_ns_ = now_ns();
+    leader_.ask_who_waits();
+  }
+  if (!leader_.all_have_told() && now_ns() - asked_hosts_ns_ < kPatienceNs) return false;
+  asked_hosts_ns_ = 0;
+  return true;
+}
+
 Status StallReport::report() {
   if (settings_.stall_warning_ms == 0) return {};
   // Asked for before a pause that the monitor has yet to notice: it asks again.
   constexpr uint64_t kStaleNs = 1000000000;
   if (now_ns() - ticked_ns_.load() > kStaleNs) return {};
-  const std::vector<Undecided> waiting = leader_.undecided();
   const double resumed_s = static_cast<double>(resumed_ns_.load()) * 1e-9;
+  if (!anything_is_late(resumed_s)) {
+    asked_hosts_ns_ = asked_ns_ = 0;
+    return {};
+  }
+  if (!knows_who_waits()) return {};
+  const std::vector<Undecided> waiting = leader_.undecided();
   if (const double quiet_since = now_seconds() - kCrossedS; quiet_since > resumed_s) {
     int culprit = -1;
     if (const std::string text = disagreement_about_gradients(waiting, quiet_since, &culprit); !text.empty()) {
@@ -123,7 +148,7 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
     return;
   }
   const bool answered = std::ranges::all_of(asked, [this](int rank) { return leader_.stacks().contains(rank); });
-  if (!answered && now_ns() - asked_ns_ < kStackPatienceNs) return;
+  if (!answered && now_ns() - asked_ns_ < kPatienceNs) return;
   asked_ns_ = 0;
   told_ns_ = now_ns();
   warn("stall: " + report + stacks_in_words(leader_.stacks(), asked) +

@@ -23,19 +23,27 @@ class StallReport {
   // Both are borrowed.
   StallReport(const EngineSettings& settings, Leader& leader);
 
+  // What has been waited for so long is late, and every host's leader says so; 0: nothing ever is.
+  static uint64_t late_ms(const EngineSettings& settings);
+
   // A failure ends the generation: the stall limit is reached, or the ranks' models differ.
   Status report();
+  // All hosts have answered who waits: report() has what it was waiting for.
+  bool is_answered() const { return asked_hosts_ns_ != 0 && leader_.all_have_told(); }
   void note_tick() { ticked_ns_.store(now_ns()); }
   // This process runs again after it had been held up.
   void note_pause() { resumed_ns_.store(now_ns()); }
 
  private:
+  bool anything_is_late(double resumed_s);
+  bool knows_who_waits();
   void tell(const std::string& report, std::vector<int> asked, bool crossed);
 
   const EngineSettings& settings_;
   Leader& leader_;
   uint64_t told_ns_ = 0;
-  uint64_t asked_ns_ = 0;  // for stacks, of the report to come; 0: not asked
+  uint64_t asked_hosts_ns_ = 0;  // who waits; 0: not asked
+  uint64_t asked_ns_ = 0;        // for stacks, of the report to come; 0: not asked
   std::atomic<uint64_t> ticked_ns_{0};
   std::atomic<uint64_t> resumed_ns_{0};
 };

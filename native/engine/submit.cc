@@ -126,7 +126,7 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
 
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
-  const std::string what = describe(rank_, name);
+  const std::string what = describe(map_.rank, name);
   auto prepared = std::make_shared<Prepared>();
   HVD_RETURN_IF_ERROR(find_set_for_use(request.process_set, what, &prepared->set));
   HVD_RETURN_IF_ERROR(check_request(request, *prepared->set, what));
@@ -181,9 +181,7 @@ Status Engine::find_set_for_use(int32_t number, const std::string& what, std::sh
 }
 
 Status Engine::refuse_if_over() {
-  if (stopping_.load()) return end_of_job();
-  if (poisoned()) return segment_->cause();
-  if (left_rank_.load() >= 0) return end_of_job();
+  HVD_RETURN_IF_ERROR(ending_->why_over());
   if (member_->has_joined()) return invalid("this rank has joined: it can submit nothing before all ranks have");
   return {};
 }
@@ -194,7 +192,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   const size_t tensors = prepared->tensors.size();
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
-  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, rank_));
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, map_.rank));
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->urgent = (flags & HVD_URGENT) != 0;
   submission->user = user == nullptr ? prepared->user : user;
@@ -222,8 +220,8 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
   const Prepared& prepared = *submission->prepared;
   // Under the lock: after that, fail_all() finds the submission.
   if (Status over = refuse_if_over(); !over.ok()) {
-    over = std::move(over).while_doing(describe(rank_, prepared.name));
-    remember_end(over);
+    over = std::move(over).while_doing(describe(map_.rank, prepared.name));
+    ending_->remember(over);
     return over;
   }
   const ProcessSet& set = *prepared.set;
@@ -234,7 +232,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
   }
   if (!member_->knows(prepared.entry)) prepared.entry = member_->find_or_add(set.number, prepared.name);
   if (member_->is_duplicate(prepared.entry)) {
-    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(rank_) + " submitted " + quote_name(prepared.name) +
+    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(map_.rank) + " submitted " + quote_name(prepared.name) +
                                     " while an operation of that name is in flight on it\nhint: wait for the first, "
                                     "or give the second another name"};
   }
@@ -248,16 +246,16 @@ Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr&
   in_flight_.fetch_add(1);
   bool begun = false;
   const Member::Announcement announcement = member_->submit(entry, submission, &begun);
-  if (begun && timeline_.is_on()) trace(submission.get(), Submission::Stage::kNegotiating);
+  if (begun) trace_.enter(submission.get(), Submission::Stage::kNegotiating);
   return announcement;
 }
 
 Status Engine::refuse(const char* name, int32_t process_set, const std::string& why) {
   const std::string given = name == nullptr ? "" : name;
-  if (given.size() > kMaxNameBytes) return name_too_long(describe(rank_, given));
+  if (given.size() > kMaxNameBytes) return name_too_long(describe(map_.rank, given));
   auto submission = std::make_shared<Submission>();
   std::shared_ptr<ProcessSet> set;
-  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(rank_, given), &set));
+  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(map_.rank, given), &set));
   submission->is_refusal = true;
   submission->refusal = why.substr(0, kMaxReasonBytes);
   Member::Announcement announcement;
@@ -276,12 +274,12 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
 // Tells the others what the member wants them to know. May wait for room in the log.
 void Engine::announce(const Member::Announcement& announcement, bool driving) {
   if (following_.is_here()) {
-    if (announcement.completed.has_value()) later_.push_back(announcement);
-    if (announcement.asked_leader && !is_leader()) bells_->ring(0);
+    if (announcement.completed.has_value()) later_.calls.push_back(announcement);
+    if (announcement.asked_leader && !map_.is_leader()) bells_->ring(0);
     return;
   }
   if (announcement.asked_leader) {
-    if (is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
+    if (map_.is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
     bells_->ring(0);
     return;
   }

@@ -12,7 +12,6 @@
 
 #include "engine/engine.h"
 #include "platform/clock.h"
-#include "platform/futex.h"
 
 namespace hvd {
 
@@ -42,18 +41,17 @@ bool spin(int turn) {
 }  // namespace
 
 Engine::Driving::Driving(Engine& engine)
-    : engine_(engine), drives_((!engine.stopping_.load() || engine.stopped_.load()) && engine.take_token()) {
+    : engine_(engine),
+      drives_((!engine.ending_->stopping() || engine.ending_->stopped()) && engine.wakeup_->take_token()) {
   if (!drives_) return;
-  engine_.board_->begin_waiting();
-  engine_.callers_waiting_.fetch_add(1);
+  engine_.wakeup_->begin_waiting();
   engine_.bells_->hide_engine();
 }
 
 Engine::Driving::~Driving() {
   if (!drives_) return;
-  engine_.drop_token();
-  engine_.callers_waiting_.fetch_sub(1);
-  engine_.board_->end_waiting();
+  engine_.wakeup_->drop_token();
+  engine_.wakeup_->end_waiting();
   engine_.hand_over();
 }
 
@@ -82,20 +80,19 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
     return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
   }
   const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
-  board_->begin_waiting();
-  callers_waiting_.fetch_add(1);
+  wakeup_->begin_waiting();
   // What this rank has completed can be told now: it brings nothing more.
-  if (!publisher_->ends_batches() && !is_leader()) bells_->ring(0);
+  if (!publisher_->ends_batches() && !map_.is_leader()) bells_->ring(0);
   bool out_of_time = false;
   bool rung = false, rung_own = false;
   for (int turn = 0; !submission->done.load() && !out_of_time; ++turn) {
     // A stop drives by itself, and needs the token for that.
-    const bool leave_it = stopping_.load() && !stopped_.load();
-    if (!leave_it && take_token()) {
+    const bool leave_it = ending_->stopping() && !ending_->stopped();
+    if (!leave_it && wakeup_->take_token()) {
       bells_->hide_engine();
       if (drive(true)) turn = 0;
       if (submission->done.load() || turn < kPauses + kYields) {
-        drop_token();
+        wakeup_->drop_token();
         spin(turn);
         continue;
       }
@@ -112,21 +109,16 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
         return {linger_ns < 0 ? at_most_ns : std::clamp<int64_t>(linger_ns, 1000, at_most_ns), true};
       });
       out_of_time = reason == WakeReason::kSignal;
-      drop_token();
+      wakeup_->drop_token();
     } else if (!spin(turn)) {
       // Whoever has the token may sleep, and was not rung for what this thread submitted to drive it itself.
-      if (!std::exchange(rung_own, true)) bells_->ring(local_rank_);
-      completion_waiters_.fetch_add(1);
-      const uint32_t seen = completions_.load();
-      if (!submission->done.load() && (leave_it || token_.load())) {
-        out_of_time = futex_wait(completions_, seen, 2000000) == FutexResult::kInterrupted;
-      }
-      completion_waiters_.fetch_sub(1);
+      if (!std::exchange(rung_own, true)) bells_->ring(map_.local_rank);
+      out_of_time = !wakeup_->sleep_until_completion(
+          [&] { return !submission->done.load() && (leave_it || wakeup_->somebody_drives()); });
     }
     out_of_time = out_of_time || (deadline_ns != UINT64_MAX && now_ns() >= deadline_ns);
   }
-  callers_waiting_.fetch_sub(1);
-  board_->end_waiting();
+  wakeup_->end_waiting();
   hand_over();
   if (!submission->done.load()) return {HVD_PENDING, ""};
   return submission->status;

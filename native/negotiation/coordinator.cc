@@ -186,38 +186,6 @@ bool Coordinator::recalled_in_vain(int host, uint32_t id, Effects* effects) {
   return true;
 }
 
-bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects) {
-  const auto r = static_cast<size_t>(rank);
-  if (joined_[r]) return false;
-  joined_[r] = true;
-  counted_in_[r] = std::move(counted);
-  ++joined_ranks_;
-  last_event_ = now;
-  last_joined_ = rank;
-  for (auto& [number, set] : sets_) set.joined += is_member(rank, number) ? 1 : 0;
-  for (size_t index = 0; index < entries_.size(); ++index) {
-    Entry& entry = entries_[index];
-    if (entry.name.empty() || !is_member(rank, entry.set)) continue;
-    recall(&entry, effects);
-    decide(index, effects);
-  }
-  end_if_all_joined(effects);
-  return true;
-}
-
-// Nothing is open by then: to all entries with an arrival, every rank has arrived or will not come.
-void Coordinator::end_if_all_joined(Effects* effects) {
-  if (joined_ranks_ < joined_.size() || answers_missing_ > 0 || !waiting_.empty()) return;
-  const auto is_under_way = [](const Entry& entry) { return entry.is_open() || is_any(entry.host_ready_to_come); };
-  if (std::ranges::any_of(entries_, is_under_way)) return;
-  for (Entry& entry : entries_) entry.recalled = false;
-  for (auto& [number, set] : sets_) set.joined = 0;
-  joined_.assign(joined_.size(), false);
-  counted_in_.assign(joined_.size(), {});
-  joined_ranks_ = 0;
-  effects->decisions.push_back({RecordKind::kJoin, static_cast<uint32_t>(last_joined_), false, {}});
-}
-
 bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
   Entry* entry = entry_of(id);
   if (entry == nullptr || !counts_on(id, host)) return false;
@@ -237,26 +205,6 @@ bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
     touch(id);
   }
   return true;
-}
-
-// Whether the data of a rank that has joined is still to be had: it submitted before.
-bool Coordinator::has_arrived(const Entry& entry, int rank) const {
-  const auto host = static_cast<size_t>(host_of_rank_[rank]);
-  if (entry.slow.contains(rank) || entry.host_ready[host]) return true;
-  const CountedIn& counted = counted_in_[static_cast<size_t>(rank)];
-  const auto found = counted.find(entry.id);
-  return found != counted.end() && entry.round_of_host[host] == found->second;
-}
-
-// The members that have joined and give nothing.
-std::vector<int> Coordinator::absent(const Entry& entry) const {
-  std::vector<int> ranks;
-  const Set& set = sets_.at(entry.set);
-  if (set.joined == 0) return ranks;
-  for (const int rank : set.ranks) {
-    if (has_joined(rank) && !has_arrived(entry, rank)) ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 void Coordinator::decide(size_t index, Effects* effects) {
@@ -424,79 +372,6 @@ void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effect
   forget(index);
   run_once(std::move(decisions), effects);
   make_room(effects);
-}
-
-std::vector<Undecided> Coordinator::undecided() const {
-  std::vector<Undecided> all;
-  for (const Entry& entry : entries_) {
-    if (!entry.is_open()) continue;
-    const std::string& descriptor = entry.descriptor();
-    Undecided item{entry.id, in_words(entry, descriptor), entry.name, descriptor, entry.since, {}, {}};
-    for (const int rank : sets_.at(entry.set).ranks) {
-      const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
-      if (here || !has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
-    }
-    all.push_back(std::move(item));
-  }
-  if (joined_ranks_ > 0 && all.empty()) {  // else those who have joined wait for the same ranks, or with them
-    Undecided join{kNoId, "join", "", "", last_event_, {}, {}};
-    for (const int rank : sets_.at(0).ranks) (has_joined(rank) ? join.arrived : join.missing).push_back(rank);
-    all.push_back(std::move(join));
-  }
-  return all;
-}
-
-bool Coordinator::counts_on(uint32_t id, int host) const {
-  const Entry* entry = entry_of(id);
-  return entry != nullptr && sets_.at(entry->set).members_of_host[host] > 0;
-}
-
-bool Coordinator::describe(uint32_t id, Undecided* item, std::vector<int>* ranks) const {
-  const Entry* entry = entry_of(id);
-  if (entry == nullptr) return false;
-  item->id = id;
-  item->name = in_words(*entry, entry->definition);
-  item->plain_name = entry->name;
-  item->descriptor = entry->definition;
-  *ranks = sets_.at(entry->set).ranks;
-  return true;
-}
-
-std::string Coordinator::snapshot() const {
-  Writer text;
-  std::map<std::pair<int32_t, std::string>, const Entry*> by_name;
-  for (const Entry& entry : entries_) {
-    if (!entry.name.empty()) by_name.emplace(std::pair(entry.set, entry.name), &entry);
-  }
-  for (const auto& [key, entry] : by_name) {
-    text.put(entry->set).put_string(entry->name).put(entry->id).put_string(entry->definition).put(entry->counted);
-    text.put(entry->answers_missing).put(entry->hosts_ready).put(entry->recalled);
-    for (const bool ready : entry->host_ready) text.put(ready);
-    for (const bool answered : entry->host_answered) text.put(answered);
-    for (const bool to_come : entry->host_ready_to_come) text.put(to_come);
-    for (const auto& round : entry->round_of_host) text.put(round.has_value()).put(round.value_or(0));
-    for (const auto& [rank, slow] : entry->slow) {
-      const Said& said = entry->said_by(slow);
-      text.put(rank).put_string(said.descriptor).put_string(said.refusal);
-    }
-  }
-  std::vector<uint64_t> uses;  // only their order matters
-  for (const Id& id : ids_) uses.push_back(id.entry == kNoEntry ? 0 : id.used);
-  std::sort(uses.begin(), uses.end());
-  for (const Id& id : ids_) {
-    const uint64_t used = id.entry == kNoEntry ? 0 : id.used;
-    text.put(id.state).put(id.idle).put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
-    for (const bool expected : id.expected) text.put(expected);
-  }
-  for (const uint32_t id : free_ids_) text.put(id);
-  for (const auto& decisions : waiting_) text.put_string(decisions.front().payload);
-  for (const bool joined : joined_) text.put(joined);
-  for (const CountedIn& counted : counted_in_) {
-    for (const auto& [id, round] : counted) text.put(id).put(round);
-    text.put('|');
-  }
-  text.put(last_joined_);
-  return text.take();
 }
 
 }  // namespace hvd

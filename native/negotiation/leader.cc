@@ -6,14 +6,6 @@
 #include <utility>
 
 namespace hvd {
-namespace {
-
-// A request waits so long for the equal ones of its host's other ranks. Until they are there nothing can be decided but
-// an error, so waiting costs no time; ranks that took the fast way do not come, and end the wait.
-constexpr uint64_t kHoldNs = 10000000;
-
-}  // namespace
-
 Status unreadable_from(int from, int to, const std::string& what, size_t bytes) {
   return {HVD_RANK_LOST,
           "rank " + std::to_string(from) + " sent rank " + std::to_string(to) + " " + what +
@@ -30,11 +22,13 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
       clock_(ports.clock),
       waker_(ports.waker),
       readers_(ports.readers),
-      joined_here_(map.ranks_here.size(), false),
       left_(static_cast<size_t>(map.world_size()), false) {
   if (map_.coordinates()) {
     coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
     waiting_there_.resize(static_cast<size_t>(map_.hosts()));
+    asked_who_waits_.assign(static_cast<size_t>(map_.hosts()), false);
+  } else {
+    gathering_.emplace();
   }
   std::vector<int> all;
   for (int rank = 0; rank < map_.world_size(); ++rank) all.push_back(rank);
@@ -44,17 +38,27 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
 void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
   SetHere& here = sets_[set];
   here = {};
+  std::vector<int> members_here;
   for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
     if (!std::ranges::binary_search(ranks, rank_of(local))) continue;
     here.members.push_back(local);
+    members_here.push_back(rank_of(local));
     here.has_leader = here.has_leader || local == map_.local_rank;
   }
-  if (coordinates()) coordinator_->add_set(set, ranks);
+  if (coordinates()) {
+    coordinator_->add_set(set, ranks);
+  } else {
+    gathering_->add_set(set, std::move(members_here));
+  }
 }
 
 void Leader::remove_set(int32_t set) {
   sets_.erase(set);
-  if (coordinates()) coordinator_->remove_set(set);
+  if (coordinates()) {
+    coordinator_->remove_set(set);
+  } else {
+    gathering_->remove_set(set);
+  }
 }
 
 // Whether the frame is one that this rank may send, about itself.
@@ -98,13 +102,17 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     return spread(std::move(effects));
   }
   if (kind == FrameKind::kRequest) {
-    hold(std::move(request));
+    gathering_->ask(std::move(request), clock_.now_ns());
+    send_due_requests();
     return {};
   }
-  send_held(UINT64_MAX);  // a rank's frames stay in order
+  send_requests(gathering_->take_of(rank));  // a rank's frames stay in order
   if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
-  if (kind == FrameKind::kJoin) joined_here_[local_rank] = true;
   send_up(kind, payload);
+  if (JoinFrame join; kind == FrameKind::kJoin && parse_join(payload, map_.world_size(), &join)) {
+    gathering_->join(rank, std::move(join.counted));
+    send_due_requests();
+  }
   return {};
 }
 
@@ -124,43 +132,9 @@ Status Leader::take_from_host(int host, FrameKind kind, const std::string& paylo
                          payload.size());
 }
 
-// Keeps a request until the same one of all other ranks here has come.
-void Leader::hold(RequestFrame request) {
-  const auto [place, is_first] = held_.try_emplace(request.name + '\0' + request.descriptor);
-  Held& held = place->second;
-  if (is_first) {
-    held = {std::move(request), clock_.now_ns() + kHoldNs};
-    if (held_.size() == 1) pending_.hold_until(held.until_ns);
-  } else {
-    held.request.ranks.push_back(request.ranks.front());
-  }
-  if (!all_here_ask(held.request)) return;
-  send_up(FrameKind::kRequest, request_payload(held.request));
-  held_.erase(place);
-  if (held_.empty()) pending_.hold_until(0);
-}
-
-// All but those that have joined.
-bool Leader::all_here_ask(const RequestFrame& request) const {
-  const auto set = sets_.find(request.set);
-  if (set == sets_.end()) return true;  // for the coordinator to refuse
-  const auto waited_for = std::ranges::count_if(set->second.members, [&](uint32_t r) { return !joined_here_[r]; });
-  return request.ranks.size() >= static_cast<size_t>(waited_for);
-}
-
-// Those that have waited long enough by then.
-void Leader::send_held(uint64_t until_ns) {
-  uint64_t next_ns = 0;
-  std::erase_if(held_, [&](const auto& item) {
-    const Held& held = item.second;
-    if (held.until_ns <= until_ns) {
-      send_up(FrameKind::kRequest, request_payload(held.request));
-      return true;
-    }
-    next_ns = next_ns == 0 ? held.until_ns : std::min(next_ns, held.until_ns);
-    return false;
-  });
-  pending_.hold_until(next_ns);
+void Leader::send_requests(const std::vector<RequestFrame>& requests) {
+  for (const RequestFrame& request : requests) send_up(FrameKind::kRequest, request_payload(request));
+  pending_.hold_until(gathering_->due_ns());
 }
 
 // What is complete here waits for company until enough has come together, it has become old enough, or nothing more can
@@ -192,7 +166,7 @@ int64_t Leader::silence_left_ns() const {
 Status Leader::speak() {
   if (pending_.is_empty()) return {};
   const uint64_t hold_until_ns = pending_.hold_until_ns();
-  if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) send_held(clock_.now_ns());
+  if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) send_due_requests();
   return wants_to_speak() ? say_pending() : Status();
 }
 
@@ -295,6 +269,11 @@ bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
     send_up(FrameKind::kMayRetire, may_retire_payload(answers));
     return true;
   }
+  if (kind == FrameKind::kWhoWaits) {
+    if (!payload.empty()) return false;
+    say_who_waits(waiting_here());
+    return true;
+  }
   int rank = -1;
   if (kind != FrameKind::kStackWanted || !parse_stack_wanted(payload, map_.world_size(), &rank)) return false;
   if (map_.host_of(rank) == map_.host) ask_here(rank);
@@ -308,13 +287,9 @@ std::string Leader::snapshot() const {
     for (const uint32_t rank : pending.ranks) text.put(rank);
     text.put('|').put(pending.urgent);
   });
-  for (const auto& [key, held] : held_) {
-    text.put_string(key);
-    for (const Requester& from : held.request.ranks) text.put(from.rank).put(from.waits);
-  }
+  if (gathering_.has_value()) text.put_string(gathering_->snapshot());
   for (const RetiredHere& retired : retired_here_) text.put(retired.end).put(retired.id);
   for (const uint64_t position : text_read_at_) text.put(position);
-  for (const bool joined : joined_here_) text.put(joined);
   for (const bool left : left_) text.put(left);
   if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
   return text.take();

@@ -15,6 +15,7 @@
 // stacks).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -24,6 +25,7 @@
 
 #include "negotiation/coordinator.h"
 #include "negotiation/frames.h"
+#include "negotiation/gathering.h"
 #include "negotiation/host_map.h"
 #include "negotiation/pending.h"
 #include "negotiation/ports.h"
@@ -35,6 +37,7 @@ struct LeaderSettings {
   NameLimits names;
   uint64_t close_bytes = 1u << 20;  // speak once this much is complete
   uint64_t linger_ns = 1000000;     // ... or once something has been complete for so long
+  uint64_t late_ms = 400;           // what has been waited for so long is told to rank 0 unasked; 0: nothing is
 };
 
 struct LeaderPorts {
@@ -69,7 +72,7 @@ class Leader {
   // It is time now. Any thread.
   bool wants_to_speak() const;
   // Requests wait here for the equal ones of other ranks.
-  bool holds_back() const { return !held_.empty(); }
+  bool holds_back() const { return gathering_.has_value() && !gathering_->is_empty(); }
 
   // What all ranks of this host have read the RETIRE of. `*any`: that has moved the log.
   Status tell_retired(bool* any);
@@ -83,8 +86,13 @@ class Leader {
   bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
   uint64_t evicted() const { return coordinator_.has_value() ? coordinator_->evicted() : 0; }
 
-  // Stall facts. A leader other than rank 0's tells rank 0 now and then; rank 0 has everybody's.
+  // Stall facts. Another host's leader tells rank 0 by itself only that something is late. Before rank 0 says who is
+  // missing it asks all leaders, because of what is complete on no host it knows the late part only.
   void tell_waiting();
+  void ask_who_waits();
+  bool all_have_told() const {
+    return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
+  }
   std::vector<Undecided> undecided();
 
   // Where ranks stand. Rank 0 asks; the answers come in later.
@@ -99,10 +107,6 @@ class Leader {
     std::vector<uint32_t> members;  // local ranks
     bool has_leader = false;
   };
-  struct Held {  // equal requests of this host's ranks, until all of them are there
-    RequestFrame request;
-    uint64_t until_ns = 0;
-  };
   struct RetiredHere {
     uint64_t end;  // the log position behind its RETIRE
     uint32_t id;
@@ -114,9 +118,8 @@ class Leader {
   void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.coordinating_host(), kind, payload); }
 
   bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
-  void hold(RequestFrame request);
-  bool all_here_ask(const RequestFrame& request) const;
-  void send_held(uint64_t until_ns);
+  void send_requests(const std::vector<RequestFrame>& requests);
+  void send_due_requests() { send_requests(gathering_->take_due(clock_.now_ns())); }
   bool is_time(const Pending::Contents& pending) const;
   Status say_pending();
   bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
@@ -133,9 +136,11 @@ class Leader {
   Status apply(const std::vector<Decision>& decisions);
   bool write(const Decision& decision, Status* failure);
   void assign(const Decision& decision);
+  void note_for_gathering(const Decision& decision);
   void back_to_the_fast_way();
 
   std::vector<Waiting> waiting_here();
+  void say_who_waits(const std::vector<Waiting>& waiting);
   void ask_here(int rank);
 
   const HostMap& map_;
@@ -149,13 +154,13 @@ class Leader {
   std::optional<Coordinator> coordinator_;  // on rank 0's host
   std::map<int32_t, SetHere> sets_;
   Pending pending_;
-  std::map<std::string, Held> held_;      // by what they ask for
-  std::vector<bool> joined_here_;         // by local rank
+  std::optional<Gathering> gathering_;    // on other hosts than rank 0's
   std::vector<uint64_t> text_read_at_;    // by entry, the log position behind the last record with a text
   std::deque<RetiredHere> retired_here_;  // not read by all ranks of the host, as far as is known
   std::vector<bool> left_;                // by rank
 
   std::vector<std::vector<Waiting>> waiting_there_;  // rank 0: by host, what its leader has told last
+  std::vector<bool> asked_who_waits_;                // rank 0: by host, without an answer
   bool told_waiting_ = false;
   std::map<int, std::string> stacks_;  // rank 0: the answers
   std::vector<int> stacks_asked_;      // of this host, without an answer

@@ -64,6 +64,8 @@ Status Leader::answer_recall(uint32_t id, Effects* effects) {
   // What is complete on this host but not yet told must arrive before the answer.
   HVD_RETURN_IF_ERROR(say_pending());
   send_up(FrameKind::kRecalled, recalled_payload({id, found}));
+  gathering_->recall(id, found);
+  send_due_requests();
   return {};
 }
 
@@ -133,6 +135,7 @@ bool Leader::write(const Decision& decision, Status* failure) {
       return false;
     }
   }
+  if (gathering_.has_value()) note_for_gathering(decision);
   if (decision.kind == RecordKind::kLeave) left_[id] = true;
   // The tally first: a rank that reads the record may submit the next round at once.
   if (decision.reset) {
@@ -163,12 +166,27 @@ void Leader::assign(const Decision& decision) {
   if (text_read_at_.size() <= decision.id) text_read_at_.resize(decision.id + 1, 0);
 }
 
+void Leader::note_for_gathering(const Decision& decision) {
+  Definition definition;
+  Failure failure;
+  if (decision.kind == RecordKind::kDefine && parse_definition(decision.payload, &definition)) {
+    gathering_->define(decision.id, definition.set, definition.name);
+  } else if (decision.kind == RecordKind::kError && parse_failure(decision.payload, map_.world_size(), &failure)) {
+    gathering_->end_round(failure.set, failure.name);
+  } else if (decision.kind == RecordKind::kReady) {
+    gathering_->end_round(decision.id);
+  } else if (decision.kind == RecordKind::kRetire) {
+    gathering_->retire(decision.id);
+  } else if (decision.kind == RecordKind::kJoin) {
+    gathering_->all_have_joined();
+  }
+}
+
 // Before all can submit again: arrivals are counted again.
 void Leader::back_to_the_fast_way() {
   for (uint32_t id = 0; id < text_read_at_.size(); ++id) {
     if (board_.is_recalled(id)) board_.reset(id, false);
   }
-  joined_here_.assign(joined_here_.size(), false);
 }
 
 }  // namespace hvd

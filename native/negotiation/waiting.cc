@@ -7,12 +7,6 @@
 #include "negotiation/leader.h"
 
 namespace hvd {
-namespace {
-
-// What has waited for less is not worth a message.
-constexpr uint32_t kTellableMs = 400;
-
-}  // namespace
 
 std::vector<Waiting> Leader::waiting_here() {
   std::vector<Waiting> all;
@@ -32,13 +26,24 @@ std::vector<Waiting> Leader::waiting_here() {
 }
 
 void Leader::tell_waiting() {
-  if (coordinates()) return;
+  if (coordinates() || settings_.late_ms == 0) return;
   std::vector<Waiting> waiting = waiting_here();
-  const auto is_tellable = [](const Waiting& item) { return item.waited_ms >= kTellableMs; };
-  if (std::ranges::none_of(waiting, is_tellable)) waiting.clear();
-  if (waiting.empty() && !told_waiting_) return;
+  const auto is_late = [this](const Waiting& item) { return item.waited_ms >= settings_.late_ms; };
+  if (std::ranges::none_of(waiting, is_late)) waiting.clear();
+  if (!waiting.empty() || told_waiting_) say_who_waits(waiting);
+}
+
+void Leader::say_who_waits(const std::vector<Waiting>& waiting) {
   told_waiting_ = !waiting.empty();
   send_up(FrameKind::kWaiting, waiting_payload(waiting));
+}
+
+void Leader::ask_who_waits() {
+  for (int host = 0; host < map_.hosts(); ++host) {
+    if (host == map_.host) continue;
+    asked_who_waits_[static_cast<size_t>(host)] = true;
+    uplink_.send(host, FrameKind::kWhoWaits, {});
+  }
 }
 
 bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
@@ -48,6 +53,7 @@ bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
     const auto is_sound = [&](const Waiting& item) { return std::ranges::all_of(item.ranks, lives_there); };
     if (!std::ranges::all_of(waiting, is_sound)) return false;
     waiting_there_[static_cast<size_t>(host)] = std::move(waiting);
+    asked_who_waits_[static_cast<size_t>(host)] = false;
     return true;
   }
   int rank = -1;

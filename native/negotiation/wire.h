@@ -141,6 +141,7 @@ enum class FrameKind : uint8_t {
   kJoin = 14,         // up: i32 rank | u32 n | n x (u32 entry | u32 round), which it is counted in
   kComplete = 15,     // from a rank to its leader: u32 entry | u64 bytes | u8 waits for it at once
   kWaiting = 16,      // up, from a leader: u32 n | n x (u32 entry | u32 waited ms | u32 m | m x i32 rank of the host)
+  kWhoWaits = 17,     // down, a question without a payload, which kWaiting answers
 };
 
 std::string make_frame(FrameKind kind, std::string_view payload);

@@ -131,6 +131,61 @@ TEST(what_waits_for_its_turn_is_submitted_before_the_join) {
   }
 }
 
+// A call whose turn comes while a batch is completed may be complete at once, and is told to the others only after the
+// batch; the join that waited for it comes after that. So the log never says that all have joined before it says that
+// something is ready which was submitted earlier. Rank 0 is held back in a callback, so that the last arrival is its.
+TEST(a_join_never_overtakes_what_was_complete_before_it) {
+  EngineSettings settings = quiet();
+  settings.cycle_time_ms = 60000;  // the batch is closed by whoever waits, and by nobody before
+  std::vector<EngineOptions> world = make_world(2, Wiring::kSharedMemory, settings);
+  const std::shared_ptr<Segment> segment = world[0].segment;
+  std::atomic<int> submitted{0}, other_has_moved_on{0};
+  run_world(std::move(world), [&](Engine& engine, int rank) {
+    constexpr int kMany = 65;  // unnamed calls, of which 64 are submitted at once
+    struct Held {
+      std::atomic<int>& other_has_moved_on;
+      int rank;
+    } held{other_has_moved_on, rank};
+    const auto gate_is_done = [](void* user, const hvd_status*) {
+      const Held& mine = *static_cast<Held*>(user);
+      while (mine.rank == 0 && mine.other_has_moved_on.load() == 0) std::this_thread::yield();
+    };
+    const auto call_is_done = [](void* user, const hvd_status*) {
+      const Held& mine = *static_cast<Held*>(user);
+      if (mine.rank == 1) mine.other_has_moved_on.store(1);
+    };
+    std::vector<float> gate(1, 1);
+    std::vector<std::vector<float>> values(kMany, std::vector<float>(1, 1));
+    std::vector<hvd_handle> handles(kMany + 1);
+    EXPECT(Call(HVD_ALLREDUCE, "gate")
+               .tensor(gate, HVD_FLOAT32)
+               .done(gate_is_done, &held)
+               .submit(engine, &handles[kMany])
+               .ok());
+    for (int i = 0; i < kMany; ++i) {
+      Call call(HVD_ALLREDUCE, nullptr);
+      EXPECT(call.tensor(values[i], HVD_FLOAT32).done(call_is_done, &held).submit(engine, &handles[i]).ok());
+    }
+    hvd_handle all_joined = 0;
+    EXPECT(engine.join(&all_joined).ok());
+    submitted.fetch_add(1);
+    while (submitted.load() < 2) std::this_thread::yield();
+    EXPECT(engine.wait(all_joined, 20000).ok());
+    engine.release(all_joined);
+    for (const hvd_handle handle : handles) {
+      EXPECT(engine.wait(handle, 20000).ok());
+      engine.release(handle);
+    }
+  });
+  uint64_t joined_at = 0, last_ready_at = 0;
+  Record record;
+  for (uint64_t position = 0; segment->peek(position, &record); ++position) {
+    if (record.kind == RecordKind::kJoin) joined_at = position;
+    if (record.kind == RecordKind::kReady) last_ready_at = position;
+  }
+  EXPECT(joined_at > 0 && last_ready_at < joined_at);
+}
+
 TEST(operations_that_need_every_rank_fail_until_all_have_joined) {
   for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
@@ -317,8 +372,11 @@ TEST(a_rank_that_leaves_ends_the_join_of_the_others) {
 
 TEST(an_abort_ends_the_join) {
   for (const Wiring wiring : kWirings) {
-    run_world(make_world(2, wiring, quiet()), [](Engine& engine, int rank) {
+    std::atomic<int> have_summed{0};
+    run_world(make_world(2, wiring, quiet()), [&have_summed](Engine& engine, int rank) {
       EXPECT(sum_of_one(engine, "t", 1) == 2);
+      have_summed.fetch_add(1);
+      while (have_summed.load() < 2) std::this_thread::yield();
       Status status;
       if (rank == 1) engine.abort(1, "out of patience");
       if (rank == 0) {

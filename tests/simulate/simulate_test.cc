@@ -77,6 +77,8 @@ TEST(a_thousand_ranks_on_a_hundred_hosts) {
       EXPECT(counts.batches > 0 && counts.most_up_from_a_host <= counts.batches);
       EXPECT(total(counts.down) == counts.batches * (kHosts - 1));
     }
+    // Uneven: the same, though a seventh of the ranks has joined.
+    EXPECT(count_of(simulation.counts(kUneven).up, FrameKind::kRequest) == (kHosts - 1) * kNames);
     // The lost host's ranks are missing everywhere, and nobody else is.
     const std::vector<Undecided> waiting = simulation.undecided();
     EXPECT(waiting.size() == kNames);

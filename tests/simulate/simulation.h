@@ -74,10 +74,9 @@ class Simulation final : public PlainWorld::Owner {
   PlainWorld& world() { return world_; }
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided() {
+    world_.leader_of(0).ask_who_waits();
     for (int host = 1; host < world_.topology().hosts(); ++host) {
-      if (is_dead(host)) continue;
-      now_ns_ += 1000000000;
-      world_.leader_of(host).tell_waiting();
+      while (!inbox_[static_cast<size_t>(host)].empty()) take_frame(host);
     }
     while (!inbox_[0].empty()) take_frame(0);
     return world_.leader_of(0).undecided();

@@ -25,7 +25,11 @@ ALLOWED = {
     "keras": {"horovod", "core", "tensorflow", "torch"},  # the package of its backend
     "common": {"core"},
     "runner": {"launcher"},
+    "bench": {"horovod", "core", "launcher", "torch"},
 }
+COMPARES_WITH = {"bench": {"torch"}}  # the framework itself, and not our package for it
+# The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
+ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}, "not_yet": set()}
 
 
 def imported(path: Path) -> set[str]:
@@ -47,8 +51,24 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
             if parts[0] == "horovod":
                 part = parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "horovod"
                 assert part in ALLOWED[folder] | {folder}, f"{path} imports {name}"
-            elif folder not in (parts[0], "tensorflow", "keras"):
+            elif folder not in (parts[0], "tensorflow", "keras") and parts[0] not in COMPARES_WITH.get(folder, ()):
                 assert parts[0] not in FRAMEWORKS, f"{path} imports {name}"
+
+
+def test_every_part_of_the_package_stands_in_the_table() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
+    assert folders == set(ALLOWED)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(ALLOWED_AT_TOP)
+
+
+@pytest.mark.parametrize("module", sorted(ALLOWED_AT_TOP))
+def test_a_module_at_the_top_imports_only_what_it_may(module: str) -> None:
+    for name in imported(PACKAGE / f"{module}.py"):
+        parts = name.split(".")
+        assert parts[0] not in FRAMEWORKS, name
+        if parts[0] == "horovod":
+            part = parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "horovod"
+            assert part in ALLOWED_AT_TOP[module], name
 
 
 def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras() -> None:

@@ -60,6 +60,7 @@ class Fuzzed final : public PlainWorld::Owner {
       case 8:
         now_ns_ += 1000000000;
         world_.leader_of(host).tell_waiting();
+        world_.leader_of(0).ask_who_waits();
         world_.leader_of(host).collect_stacks();
         look(rank);
         break;

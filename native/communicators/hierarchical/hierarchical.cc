@@ -21,6 +21,7 @@
 
 #include "collectives/levels.h"
 #include "collectives/slices.h"
+#include "communicators/hierarchical/alltoall.h"
 #include "communicators/registry.h"
 #include "platform/float_state.h"
 
@@ -31,30 +32,6 @@ namespace {
 constexpr int kLeader = 0;                              // among the members of a host
 constexpr int64_t kGatheredBytes = int64_t{256} << 10;  // of one member, if all values travel
 using Bytes = std::vector<std::byte>;
-
-// Pieces of data, one for each pair of source and destination, one after the other in some order.
-class Pieces {
- public:
-  explicit Pieces(int members)
-      : members_(static_cast<size_t>(members)), at_(members_ * members_, 0), placed_(members_ * members_, false) {}
-  void add(int source, int destination, int64_t bytes) {
-    at_[index(source, destination)] = bytes_;
-    placed_[index(source, destination)] = true;
-    bytes_ += bytes;
-  }
-  bool has(int source, int destination) const { return placed_[index(source, destination)]; }
-  int64_t at(int source, int destination) const { return at_[index(source, destination)]; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  size_t index(int source, int destination) const {
-    return static_cast<size_t>(source) * members_ + static_cast<size_t>(destination);
-  }
-  size_t members_;
-  std::vector<int64_t> at_;
-  std::vector<bool> placed_;
-  int64_t bytes_ = 0;
-};
 
 class Hierarchical final : public Communicator {
  public:
@@ -91,7 +68,8 @@ class Hierarchical final : public Communicator {
     return reduce_parts(parts, reduction).while_doing("reducescatter");
   }
   Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
-    return deal(static_cast<const std::byte*>(mine), bytes, static_cast<std::byte*>(all)).while_doing("alltoall");
+    HierarchicalAlltoall operation(members_, by_host_, kernels_, {*inside_, between_.get()}, bytes);
+    return operation.run(static_cast<const std::byte*>(mine), static_cast<std::byte*>(all)).while_doing("alltoall");
   }
   Status barrier() override { return meet().while_doing("barrier"); }
 
@@ -122,7 +100,6 @@ class Hierarchical final : public Communicator {
     });
   }
   Status reduce_parts(std::span<const std::vector<Slice>> parts, const Reduction& reduction);
-  Status deal(const std::byte* input, std::span<const int64_t> bytes, std::byte* output);
   Status meet() {
     HVD_RETURN_IF_ERROR(inside_->barrier());
     if (leads()) HVD_RETURN_IF_ERROR(between_->barrier());
@@ -134,8 +111,6 @@ class Hierarchical final : public Communicator {
   Status allreduce_of_all_values(std::span<const Slice> slices, const Reduction& reduction);
   Status scatter_from_leader(const Bytes& of_host, const std::vector<int64_t>& bytes_of_local,
                              const std::vector<Slice>& own, int64_t element_bytes);
-  Status send_up_and_across(const std::byte* input, const Pieces& inputs, std::span<const int64_t> bytes,
-                            Bytes* arrived, Pieces* arrivals);
 
   const Members members_;
   const Kernels kernels_;
@@ -291,114 +266,6 @@ Status Hierarchical::scatter_from_leader(const Bytes& of_host, const std::vector
     from += slice.count * element_bytes;
   }
   return Status();
-}
-
-Status Hierarchical::deal(const std::byte* input, std::span<const int64_t> bytes, std::byte* output) {
-  const auto length = [&](int source, int destination) {
-    return bytes[static_cast<size_t>(source) * static_cast<size_t>(size()) + static_cast<size_t>(destination)];
-  };
-  Pieces inputs(size()), outputs(size()), sent(size()), received(size());
-  for (int m = 0; m < size(); ++m) {
-    inputs.add(member(), m, length(member(), m));
-    outputs.add(m, member(), length(m, member()));
-  }
-  // Inside the host.
-  std::vector<int64_t> matrix;
-  for (const int local : locals()) {
-    sent.add(member(), local, length(member(), local));
-    received.add(local, member(), length(local, member()));
-    for (const int destination : locals()) matrix.push_back(length(local, destination));
-  }
-  Bytes outgoing(static_cast<size_t>(sent.bytes())), incoming(static_cast<size_t>(received.bytes()));
-  for (const int local : locals()) {
-    copy(outgoing.data() + sent.at(member(), local), input + inputs.at(member(), local), length(member(), local));
-  }
-  HVD_RETURN_IF_ERROR(inside_->alltoall(outgoing.data(), matrix, incoming.data()));
-  for (const int local : locals()) {
-    copy(output + outputs.at(local, member()), incoming.data() + received.at(local, member()), length(local, member()));
-  }
-
-  // Between hosts, and from the leader to its host: for each member what came from elsewhere, by source.
-  Bytes arrived;
-  Pieces arrivals(size()), down(size()), own(size());
-  HVD_RETURN_IF_ERROR(send_up_and_across(input, inputs, bytes, &arrived, &arrivals));
-  std::vector<int64_t> from_leader(locals().size() * locals().size(), 0);
-  for (size_t place = 0; place < locals().size(); ++place) {
-    for (const int source : by_host_) {
-      if (topology().host_of(source) == here()) continue;
-      const int64_t piece = length(source, locals()[place]);
-      down.add(source, locals()[place], piece);
-      from_leader[place] += piece;
-      if (locals()[place] == member()) own.add(source, member(), piece);
-    }
-  }
-  Bytes handed(leads() ? static_cast<size_t>(down.bytes()) : 0), taken(static_cast<size_t>(own.bytes()));
-  for (int source = 0; leads() && source < size(); ++source) {
-    for (const int local : locals()) {
-      if (!down.has(source, local)) continue;
-      copy(handed.data() + down.at(source, local), arrived.data() + arrivals.at(source, local), length(source, local));
-    }
-  }
-  HVD_RETURN_IF_ERROR(inside_->alltoall(handed.data(), from_leader, taken.data()));
-  for (int source = 0; source < size(); ++source) {
-    if (!own.has(source, member())) continue;
-    copy(output + outputs.at(source, member()), taken.data() + own.at(source, member()), length(source, member()));
-  }
-  return Status();
-}
-
-// What leaves the host goes to its leader, and from there to the other leaders. At a leader `arrived` is what came for
-// its host, `arrivals` says where.
-Status Hierarchical::send_up_and_across(const std::byte* input, const Pieces& inputs, std::span<const int64_t> bytes,
-                                        Bytes* arrived, Pieces* arrivals) {
-  const auto length = [&](int source, int destination) {
-    return bytes[static_cast<size_t>(source) * static_cast<size_t>(size()) + static_cast<size_t>(destination)];
-  };
-  Pieces leaving(size()), collected(size()), across(size());
-  std::vector<int64_t> to_leader(locals().size() * locals().size(), 0);
-  for (size_t place = 0; place < locals().size(); ++place) {
-    for (const int destination : by_host_) {
-      if (topology().host_of(destination) == here()) continue;
-      const int local = locals()[place];
-      collected.add(local, destination, length(local, destination));
-      to_leader[place * locals().size() + kLeader] += length(local, destination);
-      if (local == member()) leaving.add(local, destination, length(local, destination));
-    }
-  }
-  Bytes packed(static_cast<size_t>(leaving.bytes())), up(leads() ? static_cast<size_t>(collected.bytes()) : 0);
-  for (int destination = 0; destination < size(); ++destination) {
-    if (!leaving.has(member(), destination)) continue;
-    copy(packed.data() + leaving.at(member(), destination), input + inputs.at(member(), destination),
-         length(member(), destination));
-  }
-  HVD_RETURN_IF_ERROR(inside_->alltoall(packed.data(), to_leader, up.data()));
-  if (!leads()) return Status();
-
-  const int hosts = topology().hosts();
-  std::vector<int64_t> between(static_cast<size_t>(hosts * hosts), 0);
-  for (int from = 0; from < hosts; ++from) {
-    for (int to = 0; to < hosts; ++to) {
-      if (from == to) continue;
-      for (const int source : topology().ranks_of(from)) {
-        for (const int destination : topology().ranks_of(to)) {
-          const int64_t piece = length(source, destination);
-          between[static_cast<size_t>(from * hosts + to)] += piece;
-          if (from == here()) across.add(source, destination, piece);
-          if (to == here()) arrivals->add(source, destination, piece);
-        }
-      }
-    }
-  }
-  Bytes going(static_cast<size_t>(across.bytes()));
-  for (const int source : locals()) {
-    for (int destination = 0; destination < size(); ++destination) {
-      if (!across.has(source, destination)) continue;
-      copy(going.data() + across.at(source, destination), up.data() + collected.at(source, destination),
-           length(source, destination));
-    }
-  }
-  arrived->resize(static_cast<size_t>(arrivals->bytes()));
-  return between_->alltoall(going.data(), between, arrived->data());
 }
 
 std::vector<int> leaders_of(const Topology& members) {

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an engine is started with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/poll_bell.h"
+#include "engine/settings.h"
+#include "horovod/horovod.h"
+#include "negotiation/segment.h"
+
+namespace hvd {
+
+struct EngineOptions {
+  int rank = 0;
+  uint64_t generation = 0;
+  std::vector<int> host_of_rank;  // equal numbers: these ranks share memory
+  EngineSettings settings;
+  struct Link {
+    int peer;
+    hvd_purpose purpose;
+    int fd;  // owned by the engine from here on
+    int index;
+  };
+  std::vector<Link> links;
+  // Tests run several ranks as threads over one mapping; otherwise made or attached by start().
+  std::shared_ptr<Segment> segment;
+  std::shared_ptr<const PollBell> poll_bell;  // likewise, of the host's leader
+};
+
+}  // namespace hvd

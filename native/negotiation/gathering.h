@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The requests of one host's ranks on their way to rank 0 (step 5): equal ones go up as one. A leader apart from rank
+// 0's owns it and sends what it says is due.
+//
+// A name's requests are due once every rank of the host that can still ask has asked: the members of the set that are
+// here, without those that have joined, and without those that took the fast way in this round, which the answer to
+// the recall has counted. Ranks that ask for different things under one name count as well.
+//
+// Pure: no clock, no ports. A plain value: the model checks copy it. Under the driver's token.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "negotiation/frames.h"
+
+namespace hvd {
+
+class Gathering {
+ public:
+  // By set, its members on this host. At the moment when all ranks add or remove the set.
+  void add_set(int32_t set, std::vector<int> ranks_here) { sets_[set] = std::move(ranks_here); }
+  void remove_set(int32_t set);
+
+  void ask(RequestFrame request, uint64_t now_ns);
+  // Another rank will not ask: what it has asked before has been sent.
+  void join(int rank, CountedIn counted) { joined_[rank] = std::move(counted); }
+  void all_have_joined() { joined_.clear(); }
+  // The host has answered a recall of the entry.
+  void recall(uint32_t id, const Recalled& found) { recalled_[id] = found; }
+
+  // What the host's log says about names: what an id stands for; that a round is over; that an id is gone.
+  void define(uint32_t id, int32_t set, const std::string& name);
+  void end_round(int32_t set, const std::string& name);
+  void end_round(uint32_t id);
+  void retire(uint32_t id);
+
+  // Takes what is due: complete, or older than a limit (ns) by now.
+  std::vector<RequestFrame> take_due(uint64_t now_ns);
+  // What a rank has asked, for it has something else to say.
+  std::vector<RequestFrame> take_of(int rank);
+  std::vector<RequestFrame> take_all();
+  bool is_empty() const;
+  uint64_t due_ns() const;  // when the oldest becomes due by itself; 0: there is nothing
+
+  std::string snapshot() const;  // as Member's
+
+ private:
+  using Name = std::pair<int32_t, std::string>;
+  struct Asked {
+    std::vector<int> ranks;  // that have asked in this round, sent or not
+    uint64_t due_ns = 0;
+    std::vector<RequestFrame> unsent;  // all different
+  };
+
+  bool is_complete(const Name& name, const Asked& asked) const;
+  size_t counted_of_others(uint32_t id) const;
+  template <class Wanted>
+  std::vector<RequestFrame> take_if(Wanted&& is_wanted);
+
+  std::map<int32_t, std::vector<int>> sets_;
+  std::map<Name, Asked> names_;  // of rounds that are not over
+  std::map<uint32_t, Name> name_of_id_;
+  std::map<Name, uint32_t> id_of_name_;
+  std::map<uint32_t, Recalled> recalled_;  // of this round
+  std::map<int, CountedIn> joined_;        // by rank
+};
+
+}  // namespace hvd

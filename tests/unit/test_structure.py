@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native folders stand on each other in one order, files stay small, and pages name files that exist."""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "native"
+WALL = "the wall"  # c_api.cc and what stands beside it
+HEADER = "horovod"  # include/horovod/horovod.h
+# What a folder may include of ours, besides itself.
+INCLUDES = {
+    WALL: {"engine", "communicators", "platform", HEADER},
+    "engine": {
+        "fusion",
+        "negotiation",
+        "communicators",
+        "collectives",
+        "reduction",
+        "timeline",
+        "platform",
+        HEADER,
+    },
+    "fusion": {"negotiation"},
+    "negotiation": {"world", "reduction", "platform"},
+    "communicators": {"collectives", "transport", "reduction", "world", "platform"},
+    "collectives": {"transport", "reduction", "world", "platform"},
+    "transport": {"platform"},
+    "reduction": {"platform", HEADER},
+    "timeline": {"platform"},
+    "platform": {HEADER},
+    "shims": {HEADER},  # separate libraries, which see what any caller sees
+    "world": set(),
+    "include": set(),
+}
+# Files of at most this many lines. Those that are longer may only shrink.
+LIMIT = 500
+LONGER = {
+    "src/horovod/core/collectives.py": 508,
+    "src/horovod/core/settings.py": 536,
+    "tests/frameworks/test_keras.py": 522,
+    "tests/frameworks/test_torch_optimizer.py": 717,
+    "tests/native/model.h": 660,
+}
+TABLES = {"tools/mutations.py"}  # one row a mutation: it grows by nature
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in NATIVE.rglob("*") if path.suffix in {".cc", ".h"})
+
+
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(NATIVE).parts
+    return parts[0] if len(parts) > 1 else WALL
+
+
+def included(path: Path) -> dict[str, str]:
+    """The folders of ours that a file includes, each with one of the includes."""
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {(name.split("/")[0] if "/" in name else folder_of(path)): name for name in names}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(NATIVE)))
+def test_a_native_file_includes_only_what_its_folder_may(path: Path) -> None:
+    folder = folder_of(path)
+    found = included(path)
+    assert set(found) <= INCLUDES[folder] | {folder}, found
+
+
+def test_no_native_folders_include_each_other_in_a_circle() -> None:
+    graphlib.TopologicalSorter(INCLUDES).prepare()
+    used: dict[str, set[str]] = {}
+    for path in sources():
+        used.setdefault(folder_of(path), set()).update(included(path))
+    unused = {folder: INCLUDES[folder] - used.get(folder, set()) for folder in INCLUDES}
+    assert not any(unused.values()), f"allowed, and not used: {unused}"
+
+
+def test_no_native_state_is_a_threads_own() -> None:
+    """What a thread is doing stands in the object that it works on (engine/on_thread.h)."""
+    for path in sources():
+        assert "thread_local" not in path.read_text(encoding="utf-8"), path
+
+
+def test_a_long_file_only_gets_shorter() -> None:
+    lengths = {}
+    for top in ("src", "native", "tests", "tools"):
+        for path in (ROOT / top).rglob("*"):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix in {".py", ".cc", ".h"} and name not in TABLES:
+                lengths[name] = len(path.read_text(encoding="utf-8").splitlines())
+    assert len(lengths) > 300
+    longer = {name: length for name, length in lengths.items() if length > LIMIT}
+    assert {name: length for name, length in longer.items() if length > LONGER.get(name, LIMIT)} == {}
+    assert set(LONGER) == set(longer), "a file is short enough now: take it out of the table"
+
+
+def test_every_file_that_architecture_names_exists() -> None:
+    """A name is a path from the root, from src/horovod or from native; `x.*` stands for its header and its source."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([\w./*]+\.(?:py|cc|h|md|\*))`", text))
+    assert len(names) > 20
+    roots = (ROOT, ROOT / "src" / "horovod", NATIVE, NATIVE / "include" / "horovod", NATIVE / "engine")
+    assert [name for name in sorted(names) if not any(list(root.glob(name)) for root in roots)] == []
