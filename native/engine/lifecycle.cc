@@ -162,7 +162,7 @@ Status Engine::start_monitor() {
       ending_->poison(HVD_UNAVAILABLE, -1,
                       "not all ranks of the host have started within " +
                           std::to_string(options_.settings.start_timeout_ms) +
-                          " ms (setting start_timeout_ms), seen by rank " + std::to_string(map_.rank));
+                          " ms (setting start_timeout_ms), says rank " + std::to_string(map_.rank));
     }
     answer_stack_question(*segment_, map_.local_rank, *bells_);
     if (service_ == nullptr) return;

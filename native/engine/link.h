@@ -38,7 +38,7 @@ class RingReceiver {
  public:
   void attach(RequestRing* ring) { ring_ = ring; }
   bool has_data() const;
-  // Takes what is there; true where something was.
+  // Takes what is there; true if something was.
   bool receive();
   FrameParser& frames() { return frames_; }
 

@@ -20,7 +20,7 @@ struct ProcessSet {
   // Fixed.
   int32_t number = 0;
   std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
-  int member = -1;         // this rank's; -1 where it is none
+  int member = -1;         // this rank's; -1 if it is none
   Topology topology;       // of the members
   const CommunicatorRow* row = nullptr;
 
@@ -34,7 +34,7 @@ struct ProcessSet {
   bool closing = false;  // takes nothing new: it is being removed, or has been
 
   int size() const { return static_cast<int>(ranks.size()); }
-  // The member that a world rank is; -1 where it is none.
+  // The member that a world rank is; -1 if it is none.
   int member_of(int rank) const {
     const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
     return found != ranks.end() && *found == rank ? static_cast<int>(found - ranks.begin()) : -1;

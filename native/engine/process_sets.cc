@@ -159,7 +159,7 @@ Status Engine::make_set_communicator(ProcessSet* set) {
   return set->row->make({set->ranks, set->member, set->topology}, parts_in(set->area.get()), &set->communicator);
 }
 
-// What is in flight in the set on this rank, in words; empty where nothing is. Takes nothing new from here on.
+// What is in flight in the set on this rank, in words; empty if nothing is. Takes nothing new from here on.
 std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;

@@ -239,7 +239,7 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
            effects);
 }
 
-// Why an operation cannot run without these ranks; empty where it can.
+// Why an operation cannot run without these ranks; empty if it can.
 std::string Coordinator::without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
                                  int* culprit) {
   Descriptor descriptor;
@@ -251,7 +251,7 @@ std::string Coordinator::without(const Entry& entry, const std::string& agreed, 
          "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
 }
 
-// Why this round cannot run; empty where it can. What most ranks say is the expected; of as many, what the lowest rank
+// Why this round cannot run; empty if it can. What most ranks say is the expected; of as many, what the lowest rank
 // says.
 std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
   std::map<std::string_view, std::vector<int>> ranks_by_descriptor;

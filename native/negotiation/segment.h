@@ -93,7 +93,7 @@ class Segment {
   StackPage& stack_page(uint32_t local_rank) { return stacks_[local_rank]; }
   std::byte* transport_area() { return transport_area_; }
 
-  // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 where it does not.
+  // Since when (milliseconds of the monotonic clock, never 0) this rank waits for the entry; 0 if it does not.
   std::atomic<uint64_t>& in_flight(uint32_t local_rank, uint32_t id) { return rows_[local_rank * kMaxEntries + id]; }
   Tally<SharedWord> tally(uint32_t id, bool across_hosts) {
     return {SharedWord(cells_[id].word), cells_[id].members.load(std::memory_order_relaxed), across_hosts};
@@ -131,7 +131,7 @@ class Segment {
   // By any rank. Ranks in one process get one mapping.
   Status map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byte>* out);
 
-  // The first cause wins; true where it was this one.
+  // The first cause wins; true if it was this one.
   bool poison(hvd_code code, int failed_rank, std::string_view text);
   Status cause() const;  // OK where not poisoned
 

@@ -117,7 +117,7 @@ const char* name_of(DataType dtype);
 const char* name_of(ReduceOp op);
 const char* name_of(hvd_kind kind);
 
-// The first difference that matters, as "expected ..., got ..." words; empty where there is none.
+// The first difference that matters, as "expected ..., got ..." words; empty if there is none.
 // Checked in this order: dtype, kind, number of tensors, shape, scales, op, root. Of a group, its first tensor that
 // differs.
 std::string difference(const Descriptor& expected, const Descriptor& seen);
