@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovod.core import exceptions, native
-from horovod.core.explanations import EXPLANATIONS, troubleshooting_page
+from horovod.core.explanations import EXPLANATIONS
 from horovod.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,3 @@ def test_explain_without_a_code_lists_them(capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_code_is_an_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--explain", "nonsense"]) == 2
     assert capsys.readouterr().err == "horovodrun: there is no code 'nonsense'\nhint: horovodrun --explain lists them\n"
-
-
-def test_the_page_is_the_table() -> None:
-    assert (ROOT / "docs/troubleshooting.md").read_text() == troubleshooting_page(), "run tools/pages"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 
-__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes", "troubleshooting_page"]
+__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
 
 _WIDTH = 100
 
@@ -416,29 +416,6 @@ def list_of_codes() -> str:
     """All codes with their titles, for a terminal."""
     width = max(len(one.code) for one in EXPLANATIONS)
     return "\n".join(f"{one.code:{width}}  {one.title}" for one in EXPLANATIONS)
-
-
-def troubleshooting_page() -> str:
-    """docs/troubleshooting.md."""
-    lines = [
-        "# Troubleshooting",
-        "",
-        "An error ends with its code: `more: horovodrun --explain CODE`. Find the code, or a part of the message, in",
-        "this table. Written by `tools/pages`.",
-        "",
-        "| you read | code |",
-        "|---|---|",
-    ]
-    lines += [f"| `{_in_code(text)}` | [{one.code}](#{one.code}) |" for one in EXPLANATIONS for text in one.messages]
-    for one in EXPLANATIONS:
-        lines += ["", f"## {one.code}", "", f"**{one.title}.** It comes as: {one.comes_as}.", "", one.why, ""]
-        lines += [f"- {action}" for action in one.actions]
-    return "\n".join(lines) + "\n"
-
-
-def _in_code(message: str) -> str:
-    """A message inside of backticks, which it may hold itself."""
-    return message.replace("`", "")
 
 
 def _indented(text: str, mark: str) -> list[str]:

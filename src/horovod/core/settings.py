@@ -28,7 +28,6 @@ __all__ = [
     "environment_of",
     "parse_flag",
     "rows",
-    "settings_page",
 ]
 
 Parse = Callable[[str], Any]
@@ -451,25 +450,6 @@ def environment_of(**values: object) -> dict[str, str]:
     """The environment variables that spell these keywords; the inverse of `from_environment`."""
     variable = {row.keyword: row.variable for row in rows()}
     return {variable[keyword]: _spelled(value) for keyword, value in values.items() if value is not None}
-
-
-def settings_page() -> str:
-    """docs/settings.md."""
-    lines = [
-        "# Settings",
-        "",
-        "Each is an environment variable; some are flags of `horovodrun` too, which win. All ranks of a job must agree",
-        "on the fusion threshold and the transport. Written by `tools/pages`.",
-        "",
-        "| variable | default | flag | meaning |",
-        "|---|---|---|---|",
-    ]
-    for row in rows():
-        default = "" if row.default in (None, "", ()) else f"`{_spelled(row.default)}`"
-        choices = f" One of {', '.join(row.choices)}." if row.choices else ""
-        flag = f"`{row.flag}`" if row.flag else ""
-        lines.append(f"| `{row.variable}` | {default} | {flag} | {row.sentence}{choices} |")
-    return "\n".join(lines) + "\n"
 
 
 def job_directory() -> str:
