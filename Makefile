@@ -19,7 +19,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
-export JOBS ?= $(shell nproc)
+export JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 1)  # one more: tests wait a lot
 
