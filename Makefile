@@ -114,13 +114,11 @@ lint-duplicates: .venv-lint/created
 # nothing. pip takes no wheel of a version that is there already.
 NATIVE_BUILD := --no-build-isolation -C build-dir=build/native -C cmake.define.HVD_BUILD_TESTS=ON
 
-install: native
+install: native .venv/filled
 	@rm -rf build/dist
 	@$(STEP) "build" env PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps \
 	  $(NATIVE_BUILD) -w build/dist .
-	@$(STEP) "install horovod" sh -c \
-	  'wheel=$$(echo build/dist/hvd-*.whl) && $(PIP) "$$wheel[test]" && $(PIP) --force-reinstall --no-deps "$$wheel"'
-	@$(STEP) "install tf-keras" $(TF_KERAS)
+	@$(STEP) "install horovod" sh -c '$(PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
 
 # From the same wheel.
 install-oldest: install $(OLDEST)/created
@@ -128,15 +126,19 @@ install-oldest: install $(OLDEST)/created
 	@$(STEP) --show "one library for every TensorFlow" tools/same-library .venv $(OLDEST)
 
 # Rebuilds only what changed.
-install-quick: .venv/created
-	@$(STEP) "install horovod (incremental)" env PATH="$$PWD/.venv/bin:$$PATH" $(PIP) $(NATIVE_BUILD) '.[test]'
-	@$(STEP) "install tf-keras" $(TF_KERAS)
+install-quick: .venv/filled
+	@$(STEP) "install horovod (incremental)" env PATH="$$PWD/.venv/bin:$$PATH" $(PIP) --no-deps $(NATIVE_BUILD) .
 
 native: .venv/created
 	@$(STEP) "native build" tools/build-native build/native
 
 .venv/created: pyproject.toml
 	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
+	@touch $@
+
+# What the tests need, which is fetched while the library is built.
+.venv/filled: .venv/created
+	@$(STEP) "fill .venv" sh -c "$(PYTHON) tools/requirements test | xargs -d '\n' $(PIP) && $(TF_KERAS)"
 	@touch $@
 
 $(OLDEST)/created: pyproject.toml
