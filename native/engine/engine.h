@@ -260,7 +260,7 @@ class Engine : private Readers {
   // Token; statistics() looks at it under the mutex, under which it is let go.
   std::mutex communicator_mutex_;
   std::unique_ptr<Communicator> communicator_;
-  std::shared_ptr<const DataLinks> data_links_;
+  std::shared_ptr<DataLinks> data_links_;
   const CommunicatorRow* world_row_ = nullptr;  // of all ranks' communicator
   // Token. leader_ is there on each host's lowest rank; its pending() is any thread's.
   std::unique_ptr<Leader> leader_;
