@@ -96,6 +96,11 @@ Status DataLinks::take() {
     if (received == 0) return opener_ended("the thread that opens them has ended");
     const auto length = received - static_cast<ssize_t>(sizeof rank);
     if (length > 0 && sockets.empty()) return {HVD_RANK_LOST, {text, static_cast<size_t>(length)}, rank};
+    if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      for (const int fd : sockets) close_private(fd);
+      return {HVD_UNAVAILABLE, "the data links with rank " + std::to_string(rank) +
+                                   " cannot be taken: too many open files\nhint: raise the limit (ulimit -n)"};
+    }
     HVD_RETURN_IF_ERROR(add(rank, std::move(sockets)));
   }
 }
