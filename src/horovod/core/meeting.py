@@ -53,6 +53,7 @@ HOST: Fields = {"members": _LIST, "settings": _LIST}
 OUTCOME: Fields = {"problem": _TEXT_OR_NONE}
 _DIGEST: Fields = {**OUTCOME, "hosts": _LIST, "places": _LIST}
 
+_MISSING = object()  # of none of the types
 _KEYS_AT_ONCE = 256  # so that no answer comes near the longest message
 
 
@@ -241,7 +242,7 @@ def check_record(whose: str, record: Any, fields: Fields) -> None:
     """What another rank has published has these fields, of these types."""
     wrong = list(fields)
     if isinstance(record, dict):
-        wrong = [name for name, kinds in fields.items() if not isinstance(record.get(name, wrong), kinds)]
+        wrong = [name for name, kinds in fields.items() if not isinstance(record.get(name, _MISSING), kinds)]
     if wrong:
         raise StartError(
             f"{whose} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
