@@ -136,7 +136,10 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
         ({3: {"transport": "tcp"}}, r"disagree about HOROVOD_TRANSPORT: auto on ranks 0, 1, 2, tcp on rank 3\nhint:"),
         ({2: {"version": "0.9"}}, r"the installed version of Horovod: 1.0 on ranks 0, 1, 3, 0.9 on rank 2"),
         ({1: {"local_size": 3}}, r"rank 1 says it is local rank 1 of 3, but on host 'node0000' it is 1 of 2"),
-        ({2: {"problem": "rank 2: no network"}, 3: {"problem": "rank 3: none"}}, "^rank 2: no network; rank 3: none$"),
+        (
+            {2: {"problem": "rank 2: no network"}, 3: {"problem": "rank 3: none"}},
+            "not connect to each other: rank 2: no network; rank 3: none$",
+        ),
         (
             {r: {"transport": "shm", "apart": "rank 1: no memory" if r == 1 else None} for r in range(4)},
             "HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: rank 1: no memory",
@@ -147,6 +150,15 @@ def test_what_does_not_fit_is_the_same_error_for_all(changed: dict[int, dict[str
     digest = met(world(2, 2, changed))  # which asserts that all leaders get this one
     with pytest.raises(StartError, match=text):
         read_digest(digest, 4)
+
+
+def test_ranks_that_share_memory_need_no_port() -> None:
+    without = {1: {"problem": "rank 1: no network"}}
+    assert read_digest(met(world(1, 2, without)), 2).topology == Topology((0, 0))
+    for changed in ({"transport": "tcp"}, {"apart": "rank 1: no memory"}):
+        everywhere = {0: {name: value for name, value in changed.items() if name == "transport"}}
+        with pytest.raises(StartError, match="rank 1: no network"):
+            read_digest(met(world(1, 2, {**everywhere, 1: {**without[1], **changed}})), 2)
 
 
 def test_a_host_whose_ranks_cannot_share_memory_is_divided() -> None:
@@ -171,8 +183,14 @@ def test_who_has_not_come_is_named_and_if_all_have_what_was_waited_for() -> None
         ranks[0].meeting.gather(ranks[0].record)
     for rank in (ranks[1], ranks[2]):
         rank.enter()
-    with pytest.raises(StartError, match=r"rank 0 waited 7 s .* 'world/0/member/node0000/1'; all 4 ranks have called"):
+    with pytest.raises(StartError, match=r"rank 0 waited 7 s in init for local rank 1 of host 'node0000', though all"):
         ranks[0].meeting.gather(ranks[0].record)
+    with pytest.raises(StartError, match="rank 2 waited 7 s in init for the leader of host number 0, though all 4"):
+        ranks[2].meeting.digest()
+    with pytest.raises(StartError, match="rank 0 waited 7 s in init for rank 2 to connect, though all 4"):
+        ranks[0].meeting.finish(0, [0, 2], None)
+    with pytest.raises(StartError, match="rank 3 waited 7 s in init for local rank 0 of host 'node0001', though all"):
+        ranks[3].meeting.leader()
 
 
 def test_the_leaders_learn_what_went_wrong_in_linking() -> None:

@@ -306,7 +306,7 @@ class _Start:
         self.meeting.report(self._record(apart))
         if not self.links:
             return self.meeting.digest()
-        return self._hear("the word of its host's leader")
+        return self._hear("the leader of its host")
 
     def _attach_to(self, leader: dict[str, Any]) -> Link:
         rank, address = leader["rank"], leader["local_address"]
@@ -376,30 +376,35 @@ class _Start:
         for leader in leaders[1:]:
             if self.rank in (0, leader):
                 wanted.setdefault(leader if self.rank == 0 else 0, []).extend(links.LEADER_LINKS)
-        mesh, self.mesh = self.mesh, None
-        if mesh is not None and not wanted:
-            mesh.close()
-        elif mesh is not None:
-            self.opener = DataLinkOpener(self.rank, mesh, digest.places, self.settings.start_timeout_s)
-            mesh.open(wanted, self.opener.take)
+        problem = None
+        if not wanted and self.mesh is not None:
+            self.mesh.close()
+        elif self.mesh is not None:
+            try:
+                self.opener = DataLinkOpener(self.rank, self.mesh, digest.places, self.settings.start_timeout_s)
+                self.mesh.open(wanted, self.opener.take)
+            except OSError as error:
+                problem = f"rank {self.rank}: {error}"
         if len(leaders) > 1:
-            outcome = self._link_leaders(mesh, digest, leaders) if self.rank in leaders else self._hear("the links")
-            check_record("a leader", outcome, OUTCOME)
-            if outcome["problem"] is not None:
-                raise StartError("the ranks could not connect to each other: " + outcome["problem"])
+            outcome = self._link_leaders(digest, leaders, problem) if self.rank in leaders else self._hear("its leader")
+            problem = outcome["problem"]
+        if problem is not None:
+            raise StartError("the ranks could not connect to each other: " + problem)
         if self.opener is not None:
             self.opener.start(peers)
 
-    def _link_leaders(self, mesh: links.Mesh | None, digest: Digest, leaders: list[int]) -> dict[str, Any]:
+    def _link_leaders(self, digest: Digest, leaders: list[int], problem: str | None) -> dict[str, Any]:
         """Connects the leaders with rank 0, and tells this host's ranks how it went for all of them."""
-        problem, linked = None, []
+        linked: list[Link] = []
+        mesh = self.mesh
         assert mesh is not None
         try:
-            mesh.connect(digest.places, self.deadline, self._guard)
+            if problem is None:
+                mesh.connect(digest.places, self.deadline, self._guard)
         except OSError as error:
             problem = f"rank {self.rank}: {error}"
         outcome = self.meeting.finish(self.rank, leaders, problem)
-        if outcome.get("problem") is None:
+        if outcome["problem"] is None:
             linked = mesh.take(self._until())
         for link in self.links:
             links.tell(link, outcome, self._until())

@@ -105,7 +105,7 @@ class DataLinkOpener:
             self._connecting = connection
 
     def _refuse(self, peer: int, why: str) -> None:
-        text = f"rank {self._rank} could not open a data link with rank {peer}: {why}"
+        text = f"rank {self._rank} at {self._mesh.address} could not open a data link with rank {peer}: {why}"
         self._ours.send(_RANK.pack(peer) + text.encode()[:_MAX_TEXT_BYTES])
 
     def _hand_over_if_whole(self, peer: int) -> None:

@@ -45,7 +45,7 @@ SETTINGS: Fields = {
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),
     **dict.fromkeys(("hostname", "address"), _TEXT),
-    "problem": _TEXT_OR_NONE,  # why this rank cannot start
+    "problem": _TEXT_OR_NONE,  # why it has no port
     "apart": _TEXT_OR_NONE,  # why it cannot share memory with its host's leader
 }
 MEMBER: Fields = {**PLACE, "settings": (dict,)}
@@ -53,6 +53,7 @@ HOST: Fields = {"members": _LIST, "settings": _LIST}
 OUTCOME: Fields = {"problem": _TEXT_OR_NONE}
 _DIGEST: Fields = {**OUTCOME, "hosts": _LIST, "places": _LIST}
 
+_WITHOUT_PORTS = ("auto", "shm")  # what HOROVOD_TRANSPORT may be on one host if a rank has no port
 _MISSING = object()  # of none of the types
 _KEYS_AT_ONCE = 256  # so that no answer comes near the longest message
 
@@ -161,14 +162,15 @@ class Meeting:
                 f"expected 0 to {self._identity.size - 1}\n"
                 "hint: HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE number the hosts; horovodrun sets them"
             )
-        if wrong := [place["problem"] for _, place in sorted(places.items()) if place["problem"] is not None]:
-            raise StartError("; ".join(wrong))
         topology = Topology.of(list(hosts_of(places).values()))
         apart = {rank: place["apart"] for rank, place in sorted(places.items()) if place["apart"] is not None}
         if apart and settings[0][0]["transport"] == "shm":
             why = "; ".join(apart.values())
             raise StartError(f"HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: {why}")
         topology = topology.split({topology.host_of_rank[rank] for rank in apart})
+        wrong = [place["problem"] for _, place in sorted(places.items()) if place["problem"] is not None]
+        if wrong and (len(topology.hosts) > 1 or settings[0][0]["transport"] not in _WITHOUT_PORTS):
+            raise StartError("the ranks could not connect to each other: " + "; ".join(wrong))
         addresses = [[places[rank]["address"], places[rank]["port"]] for rank in range(len(places))]
         return {"problem": None, "hosts": topology.hosts, "places": addresses}
 
@@ -215,27 +217,42 @@ class Meeting:
             keys = [self._key(name) for name in names[begin : begin + _KEYS_AT_ONCE]]
             values = self._rendezvous.get_many(keys, self._remaining())
             if absent := [key for key in keys if key not in values]:
-                raise self.late(f"what was to be said at {absent[0]!r}")
+                raise self.late(_whose(absent[0].split("/", 2)[2]))
             for key in keys:
                 check_record(key, values[key], fields)
                 found.append(values[key])
         return found
 
-    def late(self, what: str) -> StartError:
-        """The error for a wait that has taken too long: who has not come, or if all have, for `what` it was."""
+    def late(self, whom: str) -> StartError:
+        """The error for a wait for `whom` that has taken too long. Ranks that have not even come are named instead."""
         here = self._rendezvous.entered(self._generation)
         size, waited_s = self._identity.size, f"{self._start_timeout_s:g} s"
         absent = [rank for rank in range(size) if rank not in here]
-        whom = f"{ranks_text(absent)} of {size}, which {'has' if len(absent) == 1 else 'have'} not called init"
-        whom += f"; here: {ranks_text(here) if here else 'nobody'}"
         hint = "look at the output of the missing ranks"
-        if not absent:
-            whom = f"{what}; all {size} ranks have called init"
-            hint = "do HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK and HOROVOD_CROSS_RANK fit together on all ranks?"
+        if absent:
+            whom = f"{ranks_text(absent)} of {size}, which {'has' if len(absent) == 1 else 'have'} not called init"
+            whom += f"; here: {ranks_text(here) if here else 'nobody'}"
+        else:
+            whom += f", though all {size} ranks have called init"
+            hint += "; HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK and HOROVOD_CROSS_RANK must fit together on all ranks"
         return StartError(
             f"rank {self._identity.rank} waited {waited_s} in init for {whom}\n"
             f"hint: {hint}; HOROVOD_START_TIMEOUT (seconds) lets init wait longer"
         )
+
+
+def _whose(name: str) -> str:
+    """Who publishes this key, in words."""
+    kind, _, where = name.partition("/")
+    host, _, local_rank = where.rpartition("/")
+    return {
+        "leader": f"local rank 0 of host {where!r}",
+        "member": f"local rank {local_rank} of host {host!r}",
+        "host": f"the leader of host number {where}",
+        "digest": "the leader of host number 0",
+        "linked": f"rank {where} to connect",
+        "outcome": "rank 0 to connect",
+    }[kind]
 
 
 def check_record(whose: str, record: Any, fields: Fields) -> None:
