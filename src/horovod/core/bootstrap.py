@@ -382,7 +382,7 @@ class _Start:
         elif self.mesh is not None:
             try:
                 self.opener = DataLinkOpener(self.rank, self.mesh, digest.places, self.settings.start_timeout_s)
-                self.mesh.open(wanted, self.opener.take)
+                self.mesh.open(wanted, self.opener)
             except OSError as error:
                 problem = f"rank {self.rank}: {error}"
         if len(leaders) > 1:

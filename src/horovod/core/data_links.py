@@ -2,13 +2,15 @@
 """Opens this rank's data links when the native core first uses them, and authenticates them, which only Python can.
 
 The native core asks for a rank over a socket pair (horovod.h, HVD_LINK_OPENER), when a collective has something for it.
-To a lower rank this one connects; a higher one connects to this one, whenever it uses the link itself, and waits until
-this one does. One thread sleeps on the socket pair. The port is closed when every link that there may be is open.
+To a lower rank this one connects; a higher one connects to this one, when it uses the link itself. If that takes a
+while, this one makes a connection to the higher rank's port that says nothing, and ends if that rank does. One thread
+sleeps on the socket pair. The port is closed when every link that there may be is open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -21,6 +23,7 @@ __all__ = ["DataLinkOpener"]
 
 _RANK = struct.Struct("=i")
 _MAX_TEXT_BYTES = 2000
+_PATIENCE_S = 0.2  # most higher ranks come at once
 
 
 class DataLinkOpener:
@@ -34,7 +37,8 @@ class DataLinkOpener:
         self._lock = threading.Lock()
         self._expected: set[int] = set()  # with which nothing is open yet
         self._came: dict[int, dict[int, Link]] = {}  # from higher ranks: links by index
-        self._asked: set[int] = set()  # higher ranks, for which the native core waits
+        self._coming: dict[int, set[int]] = {}  # by higher rank: the links, by index, that it has or is being given
+        self._asked: dict[int, socket.socket | None] = {}  # higher ranks that are waited for, and where at them
         self._connecting: socket.socket | None = None
         self._closing = False
         self.native, self._ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,6 +54,11 @@ class DataLinkOpener:
     def link(self) -> Link:
         """What the native core is given."""
         return Link(self._rank, Purpose.OPENER, self.native, len(DATA_LINKS))
+
+    def expect(self, rank: int, index: int) -> None:
+        """A higher rank is about to be told that it has this link. On a thread of the mesh."""
+        with self._lock:
+            self._coming.setdefault(rank, set()).add(index)
 
     def take(self, link: Link) -> None:
         """A link that a higher rank has opened. On a thread of the mesh."""
@@ -74,15 +83,70 @@ class DataLinkOpener:
     def _serve(self) -> None:
         # The native core closes its end when it stops.
         with contextlib.suppress(OSError):
-            while len(request := self._ours.recv(_RANK.size)) == _RANK.size:
-                (peer,) = _RANK.unpack(request)
-                if peer < self._rank:
-                    self._connect(peer)
-                else:
-                    with self._lock:
-                        self._asked.add(peer)
-                    self._hand_over_if_whole(peer)
+            while self._serve_one():
+                pass
         self._end()
+
+    def _serve_one(self) -> bool:
+        """Whatever comes next. False: the native core has stopped."""
+        with self._lock:
+            places = {at.fileno(): peer for peer, at in self._asked.items() if at is not None}
+            unwatched = [peer for peer, at in self._asked.items() if at is None]
+        wakes = select.poll()
+        for descriptor in (self._ours.fileno(), *places):
+            wakes.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in wakes.poll(_PATIENCE_S * 1000 if unwatched else None)]
+        if not ready:
+            for peer in unwatched:
+                self._wait_at(peer)
+        for descriptor in ready:
+            if descriptor in places:
+                self._wait_again(places[descriptor])
+        if self._ours.fileno() not in ready:
+            return True
+        request = self._ours.recv(_RANK.size)
+        if len(request) < _RANK.size:
+            return False
+        (peer,) = _RANK.unpack(request)
+        if peer < self._rank:
+            self._connect(peer)
+        else:
+            with self._lock:
+                self._asked[peer] = None
+            self._hand_over_if_whole(peer)
+        return True
+
+    def _wait_at(self, peer: int) -> None:
+        """So that this rank learns if that one ends before it has come."""
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            at = self._mesh.wait_at(peer, self._places[peer], deadline, self._guard)
+        except OSError as error:
+            self._give_up(peer, str(error))
+            return
+        with self._lock:
+            if peer in self._asked:
+                self._asked[peer] = at
+                return
+        at.close()
+
+    def _wait_again(self, peer: int) -> None:
+        """The connection has ended. If that rank has failed it has told us, and the native core may know already."""
+        with self._lock:
+            at = self._asked.get(peer)
+            if at is not None:
+                self._asked[peer] = None
+        if at is not None:
+            at.close()
+
+    def _give_up(self, peer: int, why: str) -> None:
+        with self._lock:
+            # All links are on their way: that rank may have closed its port since.
+            is_coming = len(self._coming.get(peer, ())) == len(DATA_LINKS)
+            if is_coming or peer not in self._asked:
+                return
+            del self._asked[peer]
+        self._refuse(peer, why)
 
     def _connect(self, peer: int) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -112,8 +176,12 @@ class DataLinkOpener:
         with self._lock:
             if peer not in self._asked or len(self._came.get(peer, {})) < len(DATA_LINKS):
                 return
-            self._asked.discard(peer)
+            at = self._asked.pop(peer)
             links = self._came.pop(peer)
+        if at is not None:
+            with contextlib.suppress(OSError):
+                at.shutdown(socket.SHUT_RDWR)  # wakes the thread that may sleep on it
+            at.close()
         self._hand_over([links[index] for _, index in DATA_LINKS])
 
     def _hand_over(self, links: list[Link]) -> None:
@@ -136,7 +204,11 @@ class DataLinkOpener:
         self._mesh.close()
         with self._lock:
             came, self._came = list(self._came.values()), {}
+            asked, self._asked = list(self._asked.values()), {}
         for links in came:
             for link in links.values():
                 link.socket.close()
+        for at in asked:
+            if at is not None:
+                at.close()
         self._ours.close()

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.core.network import interface_address
@@ -222,6 +222,16 @@ def attach(name: str, leader: int, rank: int, generation: int, secret: bytes, de
     return Link(leader, Purpose.LOCAL, channel.detach())
 
 
+class DataLinkTaker(Protocol):
+    """Whom a mesh tells of data links that higher ranks open."""
+
+    def expect(self, rank: int, index: int) -> None:
+        """Before that rank is told that it has the link."""
+
+    def take(self, link: Link) -> None:
+        """Afterwards."""
+
+
 class Mesh:
     """This rank's TCP port, and its links to the ranks that it is to be linked with: the higher rank connects."""
 
@@ -232,7 +242,8 @@ class Mesh:
         self._generation = generation
         self._secret = secret
         self._wanted: Wanted = {}
-        self._take_data: Callable[[Link], None] | None = None
+        self._data: DataLinkTaker | None = None
+        self._waiting: list[socket.socket] = []  # of lower ranks, which learn by them that this one has ended
         self._connected: list[Link] = []
         self._accepted = _Links()
         self._listener: Listener | None = None
@@ -241,10 +252,10 @@ class Mesh:
         self.port: int = self._listening.getsockname()[1]
         close_in_forked_child(self._listening)
 
-    def open(self, wanted: Wanted, take_data: Callable[[Link], None] | None = None) -> None:
-        """Serves the higher ones of these ranks. Data links go to `take_data`, on threads of their own."""
+    def open(self, wanted: Wanted, data: DataLinkTaker | None = None) -> None:
+        """Serves the higher ones of these ranks. Data links go to `data`, on threads of their own."""
         self._wanted = wanted
-        self._take_data = take_data
+        self._data = data
         self._listener = Listener(self._listening, self._secret, _MESH, self._serve)
 
     def connect(self, places: Sequence[tuple[str, int]], deadline: float, guard: Guard) -> None:
@@ -269,11 +280,23 @@ class Mesh:
         for link in self._connected:
             link.socket.close()
         self._connected = []
+        while self._waiting:
+            self._waiting.pop().close()
 
     def link_with(
         self, peer: int, place: tuple[str, int], purpose: Purpose, index: int, deadline: float, guard: Guard
     ) -> Link:
         """Connects to a lower rank. Raises ChannelError that names it and its address."""
+        hello = {"purpose": int(purpose), "index": index}
+        return Link(peer, purpose, self._greet(peer, place, hello, deadline, guard), index)
+
+    def wait_at(self, peer: int, place: tuple[str, int], deadline: float, guard: Guard) -> socket.socket:
+        """A connection to a higher rank that ends when its process does; it carries nothing. As `link_with`."""
+        return self._greet(peer, place, {"waits": True}, deadline, guard)
+
+    def _greet(
+        self, peer: int, place: tuple[str, int], hello: dict[str, Any], deadline: float, guard: Guard
+    ) -> socket.socket:
         where = f"rank {peer} at {place[0]}:{place[1]}"
         connection = None
         try:
@@ -287,27 +310,32 @@ class Mesh:
             raise ChannelError(f"{where} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
         try:
-            hello = {"rank": self._rank, "generation": self._generation, "purpose": int(purpose), "index": index}
-            channel.send(hello, deadline)
+            channel.send({"rank": self._rank, "generation": self._generation, **hello}, deadline)
             channel.receive(deadline)
         except BaseException:
             channel.close()
             raise
-        return Link(peer, purpose, channel.detach(), index)
+        return channel.detach()
 
     def _serve(self, channel: Channel) -> None:
         deadline = time.monotonic() + 10.0
         hello = channel.receive(deadline)
         rank = _checked_hello(hello, self._generation, channel)
+        if hello.get("waits") is True and rank < self._rank and DATA_LINKS[0] in self._wanted.get(rank, []):
+            channel.send({"linked": False}, deadline)
+            self._waiting.append(channel.detach())
+            return
         kind = (hello.get("purpose"), hello.get("index"))
         if rank <= self._rank or kind not in self._wanted.get(rank, []):
             raise ChannelError(f"{channel.peer} asks for a link that this rank does not have")
+        purpose, index = Purpose(kind[0]), int(kind[1])
+        if purpose != Purpose.DATA or self._data is None:
+            channel.send({"linked": True}, deadline)
+            self._accepted.add(Link(rank, purpose, channel.detach(), index))
+            return
+        self._data.expect(rank, index)
         channel.send({"linked": True}, deadline)
-        link = Link(rank, Purpose(kind[0]), channel.detach(), int(kind[1]))
-        if link.purpose == Purpose.DATA and self._take_data is not None:
-            self._take_data(link)
-        else:
-            self._accepted.add(link)
+        self._data.take(Link(rank, purpose, channel.detach(), index))
 
 
 def own_address(interface: str, rendezvous: Rendezvous) -> str:
