@@ -18,9 +18,7 @@ namespace {
 constexpr size_t kMaxSockets = 16;  // of one message
 constexpr size_t kMaxText = 2048;
 
-Status opener_ended(const std::string& why) {
-  return {HVD_UNAVAILABLE, "no more data links can be opened: " + why};
-}
+Status opener_ended(const std::string& why) { return {HVD_UNAVAILABLE, "no more data links can be opened: " + why}; }
 
 std::vector<int> sockets_in(msghdr* message) {
   std::vector<int> sockets;

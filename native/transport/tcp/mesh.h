@@ -91,8 +91,8 @@ class Mesh {
   const Interrupt interrupt_;
   int links_per_peer_ = 0;
   const std::shared_ptr<DataLinks> data_links_;
-  std::vector<Link> links_;  // by peer, then index; the member's own stay unused
-  size_t pending_ = 0;       // queued pieces that are not done
+  std::vector<Link> links_;   // by peer, then index; the member's own stay unused
+  size_t pending_ = 0;        // queued pieces that are not done
   std::vector<int> opening_;  // peers whose links are used, but not open
   Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;
