@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ class Process:
 
     def __init__(self, environment: dict[str, str]) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen([sys.executable, "-c", RANK], env={**clean, **environment}, **pipes)
 
     def go(self) -> None:
@@ -71,12 +72,17 @@ class Launcher:
         self._stack = stack
         secret = new_secret()
         self.server = RendezvousServer(secret)
-        stack.callback(self.server.close)
+        self._end = contextlib.ExitStack()
+        self._end.callback(self.server.close)
+        stack.callback(self.end)
         secret_file = SecretFile(secret)
         stack.callback(secret_file.close)
         self._meeting = environment_of(
             rendezvous_address=self.server.address, rendezvous_port=self.server.port, secret_file=secret_file.path
         )
+
+    def end(self) -> None:
+        self._end.close()
 
     def start(self, environment: dict[str, str], **more: str) -> Process:
         process = Process({**self._meeting, **environment, **more})
@@ -135,3 +141,21 @@ def test_a_rank_has_one_connection_to_the_rendezvous_in_its_start_and_after_it(l
     generation_of(*ranks)
     assert max(counts) == 2, "a rank has a second connection"
     assert len(counts) <= 2 * 8  # requests of two ranks
+
+
+def test_the_launchers_end_ends_a_start_wherever_its_ranks_wait(launcher: Launcher) -> None:
+    places = assign_ranks([Host("localhost", 3)], 3)
+    ranks = [launcher.start(place.environment()) for place in places[:2]]
+    for rank in ranks:
+        rank.go()
+    limit = time.monotonic() + LIMIT_S
+    while launcher.server.get("world/0/member/localhost/1") is None:  # rank 1 waits for its host's leader, in vain
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    launcher.end()
+    began = time.monotonic()
+    for number, rank in enumerate(ranks):
+        _, errors = rank.process.communicate(timeout=LIMIT_S)
+        assert f"rank {number} could not join the job: the rendezvous at 127.0.0.1:" in errors, errors
+        assert "closed the connection" in errors
+    assert time.monotonic() - began < 15, "they waited as long as for a rank that may come"

@@ -110,13 +110,13 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
         start.close()
         raise StartError(f"{start.name} cannot go on in init: {gone}") from None
     except ChannelError as error:
-        lost = start.gone()
-        if lost is not None:
-            record_gone(start.rendezvous, start.generation, lost)
+        end = start.end()
+        if isinstance(end, RankGone):
+            record_gone(start.rendezvous, start.generation, end)
+            start.close()
+            raise StartError(f"{start.name} cannot go on in init: {end}\n({error})") from None
         start.close()
-        if lost is not None:
-            raise StartError(f"{start.name} cannot go on in init: {lost}\n({error})") from None
-        raise StartError(f"{start.name} could not join the job: {error}") from error
+        raise StartError(f"{start.name} could not join the job: {end or error}") from error
     except RuntimeError as error:  # no more threads
         start.close()
         raise StartError(
@@ -204,10 +204,9 @@ class _Start:
         """In error texts."""
         return f"rank {self.rank}" if self.rank >= 0 else "this process"
 
-    def gone(self) -> RankGone | None:
-        """After a connection has ended: the launcher may know which rank has."""
-        end = None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
-        return end if isinstance(end, RankGone) else None
+    def end(self) -> RankGone | ChannelError | None:
+        """After a connection has ended: the launcher may know which rank has, or may itself have."""
+        return None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
 
     def give_up(self, why: str) -> None:
         if self.is_awaited and self.leader is not None:
