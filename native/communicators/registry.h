@@ -43,7 +43,7 @@ Members some_of(const Members& members, std::span<const int> places);
 // What it is made from.
 struct CommunicatorParts {
   std::byte* area = nullptr;  // shared_bytes of zeros, aligned to 4096, the same memory for all members of a host
-  std::shared_ptr<const DataLinks> links;
+  std::shared_ptr<DataLinks> links;
   CommunicatorSettings settings;
   Interrupt interrupt;
 };

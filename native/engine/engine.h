@@ -191,7 +191,7 @@ class Engine : private Readers {
 
   // Token. statistics() looks at communicators under the mutex, under which they are let go.
   std::mutex communicator_mutex_;
-  std::shared_ptr<const DataLinks> data_links_;
+  std::shared_ptr<DataLinks> data_links_;
   Execution execution_;
   std::atomic<uint64_t> cursor_{0};
   OpenBatch open_;

@@ -123,11 +123,16 @@ Status Engine::make_communicator() {
   std::sort(options_.links.begin(), options_.links.end(),
             [](const auto& a, const auto& b) { return a.index < b.index; });
   std::vector<std::vector<int>> sockets(static_cast<size_t>(map_.world_size()));
+  int opener = -1, links_per_peer = 0;
   for (EngineOptions::Link& link : options_.links) {
+    if (link.purpose == HVD_LINK_OPENER && opener < 0) {
+      opener = std::exchange(link.fd, -1);
+      links_per_peer = link.index;
+    }
     if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= map_.world_size()) continue;
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
-  data_links_ = std::make_shared<const DataLinks>(std::move(sockets));
+  data_links_ = std::make_shared<DataLinks>(std::move(sockets), opener, links_per_peer);
   return world_->row->make({world_->ranks, world_->member, topology_}, parts_in(segment_->transport_area()),
                            &world_->communicator);
 }

@@ -112,7 +112,7 @@ class World {
     sockets_[static_cast<size_t>(member)].clear();
     hvd::CommunicatorParts parts;
     parts.area = page_ + areas_[static_cast<size_t>(topology_.host_of(member))];
-    parts.links = std::make_shared<const hvd::DataLinks>(std::move(of_rank));
+    parts.links = std::make_shared<hvd::DataLinks>(std::move(of_rank));
     parts.settings = options;
     parts.interrupt = {&word(), event_[0]};
     return row_.make({world_ranks_, member, topology_}, parts, out);

@@ -28,16 +28,20 @@ def connect_and_exchange() -> dict[str, object]:
     """Connects, sends this rank's number over each link and says who answered."""
     world = bootstrap.connect(Settings.from_environment())
     try:
-        for link in world.links:
+        between_ranks = [link for link in world.links if link.purpose != links.Purpose.OPENER]
+        for link in between_ranks:
             link.socket.sendall(bytes([world.rank, link.purpose, link.index]))
         heard = [
             (link.peer, int(link.purpose), link.index, tuple(link.socket.recv(3, socket.MSG_WAITALL)))
-            for link in world.links
+            for link in between_ranks
         ]
-        for link in world.links:
+        for link in between_ranks:
             assert link.socket.gettimeout() is None
         names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "generation", "transport")
-        return {name: getattr(world, name) for name in (*names, "host_of_rank")} | {"heard": heard}
+        return {name: getattr(world, name) for name in (*names, "host_of_rank")} | {
+            "heard": heard,
+            "opens_data_links": world.opener is not None,
+        }
     finally:
         world.close()
 
@@ -60,7 +64,7 @@ def test_ranks_of_one_host_get_a_local_link_to_the_leader(worlds: WorldPool, siz
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_tcp_gives_pairs_two_data_links_and_rank_0_control_and_beat_links_to_each(worlds: WorldPool, size: int) -> None:
+def test_tcp_gives_rank_0_control_and_beat_links_to_each_and_no_data_link(worlds: WorldPool, size: int) -> None:
     seen = worlds(size, {"HOROVOD_TRANSPORT": "tcp"}).run(connect_and_exchange)
     for rank, one in enumerate(seen):
         assert one["transport"] == "tcp" and one["host_of_rank"] == list(range(size))
@@ -68,9 +72,8 @@ def test_tcp_gives_pairs_two_data_links_and_rank_0_control_and_beat_links_to_eac
         for peer in range(size):
             if peer != rank:
                 expected += [(peer, 1, 0, (peer, 1, 0))] if 0 in (peer, rank) else []
-                expected += [(peer, 2, index, (peer, 2, index)) for index in range(2)]
                 expected += [(peer, 3, 0, (peer, 3, 0))] if 0 in (peer, rank) else []
-        assert one["heard"] == expected
+        assert one["heard"] == expected and one["opens_data_links"]
         assert (one["local_rank"], one["local_size"], one["cross_rank"], one["cross_size"]) == (0, 1, rank, size)
 
 
@@ -79,14 +82,14 @@ def heard_by(rank: int, links: dict[int, list[tuple[int, int]]]) -> list[tuple[o
     return [(peer, *kind, (peer, *kind)) for peer in sorted(links) for kind in sorted(links[peer])]
 
 
-LOCAL, LEADERS, DATA = [(0, 0)], [(1, 0), (3, 0)], [(2, 0), (2, 1)]
+LOCAL, LEADERS = [(0, 0)], [(1, 0), (3, 0)]
 
 
 @pytest.mark.parametrize(
     ("transport", "expected"),
     [
-        ("2+2", [{1: LOCAL, 2: LEADERS + DATA}, {0: LOCAL}, {3: LOCAL, 0: LEADERS + DATA}, {2: LOCAL}]),
-        ("3+1", [{1: LOCAL, 2: LOCAL, 3: LEADERS + DATA}, {0: LOCAL}, {0: LOCAL}, {0: LEADERS + DATA}]),
+        ("2+2", [{1: LOCAL, 2: LEADERS}, {0: LOCAL}, {3: LOCAL, 0: LEADERS}, {2: LOCAL}]),
+        ("3+1", [{1: LOCAL, 2: LOCAL, 3: LEADERS}, {0: LOCAL}, {0: LOCAL}, {0: LEADERS}]),
     ],
 )
 def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
@@ -98,6 +101,7 @@ def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
     for rank, one in enumerate(seen):
         assert one["transport"] == "hierarchical" and one["host_of_rank"] == hosts
         assert one["heard"] == heard_by(rank, expected[rank])
+        assert one["opens_data_links"] == (LEADERS in expected[rank].values())
         local_rank = hosts[:rank].count(hosts[rank])
         assert (one["local_rank"], one["local_size"]) == (local_rank, sizes[hosts[rank]])
         others = [size > local_rank for size in sizes]
@@ -108,7 +112,7 @@ def test_tcp_on_one_host_shares_memory_for_everything_but_data(worlds: WorldPool
     seen = worlds(2, {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_PRETEND_HOSTS": "2"}).run(connect_and_exchange)
     for rank, one in enumerate(seen):
         assert one["transport"] == "tcp" and one["host_of_rank"] == [0, 0]
-        assert one["heard"] == heard_by(rank, {1 - rank: LOCAL + DATA})
+        assert one["heard"] == heard_by(rank, {1 - rank: LOCAL}) and one["opens_data_links"]
 
 
 def test_ranks_that_cannot_share_memory_are_hosts_of_their_own(worlds: WorldPool) -> None:

@@ -27,7 +27,7 @@ from horovod.core.channel import (
     authenticate_client,
     authenticate_server,
 )
-from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.launcher.rendezvous_server import RendezvousServer
 
 SECRET = b"s" * 32
@@ -255,10 +255,10 @@ def test_the_first_compare_and_set_wins_and_everybody_learns_it(server: Rendezvo
 
 def test_the_failure_of_the_newest_generation_counts(server: RendezvousServer) -> None:
     client = client_of(server)
-    assert client.enter(0, "process") == 0
+    assert client.enter(0, "process")["generation"] == 0
     server.put("failure/0", {"rank": 1})
     assert server.failure() == {"rank": 1}
-    assert client.enter(0, "process") == 1
+    assert client.enter(0, "process")["generation"] == 1
     assert server.failure() is None
     server.record_failure(3, "rank 3 was stopped")
     assert server.failure() == {"rank": 3, "code": "RANK_LOST", "text": "rank 3 was stopped"}
@@ -332,11 +332,64 @@ def test_close_ends_every_thread(server: RendezvousServer) -> None:
 def test_a_client_connects_again_after_its_connection_broke(server: RendezvousServer) -> None:
     client = client_of(server)
     client.put("x", 1)
-    client._connected(soon()).connection.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(ChannelError):
-        client.get("x")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, "never", 60.0)
+        eventually(lambda: len(server._connections) == 1 and bool(next(iter(server._connections)).waits))
+        client._connected(soon())._shut()
+        with pytest.raises(ChannelError, match="closed the connection"):
+            waiting.result()
     assert client.get("x") == 1
     client.close()
+
+
+def test_a_connection_has_many_requests_under_way_at_a_time(server: RendezvousServer) -> None:
+    client = client_of(server)
+    client.put("here", 0)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(client.get, f"key/{number}", 10.0) for number in range(8)]
+        assert client.get("here") == 0  # while all of them wait
+        for number in reversed(range(8)):
+            client.put(f"key/{number}", number)
+        assert [one.result() for one in waiting] == list(range(8))
+    assert len(server._connections) == 1
+    client.close()
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next_one(server: RendezvousServer) -> None:
+    client = client_of(server)
+    client.put("x", 1)
+    late = {"op": "get", "keys": ["late"], "timeout_ms": 60_000}
+    with pytest.raises(ChannelError, match="did not answer in time"):
+        client._exchange(late, time.monotonic() + 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, "next", 10.0)
+        eventually(lambda: len(next(iter(server._connections)).waits) == 2)
+        client.put("late", "too late")
+        client.put("next", "in time")
+        assert waiting.result() == "in time"
+    client.close()
+
+
+def test_a_watch_tells_of_a_rank_that_is_gone_and_of_the_launchers_end() -> None:
+    server = RendezvousServer(SECRET)
+    told: list[Exception] = []
+    clients = [client_of(server) for _ in range(3)]
+    for client in clients[:2]:
+        client.watch("never", 60.0, told.append)
+    cancel = clients[2].watch("never", 60.0, told.append)
+    cancel()
+    server.gone(1, "rank 1 was killed")
+    eventually(lambda: len(told) == 2)
+    assert all(isinstance(one, RankGone) and one.rank == 1 for one in told)
+    server.replaced(1)
+    told.clear()
+    clients[0].watch("never", 60.0, told.append)
+    assert clients[1].watch("is/there", 0.0, told.append) is not None
+    server.close()
+    eventually(lambda: len(told) == 1)
+    assert isinstance(told[0], ChannelError) and "closed the connection" in str(told[0])
+    for client in clients:
+        client.close()
 
 
 def test_a_server_that_is_something_else_is_named() -> None:

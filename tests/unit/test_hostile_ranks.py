@@ -6,16 +6,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from horovod.core import bootstrap, channel
+from horovod.core import channel, meeting
 from horovod.core.channel import ChannelError, Listener, MessageError, authenticate_client
 from horovod.core.exceptions import StartError
 from horovod.core.rendezvous import Rendezvous
 from horovod.launcher.rendezvous_server import RendezvousServer
-from horovod.launcher.rendezvous_store import Store
 
 SECRET = b"s" * 32
 
@@ -41,21 +41,40 @@ def test_numbers_and_depths_that_json_has_and_python_has_not_are_answered() -> N
     for key in ("deep", "long"):
         link.send({"op": "get", "keys": [key], "timeout_ms": 0}, soon())
         assert "error" in link.receive(soon())
-    link.send({"op": "enter", "rank": 10**400, "process": "p"}, soon())
-    assert link.receive(soon()) == {"generation": 0}
+    link.send({"op": "enter", "rank": 10**400, "process": "p", "id": 10**400}, soon())
+    assert link.receive(soon()) == {"entry": {"generation": 0, "rank": 10**400}, "id": 10**400}
     link.close()
     server.close()
 
 
 @pytest.mark.parametrize("answer", [None, 7, [], {}, {"error": "no"}, {"values": []}, {"values": None}])
 def test_an_answer_of_another_form_is_an_error(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = RendezvousServer(SECRET)
-    monkeypatch.setattr(Store, "ask", lambda store, request, now_s, reply: reply(answer))
-    client = Rendezvous(server.address, server.port, SECRET)
-    with pytest.raises(ChannelError, match=f"rendezvous at 127.0.0.1:{server.port}"):
+    monkeypatch.setattr(Rendezvous, "_exchange", lambda *_: answer)
+    client = Rendezvous("127.0.0.1", 4711, SECRET)
+    with pytest.raises(ChannelError, match="rendezvous at 127.0.0.1:4711"):
         client.get("key")
-    client.close()
-    server.close()
+
+
+@pytest.mark.parametrize("answer", [None, 7, [], {}, {"id": "1"}, {"id": [1]}])
+def test_an_answer_without_a_request_ends_the_connection(answer: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            server = channel.authenticate_server(connection, SECRET, "rendezvous", soon(), "rank")
+            server.receive(soon())
+            server.send(answer, soon())
+            with pytest.raises(ChannelError):  # hung up
+                server.receive(soon())
+            server.close()
+
+        client = Rendezvous("127.0.0.1", listening.getsockname()[1], SECRET)
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            with pytest.raises(ChannelError, match="answered without saying what"):
+                client.get("key")
+            client.close()
+            served.result()
 
 
 def test_a_message_that_cannot_be_sent_leaves_the_connection_whole() -> None:
@@ -73,33 +92,35 @@ def test_a_message_that_cannot_be_sent_leaves_the_connection_whole() -> None:
     there.close()
 
 
-def record(**changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        name: {str: "x", int: 1}[kinds[0]] for name, kinds in bootstrap._RECORD.items() if name != "local_address"
-    }
-    return {**made, "local_address": None, **changes}
+def record(fields: dict[str, tuple[type, ...]], **changes: Any) -> dict[str, Any]:
+    values = {str: "x", int: 1, list: [], dict: {}}
+    return {**{name: values[kinds[0]] for name, kinds in fields.items()}, **changes}
 
 
-def test_a_record_with_every_field_of_its_type_is_taken() -> None:
-    bootstrap._check_record(3, record(), bootstrap._RECORD)
-    bootstrap._check_record(3, record(local_address="name", more=1), bootstrap._RECORD)
+KINDS = {name: getattr(meeting, name) for name in ("LEADER", "MEMBER", "SETTINGS", "HOST", "OUTCOME")}
 
 
-@pytest.mark.parametrize("name", sorted(bootstrap._RECORD))
-@pytest.mark.parametrize("value", [[], {}, 1.5])
-def test_a_field_of_another_type_is_named_with_its_rank(name: str, value: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_with_every_field_of_its_type_is_taken(kind: str) -> None:
+    meeting.check_record("rank 3", record(KINDS[kind], more=1), KINDS[kind])
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in KINDS[kind]])
+@pytest.mark.parametrize("value", [1.5, object])
+def test_a_field_of_another_type_is_named_with_its_rank(kind: str, name: str, value: Any) -> None:
+    fields = KINDS[kind]
     with pytest.raises(StartError, match=rf"rank 3 published a record that cannot be read: {name} missing.*\nhint:"):
-        bootstrap._check_record(3, record(**{name: value}), bootstrap._RECORD)
-    without = record()
+        meeting.check_record("rank 3", record(fields, **{name: value}), fields)
+    without = record(fields)
     del without[name]
     with pytest.raises(StartError, match=name):
-        bootstrap._check_record(3, without, bootstrap._RECORD)
+        meeting.check_record("rank 3", without, fields)
 
 
 @pytest.mark.parametrize("value", [None, 7, [], "text"])
 def test_a_record_that_is_none_is_named_with_its_rank(value: Any) -> None:
     with pytest.raises(StartError, match="rank 2 published a record that cannot be read"):
-        bootstrap._check_record(2, value, bootstrap._OUTCOME)
+        meeting.check_record("rank 2", value, meeting.OUTCOME)
 
 
 def test_a_listener_without_a_thread_to_spare_turns_one_away_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

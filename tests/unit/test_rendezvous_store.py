@@ -75,10 +75,16 @@ def test_a_rank_that_is_gone_ends_every_wait_until_it_is_replaced() -> None:
     assert later.get("b") is None
 
 
-def entered(store: Store, rank: int, process: str) -> int:
-    answer = Asker(store).ask(op="enter", rank=rank, process=process)
+def entry(store: Store, rank: int | None, process: str) -> dict[str, Any]:
+    answer = Asker(store).ask(op="enter", rank=rank, process=process, who=f"who is {process}")
     assert answer is not None
-    return int(answer["generation"])
+    return dict(answer.get("entry", answer))
+
+
+def entered(store: Store, rank: int, process: str) -> int:
+    one = entry(store, rank, process)
+    assert one["rank"] == rank
+    return int(one["generation"])
 
 
 def test_each_start_of_all_ranks_is_a_generation() -> None:
@@ -126,4 +132,37 @@ def test_a_rank_that_comes_late_does_not_join_a_start_that_others_have_given_up(
 
 def test_two_processes_of_one_rank_are_in_one_generation_and_can_find_out() -> None:
     store = Store()
-    assert entered(store, 0, "a") == entered(store, 0, "another") == 0
+    assert entry(store, 0, "a") == {"generation": 0, "rank": 0}
+    assert entry(store, 0, "another") == {"generation": 0, "rank": 0, "other": "who is a"}
+
+
+def test_who_is_missing_can_be_asked() -> None:
+    store = Store()
+    assert entered(store, 2, "c") == entered(store, 0, "a") == 0
+    assert Asker(store).ask(op="entered", generation=0) == {"ranks": [0, 2]}
+    assert Asker(store).ask(op="entered", generation=1) == {"ranks": []}
+
+
+def test_ranks_are_told_the_place_that_the_launcher_has_assigned() -> None:
+    store = Store()
+    store.assign([{"local_rank": 0}, {"local_rank": 1}])
+    assert entry(store, 1, "b") == {"generation": 0, "rank": 1, "place": {"local_rank": 1}}
+    assert entry(store, 2, "c") == {"generation": 0, "rank": 2}  # of which the launcher knows nothing
+    store.assign([{"local_rank": 0}, {"local_rank": 0}])
+    assert entry(store, 1, "b") == {"generation": 1, "rank": 1, "place": {"local_rank": 0}}
+
+
+@pytest.mark.parametrize("order", [["new", "a"], ["a", "new"]], ids=["first", "last"])
+def test_a_process_without_a_rank_gets_that_of_one_that_was_replaced_and_keeps_it(order: list[str]) -> None:
+    store = Store()
+    rank_of = {"a": 0, "b": 1, "new": None}
+    assert "error" in entry(store, None, "early")
+    for generation in range(4):
+        assert [entry(store, rank_of[one], one)["generation"] for one in ("a", "b")] == [generation] * 2
+    store.gone(1, "it was killed")
+    store.replaced(1)
+    for generation in (4, 5):
+        entries = {one: entry(store, rank_of[one], one) for one in order}
+        assert entries["new"] == {"generation": generation, "rank": 1}
+        assert entries["a"] == {"generation": generation, "rank": 0}
+    assert "error" in entry(store, None, "one too many")

@@ -81,12 +81,16 @@ enum {
   HVD_URGENT = 2 /* do not linger for more tensors: somebody waits for it, though not in hvd_wait */
 };
 
-/* What a link between two ranks is for. Links are connected and authenticated before hvd_start. */
+/* What a link is for. Links are connected and authenticated before hvd_start, except those that an opener gives. */
 typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
   HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
-  HVD_LINK_DATA = 2, /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
-  HVD_LINK_BEAT = 3  /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
+  HVD_LINK_DATA = 2,  /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
+  HVD_LINK_BEAT = 3,  /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
+  HVD_LINK_OPENER = 4 /* SOCK_SEQPACKET between the library and whoever opens the data links of this rank when they are
+                         first used; `index`: how many each pair has. The library sends a rank (int32), and gets back
+                         that rank with its sockets (SCM_RIGHTS, in the same order at both ends), or, without any, the
+                         reason in words. It closes its end with the context */
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */

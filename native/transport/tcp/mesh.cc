@@ -85,43 +85,83 @@ void take(std::deque<Piece>* queue, size_t bytes, const Done& done) {
 
 }  // namespace
 
-Mesh::Mesh(std::shared_ptr<const DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
+Mesh::Mesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
     : member_(member),
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       interrupt_(interrupt),
       data_links_(std::move(links)) {}
 
+const std::vector<int>& Mesh::sockets_to(int peer) const {
+  static const std::vector<int> none;
+  return peer == member_ || data_links_ == nullptr ? none : data_links_->to(world_ranks_[static_cast<size_t>(peer)]);
+}
+
 Status Mesh::open() {
-  const auto sockets_to = [&](int peer) -> const std::vector<int>& {
-    static const std::vector<int> none;
-    return peer == member_ || data_links_ == nullptr ? none : data_links_->to(world_ranks_[static_cast<size_t>(peer)]);
-  };
+  const bool opens_more = data_links_ != nullptr && data_links_->opens_more();
+  if (opens_more) links_per_peer_ = data_links_->links_per_peer();
+  if (opens_more && links_per_peer_ < 1) return Status(HVD_INVALID_ARGUMENT, "an opener of no data links");
   for (int peer = 0; peer < size_; ++peer) {
-    const std::vector<int>& of_peer = sockets_to(peer);
-    if (peer == member_) continue;
-    const int count = static_cast<int>(of_peer.size());
+    const int count = static_cast<int>(sockets_to(peer).size());
+    if (peer == member_ || (count == 0 && opens_more)) continue;
     if (links_per_peer_ == 0) links_per_peer_ = count;
     if (count == 0 || count != links_per_peer_) {
       return Status(HVD_INVALID_ARGUMENT, std::to_string(count) + " data links with rank " +
                                               std::to_string(world_ranks_[static_cast<size_t>(peer)]) + ", expected " +
                                               std::to_string(links_per_peer_ == 0 ? 1 : links_per_peer_));
     }
-    for (int fd : of_peer) HVD_RETURN_IF_ERROR(prepare_socket(fd));
   }
   links_.resize(static_cast<size_t>(size_ * links_per_peer_));
   for (int peer = 0; peer < size_; ++peer) {
-    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
-      link(peer, i).fd = sockets_to(peer)[static_cast<size_t>(i)];
-      link(peer, i).peer = peer;
+    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) link(peer, i).peer = peer;
+    if (!sockets_to(peer).empty()) HVD_RETURN_IF_ERROR(adopt(peer));
+  }
+  return Status();
+}
+
+// The peer's links are open.
+Status Mesh::adopt(int peer) {
+  const std::vector<int>& sockets = sockets_to(peer);
+  for (int i = 0; i < links_per_peer_; ++i) {
+    const int fd = sockets[static_cast<size_t>(i)];
+    HVD_RETURN_IF_ERROR(prepare_socket(fd));
+    link(peer, i).fd = fd;
+  }
+  return Status();
+}
+
+// A first use. What fails is reported by the advance() that must follow.
+void Mesh::use(int peer) {
+  if (!sockets_to(peer).empty()) {  // another mesh was first
+    if (Status status = adopt(peer); !status.ok()) failed_ = std::move(status);
+  } else if (std::find(opening_.begin(), opening_.end(), peer) == opening_.end()) {
+    opening_.push_back(peer);
+    if (Status status = data_links_->want(world_ranks_[static_cast<size_t>(peer)]); !status.ok()) {
+      failed_ = std::move(status);
     }
+  }
+}
+
+Status Mesh::take_opened() {
+  HVD_RETURN_IF_ERROR(failed_);
+  if (opening_.empty()) return Status();
+  HVD_RETURN_IF_ERROR(data_links_->take().while_doing(operation_));
+  for (size_t i = 0; i < opening_.size();) {
+    if (sockets_to(opening_[i]).empty()) {
+      ++i;
+      continue;
+    }
+    HVD_RETURN_IF_ERROR(adopt(opening_[i]));
+    opening_.erase(opening_.begin() + static_cast<ptrdiff_t>(i));
   }
   return Status();
 }
 
 void Mesh::send(int peer, int index, const std::byte* data, size_t bytes) {
   if (bytes == 0) return;
-  link(peer, index).outgoing.push_back({data, bytes});
+  Link& used = link(peer, index);
+  if (used.fd < 0) use(peer);
+  used.outgoing.push_back({data, bytes});
   ++pending_;
 }
 
@@ -130,7 +170,9 @@ void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t t
     if (tag != kNoTag) at_once_.push_back({peer, tag});
     return;
   }
-  link(peer, index).incoming.push_back({data, bytes, tag});
+  Link& used = link(peer, index);
+  if (used.fd < 0) use(peer);
+  used.incoming.push_back({data, bytes, tag});
   ++pending_;
 }
 
@@ -151,7 +193,7 @@ Status Mesh::interrupted() const {
 }
 
 Status Mesh::send_some(Link& link, bool* moved) {
-  while (!link.outgoing.empty()) {
+  while (!link.outgoing.empty() && link.fd >= 0) {
     Batch batch(link.outgoing);
     const ssize_t sent = sendmsg(link.fd, &batch.message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) {
@@ -167,7 +209,7 @@ Status Mesh::send_some(Link& link, bool* moved) {
 }
 
 Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
-  while (!link.incoming.empty()) {
+  while (!link.incoming.empty() && link.fd >= 0) {
     Batch batch(link.incoming);
     const ssize_t received = recvmsg(link.fd, &batch.message, MSG_DONTWAIT);
     if (received == 0) return lost(link, "closed the connection");
@@ -205,6 +247,7 @@ Status Mesh::advance(std::vector<Arrival>* arrivals) {
   bool moved = !arrivals->empty();
   fault_point("tcp");
   for (int spins = 0;; ++spins) {
+    if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
     HVD_RETURN_IF_ERROR(move_all(arrivals, &moved));
     if (moved) return Status();
     if (interrupt_.raised()) return interrupted();
@@ -220,8 +263,9 @@ Status Mesh::sleep() {
   polled_.clear();
   for (const Link& link : links_) {
     const int events = (link.incoming.empty() ? 0 : POLLIN) | (link.outgoing.empty() ? 0 : POLLOUT);
-    if (events != 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
+    if (events != 0 && link.fd >= 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
   }
+  if (!opening_.empty()) polled_.push_back({data_links_->opener(), data_links_->events(), 0});
   if (interrupt_.event_fd >= 0) polled_.push_back({interrupt_.event_fd, POLLIN, 0});
   const int ready = poll(polled_.data(), polled_.size(), kSliceMs);
   if (ready < 0 && errno != EINTR)

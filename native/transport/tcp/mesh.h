@@ -3,7 +3,8 @@
 //
 // A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both
 // ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
-// queued stays untouched until it has been sent, or has arrived.
+// queued stays untouched until it has been sent, or has arrived. A link that is not open yet is asked for when
+// something is first queued on it; meanwhile the others move.
 //
 // Shares the sockets' ownership. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or
 // the interrupt.
@@ -35,10 +36,10 @@ class Mesh {
   };
 
   // Among the ranks `world_ranks`, of which this one is number `member`.
-  Mesh(std::shared_ptr<const DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
+  Mesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
-  // Checks the sockets' number and makes them nonblocking.
+  // Checks the number of those sockets that are open, and makes them nonblocking.
   Status open();
 
   int member() const { return member_; }
@@ -73,6 +74,10 @@ class Mesh {
     std::deque<Incoming> incoming;
   };
 
+  const std::vector<int>& sockets_to(int peer) const;
+  Status adopt(int peer);
+  void use(int peer);
+  Status take_opened();
   Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
   Status send_some(Link& link, bool* moved);
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
@@ -85,9 +90,11 @@ class Mesh {
   const std::vector<int> world_ranks_;
   const Interrupt interrupt_;
   int links_per_peer_ = 0;
-  const std::shared_ptr<const DataLinks> data_links_;
-  std::vector<Link> links_;  // by peer, then index; the member's own stay unused
-  size_t pending_ = 0;       // queued pieces that are not done
+  const std::shared_ptr<DataLinks> data_links_;
+  std::vector<Link> links_;   // by peer, then index; the member's own stay unused
+  size_t pending_ = 0;        // queued pieces that are not done
+  std::vector<int> opening_;  // peers whose links are used, but not open
+  Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;
   std::vector<Arrival> at_once_;  // empty receives, reported by the next advance()
   const char* operation_ = "start";

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a process learns its world: who it is, who the others are, and one authenticated socket for every link to them.
 
-Runs in init, before the native core. The steps, each known to all ranks through the rendezvous before the next begins,
-so that an error on one rank is the same error on all of them, at once:
+Runs in init, before the native core. The steps; what goes wrong in one on one rank is the same error on all of them:
 
-    meet     every rank publishes a record of itself; who is missing at the end of the start timeout is named
-    agree    settings that must be equal are; the hosts and their ranks are consistent
+    enter    the rendezvous says which generation this is, which rank, and where it stands in it
     attach   the ranks of each host connect to its leader and map a piece of its memory: only then is it one host
-    link     TCP between the hosts' leaders and rank 0, and between those ranks whose communicators need it
+    meet     what every rank says of itself goes to its host's leader, from there to one of the leaders, who checks it;
+             what all need to know comes back the same way (meeting.py). Who is missing at the end of the start timeout
+             is named
+    link     TCP between the other hosts' leaders and rank 0
 
-All keys carry the generation, so that init may follow shutdown any number of times.
+Links for data are opened later, by the first collective that uses them (data_links.py). All keys carry the generation,
+so that init may follow shutdown any number of times.
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from horovod import __version__
 from horovod.core import communicators, links, native
 from horovod.core.channel import AuthenticationError, ChannelError
+from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.links import Link, Purpose
+from horovod.core.meeting import OUTCOME, Digest, Meeting, check_record, read_digest
 from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
-from horovod.core.topology import Topology, hosts_of, identity_of, ranks_text
+from horovod.core.topology import Topology, identity_of, proposed_rank
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -43,27 +47,7 @@ _log = logging.getLogger("horovod")
 _PROCESS = os.urandom(8).hex()
 _alone_generations = itertools.count()
 
-# What every rank must have alike: (keyword, how the user spells it).
-_EQUAL_SETTINGS = (
-    ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
-    ("transport", "HOROVOD_TRANSPORT"),
-    ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
-    ("size", "HOROVOD_SIZE"),
-    ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
-    ("process_sets", "the process sets given to init"),
-)
-
-# What ranks publish in each step: the fields and their types, checked before any is used.
-_Fields = dict[str, tuple[type, ...]]
-_TEXT, _NUMBER, _TEXT_OR_NONE = (str,), (int,), (str, type(None))
-_RECORD: _Fields = {
-    **dict.fromkeys(("token", "hostname", "machine", "version", "transport", "pretend_hosts", "process_sets"), _TEXT),
-    **dict.fromkeys(("pid", "fusion_threshold_bytes", "dynamic_process_sets"), _NUMBER),
-    **dict.fromkeys(("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"), _NUMBER),
-    "local_address": _TEXT_OR_NONE,
-}
-_OUTCOME: _Fields = {"problem": _TEXT_OR_NONE}
-_PLACE: _Fields = {"address": _TEXT, "port": _NUMBER, **_OUTCOME}
+_LAUNCHERS_WORD_S = 1.0  # how much later the launcher may notice what ended a connection
 
 
 @dataclasses.dataclass
@@ -82,6 +66,7 @@ class World:
     transport: str  # the communicator that joins all ranks
     rendezvous: Rendezvous | None  # None: started without a launcher
     watch: StartWatch | None = None  # until the native core has started
+    opener: DataLinkOpener | None = None  # while there may be data links
 
     def close_links(self) -> None:
         """The native core holds duplicates of its own: close ours once it has started."""
@@ -94,6 +79,8 @@ class World:
 
     def close(self) -> None:
         self.close_links()
+        if self.opener is not None:
+            self.opener.close()
         if self.rendezvous is not None:
             self.rendezvous.close()
 
@@ -114,7 +101,7 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
     except AuthenticationError as error:
         start.close()
         raise StartError(
-            f"rank {start.rank}: {error}\n"
+            f"{start.name}: {error}\n"
             "hint: HOROVOD_SECRET_FILE must be the same for all ranks of a job and its launcher; this rank may be left "
             "over from another job, or the port may be another job's",
             "start-secret",
@@ -122,19 +109,24 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
     except RankGone as gone:
         record_gone(start.rendezvous, start.generation, gone)
         start.close()
-        raise StartError(f"rank {start.rank} cannot go on in init: {gone}", "start-lost-rank") from None
+        raise StartError(f"{start.name} cannot go on in init: {gone}", "start-lost-rank") from None
     except ChannelError as error:
+        end = start.end()
+        if isinstance(end, RankGone):
+            record_gone(start.rendezvous, start.generation, end)
+            start.close()
+            raise StartError(f"{start.name} cannot go on in init: {end}\n({error})", "start-lost-rank") from None
         start.close()
-        raise StartError(f"rank {start.rank} could not join the job: {error}", "start-connection") from error
+        raise StartError(f"{start.name} could not join the job: {end or error}", "start-connection") from error
     except RuntimeError as error:  # no more threads
         start.close()
         raise StartError(
-            f"rank {start.rank} could not join the job: {error}\n"
+            f"{start.name} could not join the job: {error}\n"
             "hint: raise the limits of processes (ulimit -u) and memory (ulimit -v)",
             "start-resources",
         ) from error
-    except StartError:
-        start.give_up()
+    except StartError as error:
+        start.give_up(text_of(error))
         raise
     except BaseException:
         start.close()
@@ -176,8 +168,7 @@ class _Start:
         self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = 0  # until the rendezvous says which one
         self.process = f"{_PROCESS}/{os.getpid()}"  # a forked child shares the token, but is another process
-        self.identity, self.hostname = identity_of(settings)
-        self.rank, self.size = self.identity.rank, self.identity.size
+        self.rank = proposed_rank(settings)
         self.deadline = time.monotonic() + settings.start_timeout_s
         self.secret = read_secret(settings.secret_file)
         assert settings.rendezvous_port is not None
@@ -185,38 +176,48 @@ class _Start:
         self.watch: StartWatch | None = None
         self.leader: links.LocalLeader | None = None
         self.mesh: links.Mesh | None = None
+        self.opener: DataLinkOpener | None = None
         self.links: list[Link] = []
+        self.is_awaited = False  # by the ranks of this host, for its word
 
     def run(self) -> World:
-        self.generation = self.rendezvous.enter(self.rank, self.process, self._remaining())
-        if self.identity.local_size > 1 and self.identity.local_rank == 0:
-            self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
-        records = self._meet()
-        if self.size > 1:
-            self.watch = StartWatch(
-                self.settings.rendezvous_address, self.rendezvous.port, self.secret, self.generation, self.deadline
-            )
-        _check_equal(records)
-        topology = self._attach(Topology.of(list(hosts_of(records).values())), records)
-        transport, linked = self._plan(topology)
-        if linked:
-            self._link(linked)
+        self._enter()
+        digest = self._meet() if self.size > 1 else Digest(Topology((0,)), [("", 0)])
+        transport, peers = self._plan(digest.topology)
+        self._link(digest, peers)
         if self.leader is not None:
             self.leader.close()
         if self.watch is not None:
             for link in self.links:
                 self.watch.guard(link.socket)
+        if self.opener is not None:
+            self.links.append(self.opener.link())
         return World(
             **dataclasses.asdict(self.identity),
             generation=self.generation,
-            host_of_rank=list(topology.host_of_rank),
+            host_of_rank=list(digest.topology.host_of_rank),
             links=self.links,
             transport=transport,
             rendezvous=self.rendezvous,
             watch=self.watch,
+            opener=self.opener,
         )
 
-    def give_up(self) -> None:
+    @property
+    def name(self) -> str:
+        """In error texts."""
+        return f"rank {self.rank}" if self.rank >= 0 else "this process"
+
+    def end(self) -> RankGone | ChannelError | None:
+        """After a connection has ended: the launcher may know which rank has, or may itself have."""
+        return None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
+
+    def give_up(self, why: str) -> None:
+        if self.is_awaited and self.leader is not None:
+            self.links += self.leader.attached()
+        for link in self.links if self.is_awaited else ():
+            with contextlib.suppress(ChannelError):  # it has ended, or given up by itself
+                links.tell(link, {"problem": why, "hosts": [], "places": []}, time.monotonic() + 1.0)
         with contextlib.suppress(ChannelError):  # the launcher may have ended meanwhile
             self.rendezvous.abandon(self.generation, self.rank, self.process, 1.0)
         self.close()
@@ -224,205 +225,200 @@ class _Start:
     def close(self) -> None:
         for link in self.links:
             link.socket.close()
-        for owner in (self.watch, self.leader, self.mesh, self.rendezvous):
+        for owner in (self.watch, self.leader, self.opener, self.mesh, self.rendezvous):
             if owner is not None:
                 owner.close()
-
-    # meet
-
-    def _meet(self) -> dict[int, dict[str, Any]]:
-        record = {
-            "pid": os.getpid(),
-            "token": os.urandom(8).hex(),
-            "hostname": self.hostname,
-            "machine": socket.gethostname(),
-            "version": __version__,
-            **dataclasses.asdict(self.identity),
-            "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
-            "transport": self.settings.transport,
-            "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
-            "dynamic_process_sets": self.settings.dynamic_process_sets,
-            "process_sets": str(self.process_sets),
-            "local_address": self.leader.name if self.leader else None,
-        }
-        winner = self.rendezvous.compare_and_set(self._key("rank", self.rank), record, self._remaining())
-        if winner != record:
-            _check_record(self.rank, winner, _RECORD)
-            raise StartError(
-                f"two processes are rank {self.rank} of this job: pid {winner['pid']} on {winner['machine']} "
-                f"and pid {os.getpid()} on {socket.gethostname()}\n"
-                "hint: one process of a rank calls init; " + _second_process_hint(),
-                "start-duplicate-rank",
-            )
-        if self.settings.fault_point:
-            native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
-        return self._gather("rank", _RECORD, "has not called init")
-
-    def _exchange(self, step: str, value: Any, fields: _Fields, missing: str) -> dict[int, Any]:
-        self.rendezvous.put(self._key(step, self.rank), value, self._remaining())
-        return self._gather(step, fields, missing)
-
-    def _gather(self, step: str, fields: _Fields, missing: str) -> dict[int, Any]:
-        keys = {self._key(step, rank): rank for rank in range(self.size)}
-        values = self.rendezvous.get_many(keys, self._remaining())
-        by_rank = {keys[key]: value for key, value in values.items()}
-        absent = [rank for rank in range(self.size) if rank not in by_rank]
-        if absent:
-            here = ranks_text(sorted(by_rank)) if by_rank else "no rank"
-            raise StartError(
-                f"rank {self.rank} waited {self.settings.start_timeout_s:g} s in init for {ranks_text(absent)} of "
-                f"{self.size}, which {missing}; here: {here}\n"
-                "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
-                "start-timeout",
-            )
-        for rank, value in sorted(by_rank.items()):
-            _check_record(rank, value, fields)
-        return by_rank
-
-    def _key(self, step: str, rank: int) -> str:
-        return f"world/{self.generation}/{step}/{rank}"
 
     def _remaining(self) -> float:
         return max(1.0, self.deadline - time.monotonic())
 
-    # attach
+    def _until(self) -> float:
+        return time.monotonic() + self._remaining()
 
-    def _attach(self, topology: Topology, records: dict[int, dict[str, Any]]) -> Topology:
-        """Links to this host's leader, or from its followers. Returns which ranks really share memory."""
-        here = topology.neighbours(self.rank)
-        if len(topology.hosts) == self.size:
-            return topology
-        problems = self._exchange_outcome("attach", lambda: self._attach_to(here[0], records[here[0]]["local_address"]))
-        split = {topology.host_of_rank[rank] for rank in problems}
-        if topology.host_of_rank[self.rank] not in split:
-            if self.leader is not None:
-                self.links += self.leader.take(here[1:], self.deadline)
-        else:
-            why = "; ".join(problems[rank] for rank in here if rank in problems)
-            if self.rank == here[0] and self.settings.transport != "shm":
-                _log.warning("the ranks of this host cannot share memory and use TCP instead, which is slower: %s", why)
+    # enter
+
+    def _enter(self) -> None:
+        who = {"pid": os.getpid(), "machine": socket.gethostname()}
+        proposed = None if self.rank < 0 else self.rank
+        entry = self.rendezvous.enter(proposed, self.process, who, self._remaining())
+        self.generation, self.rank = entry["generation"], entry["rank"]
+        self.identity, self.hostname = identity_of(self.settings, entry.get("place"))
+        self.size = self.identity.size
+        if "other" in entry:
+            other = entry["other"] if isinstance(entry["other"], dict) else {}
+            raise StartError(
+                f"two processes are rank {self.rank} of this job: pid {other.get('pid')} on {other.get('machine')} "
+                f"and pid {os.getpid()} on {socket.gethostname()}\n"
+                "hint: one process of a rank calls init; " + _second_process_hint(),
+                "start-duplicate-rank",
+            )
+        self.meeting = Meeting(
+            self.rendezvous,
+            self.identity,
+            self.hostname,
+            self.generation,
+            self.deadline,
+            self.settings.start_timeout_s,
+        )
+        if self.size > 1:
+            self.watch = StartWatch(self.rendezvous, self.generation, self.deadline)
+        if self.settings.fault_point:
+            native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
+
+    # attach and meet
+
+    def _meet(self) -> Digest:
+        digest = self._lead() if self.meeting.leads else self._follow()
+        agreed = read_digest(digest, self.size)
+        here = agreed.topology.neighbours(self.rank)
+        if len(here) == 1:  # its host's ranks may have attached, but one of them could not
             for link in self.links:
                 link.socket.close()
             self.links = []
-        if problems and self.settings.transport == "shm":
-            why = "; ".join(problems.values())
-            raise StartError(
-                f"HOROVOD_TRANSPORT=shm, but the ranks of this host cannot share memory: {why}", "start-transport"
-            )
-        return topology.split(split)
+        return agreed
 
-    def _attach_to(self, leader: int, address: str | None) -> None:
-        if leader == self.rank:
-            return
-        if address is None:
-            raise StartError(f"the leader, rank {leader}, offers no local connection", "start-connection")
-        guard = self._guard()
-        self.links.append(links.attach(address, leader, self.rank, self.generation, self.secret, self.deadline, guard))
+    def _lead(self) -> dict[str, Any]:
+        if self.identity.local_size > 1:
+            self.is_awaited = True
+            problem = None
+            try:
+                self.leader = links.LocalLeader(self.rank, self.size, self.generation, self.secret)
+            except OSError as error:
+                problem = error.strerror or str(error)
+            self.meeting.offer(self.leader.name if self.leader else None, problem)
+        members = self.meeting.gather(self._record(None))
+        attached = [member["rank"] for member in members[1:] if member["apart"] is None]
+        if self.leader is not None:
+            self.links = self.leader.take(attached, self._until())
+        apart = [member["apart"] for member in members if member["apart"] is not None]
+        if apart and self.settings.transport != "shm":
+            why = "; ".join(apart)
+            _log.warning("the ranks of this host cannot share memory and use TCP instead, which is slower: %s", why)
+        digest = self.meeting.judge() if self.meeting.judges else self.meeting.digest()
+        for link in self.links:
+            links.tell(link, digest, self._until())
+        self.is_awaited = digest["problem"] is None and len(digest["hosts"]) > 1
+        return digest
 
-    def _guard(self) -> links.Guard:
-        assert self.watch is not None
-        return self.watch.guard
-
-    def _exchange_outcome(self, step: str, act: Callable[[], None]) -> dict[int, str]:
-        """Runs a step of this rank and tells all ranks how it went.
-
-        Returns the problems by rank, the same on every rank.
-        """
-        problem = None
+    def _follow(self) -> dict[str, Any]:
+        leader = self.meeting.leader()
+        apart = None
         try:
-            act()
-        except (OSError, ValueError, MemoryError) as error:
-            problem = f"rank {self.rank}: {text_of(error) or 'out of memory'}"
-        outcomes = self._exchange(step, {"problem": problem}, _OUTCOME, f"did not finish the step `{step}`")
-        return _problems(outcomes)
+            self.links = [self._attach_to(leader)]
+        except (OSError, StartError, ValueError, MemoryError) as error:
+            apart = f"rank {self.rank}: {text_of(error) or 'out of memory'}"
+        self.meeting.report(self._record(apart))
+        if not self.links:
+            return self.meeting.digest()
+        return self._hear("the leader of its host")
 
-    # link
+    def _attach_to(self, leader: dict[str, Any]) -> Link:
+        rank, address = leader["rank"], leader["local_address"]
+        if address is None:
+            text = f"the leader, rank {rank}, offers no local connection: {leader['problem']}"
+            raise StartError(text, "start-connection")
+        return links.attach(address, rank, self.rank, self.generation, self.secret, self.deadline, self._guard)
 
-    def _plan(self, topology: Topology) -> tuple[str, links.Wanted]:
-        """The communicator of all ranks, and what every rank shall be linked with; empty if no rank needs a link."""
-        host_of_rank = topology.host_of_rank
-        sets = [sorted({rank for rank in ranks if 0 <= rank < self.size}) for ranks in self.process_sets]
+    def _guard(self, connection: socket.socket) -> None:
+        assert self.watch is not None
+        self.watch.guard(connection)
 
-        def linked_with(rank: int) -> set[int]:
-            peers = set(communicators.plan(self.settings.transport, host_of_rank, range(self.size), rank)[1])
-            for members in sets:
-                if rank in members:
-                    peers |= communicators.plan(self.settings.transport, host_of_rank, members, rank, must=False)[1]
-            if self.settings.dynamic_process_sets:  # whom later sets join is not known
-                peers |= {peer for peer in range(self.size) if host_of_rank[peer] != host_of_rank[rank]}
-            return peers
+    def _hear(self, what: str) -> dict[str, Any]:
+        try:
+            word: dict[str, Any] = links.hear(self.links[0], self.deadline)
+        except ChannelError:
+            if time.monotonic() < self.deadline:
+                raise
+            raise self.meeting.late(what) from None
+        check_record("the leader of this host", word, OUTCOME)
+        return word
 
-        name, _ = communicators.plan(self.settings.transport, host_of_rank, range(self.size), self.rank)
-        if len(topology.hosts) == 1 and not linked_with(0):
-            return name, {}
-        wanted: links.Wanted = {self.rank: []}  # so that it is not empty
-        for peer in linked_with(self.rank):
-            wanted.setdefault(peer, []).extend(links.DATA_LINKS)
-        for leader in topology.leaders[1:]:
-            if self.rank in (0, leader):
-                wanted.setdefault(leader if self.rank == 0 else 0, []).extend(links.LEADER_LINKS)
-        return name, wanted
-
-    def _link(self, wanted: links.Wanted) -> None:
+    def _record(self, apart: str | None) -> dict[str, Any]:
+        """What this rank says of itself. Its port is open from here on."""
         problem = None
         try:
             own = links.own_address(self.settings.network_interface, self.rendezvous)
-            self.mesh = links.Mesh(self.rank, wanted, self.generation, self.secret, own)
+            self.mesh = links.Mesh(self.rank, self.generation, self.secret, own)
         except (OSError, ValueError) as error:
-            problem = f"rank {self.rank}: {text_of(error)}"
-        address, port = (self.mesh.address, self.mesh.port) if self.mesh else ("", 0)
-        place = {"address": address, "port": port, "problem": problem}
-        places = self._exchange("address", place, _PLACE, "did not open a port")
-        problems = _problems(places)
-        if not problems:
-            mesh = self.mesh
-            assert mesh is not None
-            problems = self._exchange_outcome("link", lambda: mesh.connect(places, self.deadline, self._guard()))
-        if problems:
-            raise StartError(
-                "the ranks could not connect to each other: " + "; ".join(problems.values()), "start-connection"
-            )
-        assert self.mesh is not None
-        self.links = sorted(
-            self.links + self.mesh.take(self.deadline), key=lambda link: (link.peer, link.purpose, link.index)
-        )
-        self.mesh.close()
-        self.mesh = None
+            problem = f"rank {self.rank}: {error}"
+        return {
+            "rank": self.rank,
+            "hostname": self.hostname,
+            "local_rank": self.identity.local_rank,
+            "local_size": self.identity.local_size,
+            "address": self.mesh.address if self.mesh else "",
+            "port": self.mesh.port if self.mesh else 0,
+            "problem": problem,
+            "apart": apart,
+            "settings": {
+                "version": __version__,
+                "size": self.size,
+                "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
+                "transport": self.settings.transport,
+                "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
+                "dynamic_process_sets": self.settings.dynamic_process_sets,
+                "process_sets": str(self.process_sets),
+            },
+        }
 
+    # link
 
-def _problems(outcomes: dict[int, Any]) -> dict[int, str]:
-    """What went wrong, by rank."""
-    return {rank: one["problem"] for rank, one in sorted(outcomes.items()) if one["problem"] is not None}
+    def _plan(self, topology: Topology) -> tuple[str, set[int]]:
+        """The communicator of all ranks, and the ranks with which this one may ever have data links."""
+        host_of_rank, rank = topology.host_of_rank, self.rank
+        name, peers = communicators.plan(self.settings.transport, host_of_rank, range(self.size), rank)
+        for ranks in self.process_sets:
+            members = sorted({member for member in ranks if 0 <= member < self.size})
+            if rank in members:
+                peers |= communicators.plan(self.settings.transport, host_of_rank, members, rank, must=False)[1]
+        if self.settings.dynamic_process_sets:  # whom later sets join is not known
+            peers |= {peer for peer in range(self.size) if host_of_rank[peer] != host_of_rank[rank]}
+        return name, peers
+
+    def _link(self, digest: Digest, peers: set[int]) -> None:
+        leaders = digest.topology.leaders
+        wanted: links.Wanted = {peer: list(links.DATA_LINKS) for peer in peers}
+        for leader in leaders[1:]:
+            if self.rank in (0, leader):
+                wanted.setdefault(leader if self.rank == 0 else 0, []).extend(links.LEADER_LINKS)
+        problem = None
+        if not wanted and self.mesh is not None:
+            self.mesh.close()
+        elif self.mesh is not None:
+            try:
+                self.opener = DataLinkOpener(self.rank, self.mesh, digest.places, self.settings.start_timeout_s)
+                self.mesh.open(wanted, self.opener)
+            except OSError as error:
+                problem = f"rank {self.rank}: {error}"
+        if len(leaders) > 1:
+            outcome = self._link_leaders(digest, leaders, problem) if self.rank in leaders else self._hear("its leader")
+            problem = outcome["problem"]
+        if problem is not None:
+            raise StartError("the ranks could not connect to each other: " + problem, "start-connection")
+        if self.opener is not None:
+            self.opener.start(peers)
+
+    def _link_leaders(self, digest: Digest, leaders: list[int], problem: str | None) -> dict[str, Any]:
+        """Connects the leaders with rank 0, and tells this host's ranks how it went for all of them."""
+        linked: list[Link] = []
+        mesh = self.mesh
+        assert mesh is not None
+        try:
+            if problem is None:
+                mesh.connect(digest.places, self.deadline, self._guard)
+        except OSError as error:
+            problem = f"rank {self.rank}: {error}"
+        outcome = self.meeting.finish(self.rank, leaders, problem)
+        if outcome["problem"] is None:
+            linked = mesh.take(self._until())
+        for link in self.links:
+            links.tell(link, outcome, self._until())
+        self.is_awaited = False
+        self.links = sorted(self.links + linked, key=lambda link: (link.peer, link.purpose, link.index))
+        return outcome
 
 
 def _second_process_hint() -> str:
     if multiprocessing.parent_process() is not None:
         return "this one was started by multiprocessing: protect the script with `if __name__ == '__main__':`"
     return "has the script started a child that calls it too?"
-
-
-def _check_record(rank: int, record: Any, fields: _Fields) -> None:
-    """What another rank has published has these fields, of these types."""
-    wrong = list(fields)
-    if isinstance(record, dict):
-        wrong = [name for name, kinds in fields.items() if not isinstance(record.get(name, wrong), kinds)]
-    if wrong:
-        raise StartError(
-            f"rank {rank} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
-            "hint: do all ranks run the same version of Horovod?",
-            "start-version",
-        )
-
-
-def _check_equal(records: dict[int, dict[str, Any]]) -> None:
-    for keyword, variable in (*_EQUAL_SETTINGS, ("version", "the installed version of Horovod")):
-        ranks_of_value: dict[Any, list[int]] = {}
-        for rank, record in sorted(records.items()):
-            ranks_of_value.setdefault(record[keyword], []).append(rank)
-        if len(ranks_of_value) > 1:
-            values = ", ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of_value.items())
-            raise StartError(
-                f"the ranks disagree about {variable}: {values}\n"
-                "hint: give it to all ranks alike: a setting on horovodrun's command line or before it",
-                "start-settings",
-            )

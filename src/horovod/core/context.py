@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from horovod.core import bootstrap, native
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
+from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
 
@@ -104,7 +105,8 @@ class Context:
         blames_peer = 0 <= status.failed_rank != world.rank
         gone = None
         if code != native.OK and world.watch is not None:
-            gone = world.watch.gone(FIRST_CAUSE_TIMEOUT_S if blames_peer else 0.0)
+            end = world.watch.end(FIRST_CAUSE_TIMEOUT_S if blames_peer else 0.0)
+            gone = end if isinstance(end, RankGone) else None
         world.close_links()  # hvd_start has duplicated them
         if gone is not None:
             bootstrap.record_gone(world.rendezvous, world.generation, gone)

@@ -2,7 +2,7 @@
 """The sockets between ranks: made and authenticated here, then handed to the native core.
 
 `LocalLeader` and `attach` connect the ranks of one host and prove that they share memory; `Mesh` connects ranks by TCP,
-those that are to be linked and no others.
+those that are to be linked and no others: the leaders in init, what carries data later (data_links.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.core.network import interface_address
@@ -32,7 +33,10 @@ __all__ = [
     "Purpose",
     "Wanted",
     "attach",
+    "close_in_forked_child",
+    "hear",
     "own_address",
+    "tell",
 ]
 
 DATA_LINKS_PER_PAIR = 2
@@ -52,6 +56,7 @@ class Purpose(enum.IntEnum):
     CONTROL = 1
     DATA = 2
     BEAT = 3
+    OPENER = 4
 
 
 # The links with one peer, as (purpose, index): what data travels on, and what rank 0 and the other leaders have.
@@ -65,7 +70,41 @@ class Link:
     peer: int  # world rank at the other end
     purpose: Purpose
     socket: socket.socket  # blocking, authenticated, nothing read ahead
-    index: int = 0  # among the data links with this peer
+    index: int = 0  # among the data links with this peer; of an opener: how many a pair has
+
+
+def tell(link: Link, message: Any, deadline: float) -> None:
+    """Sends a JSON message over a link that the native core does not have yet. Raises ChannelError."""
+    channel = Channel(link.socket, f"rank {link.peer}")
+    try:
+        channel.send(message, deadline)
+    finally:
+        channel.detach()
+
+
+def hear(link: Link, deadline: float) -> Any:
+    """What the other end tells next. Raises ChannelError."""
+    channel = Channel(link.socket, f"rank {link.peer}")
+    try:
+        return channel.receive(deadline)
+    finally:
+        channel.detach()
+
+
+_private: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def close_in_forked_child(owned: socket.socket) -> None:
+    """A child that holds a socket open would hide the end of its rank from the others."""
+    _private.add(owned)
+
+
+def _close_private() -> None:
+    for owned in list(_private):
+        owned.close()
+
+
+os.register_at_fork(after_in_child=_close_private)
 
 
 class _Links:
@@ -121,6 +160,10 @@ class LocalLeader:
                 link.socket.close()
             raise ChannelError(f"rank {strangers[0]} has attached to rank {self._rank}, but is on another host")
         return taken
+
+    def attached(self) -> list[Link]:
+        """The links that there are now, whosever they are."""
+        return self._links.take(0, time.monotonic())
 
     def close(self) -> None:
         self._listener.close()
@@ -179,69 +222,120 @@ def attach(name: str, leader: int, rank: int, generation: int, secret: bytes, de
     return Link(leader, Purpose.LOCAL, channel.detach())
 
 
-class Mesh:
-    """TCP between the ranks that want it of each other: the higher rank connects, the lower one accepts."""
+class DataLinkTaker(Protocol):
+    """Whom a mesh tells of data links that higher ranks open."""
 
-    def __init__(self, rank: int, wanted: Wanted, generation: int, secret: bytes, address: str) -> None:
+    def expect(self, rank: int, index: int) -> None:
+        """Before that rank is told that it has the link."""
+
+    def take(self, link: Link) -> None:
+        """Afterwards."""
+
+
+class Mesh:
+    """This rank's TCP port, and its links to the ranks that it is to be linked with: the higher rank connects."""
+
+    def __init__(self, rank: int, generation: int, secret: bytes, address: str) -> None:
+        """Listens from here on, so that the port is known; nobody is served before `open`."""
         self.address = address
         self._rank = rank
-        self._wanted = wanted
         self._generation = generation
         self._secret = secret
+        self._wanted: Wanted = {}
+        self._data: DataLinkTaker | None = None
+        self._waiting: list[socket.socket] = []  # of lower ranks, which learn by them that this one has ended
         self._connected: list[Link] = []
         self._accepted = _Links()
+        self._listener: Listener | None = None
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server((address, 0), family=family, backlog=1024)
-        self.port: int = listening.getsockname()[1]
-        self._listener = Listener(listening, secret, _MESH, self._serve)
+        self._listening = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port: int = self._listening.getsockname()[1]
+        close_in_forked_child(self._listening)
 
-    def connect(self, places: dict[int, dict[str, Any]], deadline: float, guard: Guard) -> None:
-        """Makes all links to lower ranks. Blocks; raises ChannelError that names the rank and its address."""
+    def open(self, wanted: Wanted, data: DataLinkTaker | None = None) -> None:
+        """Serves the higher ones of these ranks. Data links go to `data`, on threads of their own."""
+        self._wanted = wanted
+        self._data = data
+        self._listener = Listener(self._listening, self._secret, _MESH, self._serve)
+
+    def connect(self, places: Sequence[tuple[str, int]], deadline: float, guard: Guard) -> None:
+        """Makes all leader links to lower ranks. Blocks; raises ChannelError that names the rank and its address."""
         for peer in sorted(peer for peer in self._wanted if peer < self._rank):
             for purpose, index in self._wanted[peer]:
-                self._connected.append(self._connect(peer, places[peer], purpose, index, deadline, guard))
+                if purpose != Purpose.DATA:
+                    self._connected.append(self.link_with(peer, places[peer], purpose, index, deadline, guard))
 
     def take(self, deadline: float) -> list[Link]:
-        """All links, once every rank's `connect` has returned."""
-        count = sum(len(kinds) for peer, kinds in self._wanted.items() if peer > self._rank)
+        """All leader links, once every rank's `connect` has returned."""
+        higher = [kind for peer, kinds in self._wanted.items() if peer > self._rank for kind in kinds]
+        count = sum(purpose != Purpose.DATA for purpose, _ in higher)
         links, self._connected = self._connected + self._accepted.take(count, deadline), []
         return sorted(links, key=lambda link: (link.peer, link.purpose, link.index))
 
     def close(self) -> None:
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._listening.close()
         self._accepted.close()
         for link in self._connected:
             link.socket.close()
+        self._connected = []
+        while self._waiting:
+            self._waiting.pop().close()
 
-    def _connect(
-        self, peer: int, place: dict[str, Any], purpose: Purpose, index: int, deadline: float, guard: Guard
+    def link_with(
+        self, peer: int, place: tuple[str, int], purpose: Purpose, index: int, deadline: float, guard: Guard
     ) -> Link:
-        where = f"rank {peer} at {place['address']}:{place['port']}"
+        """Connects to a lower rank. Raises ChannelError that names it and its address."""
+        hello = {"purpose": int(purpose), "index": index}
+        return Link(peer, purpose, self._greet(peer, place, hello, deadline, guard), index)
+
+    def wait_at(self, peer: int, place: tuple[str, int], deadline: float, guard: Guard) -> socket.socket:
+        """A connection to a higher rank that ends when its process does; it carries nothing. As `link_with`."""
+        return self._greet(peer, place, {"waits": True}, deadline, guard)
+
+    def _greet(
+        self, peer: int, place: tuple[str, int], hello: dict[str, Any], deadline: float, guard: Guard
+    ) -> socket.socket:
+        where = f"rank {peer} at {place[0]}:{place[1]}"
+        connection = None
         try:
-            timeout_s = max(0.01, deadline - time.monotonic())
-            connection = socket.create_connection((place["address"], place["port"]), timeout=timeout_s)
+            connection = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
+            guard(connection)
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            connection.connect(place)
         except (OSError, OverflowError) as error:  # overflow: a port that is none
+            if connection is not None:
+                connection.close()
             raise ChannelError(f"{where} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
-        guard(connection)
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
         try:
-            hello = {"rank": self._rank, "generation": self._generation, "purpose": int(purpose), "index": index}
-            channel.send(hello, deadline)
+            channel.send({"rank": self._rank, "generation": self._generation, **hello}, deadline)
             channel.receive(deadline)
         except BaseException:
             channel.close()
             raise
-        return Link(peer, purpose, channel.detach(), index)
+        return channel.detach()
 
     def _serve(self, channel: Channel) -> None:
         deadline = time.monotonic() + 10.0
         hello = channel.receive(deadline)
         rank = _checked_hello(hello, self._generation, channel)
+        if hello.get("waits") is True and rank < self._rank and DATA_LINKS[0] in self._wanted.get(rank, []):
+            channel.send({"linked": False}, deadline)
+            self._waiting.append(channel.detach())
+            return
         kind = (hello.get("purpose"), hello.get("index"))
         if rank <= self._rank or kind not in self._wanted.get(rank, []):
             raise ChannelError(f"{channel.peer} asks for a link that this rank does not have")
+        purpose, index = Purpose(kind[0]), int(kind[1])
+        if purpose != Purpose.DATA or self._data is None:
+            channel.send({"linked": True}, deadline)
+            self._accepted.add(Link(rank, purpose, channel.detach(), index))
+            return
+        self._data.expect(rank, index)
         channel.send({"linked": True}, deadline)
-        self._accepted.add(Link(rank, Purpose(kind[0]), channel.detach(), int(kind[1])))
+        self._data.take(Link(rank, purpose, channel.detach(), index))
 
 
 def own_address(interface: str, rendezvous: Rendezvous) -> str:

@@ -3,20 +3,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from horovod.core.channel import AuthenticationError, Channel, ChannelError, ProtocolError, authenticate_client
+from horovod.core.channel import (
+    AuthenticationError,
+    Channel,
+    ChannelError,
+    MessageError,
+    ProtocolError,
+    Unpacker,
+    authenticate_client,
+)
 
 __all__ = ["RankGone", "Rendezvous"]
 
 PURPOSE = "rendezvous"
 _ANSWER_TIMEOUT_S = 10.0
 _RETRY_S = 5.0  # how long a refused or dropped connection is tried again
+_READ_BYTES = 1 << 16
+
+# Takes an answer, or why there will be none. Runs on the connection's thread: it must not block, nor ask.
+Taker = Callable[[Any], None]
 
 
 class RankGone(Exception):
@@ -27,21 +41,124 @@ class RankGone(Exception):
         self.rank = rank
 
 
+class _Connection:
+    """One connection for any number of requests at a time, and the thread that reads their answers.
+
+    Each request has a number, which its answer repeats: an answer that comes late is not taken for another's.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()  # guards what follows
+        self._sending = threading.Lock()
+        self._takers: dict[int, Taker] = {}
+        self._asked = 0
+        self._ended: ChannelError | None = None
+        self._thread = threading.Thread(target=self._read, name="horovod-rendezvous-answers", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            channel.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def ask(self, request: dict[str, Any], deadline: float, take: Taker) -> int:
+        """Sends the request; returns its number. Raises ChannelError, and then `take` is not called."""
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._asked += 1
+            number = self._asked
+            self._takers[number] = take
+        try:
+            with self._sending:
+                self._channel.send({**request, "id": number}, deadline)
+        except BaseException as error:
+            self.forget(number)
+            if not isinstance(error, MessageError):  # a part of it may have left
+                self._shut()
+            raise
+        return number
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        with self._lock:
+            self._takers.pop(number, None)
+
+    def address(self) -> str:
+        """This side's."""
+        address: str = self._channel.connection.getsockname()[0]
+        return address
+
+    def close(self) -> None:
+        self._shut()
+        self._thread.join()
+        self._channel.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, which does not have the thread: closes its descriptor alone."""
+        self._channel.detach().close()
+
+    def _shut(self) -> None:
+        # The thread sleeps on the descriptor, which must not become another's before it has woken.
+        with contextlib.suppress(OSError):
+            self._channel.connection.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        peer = self._channel.peer
+        unpacker = Unpacker(peer)
+        descriptor = self._channel.fileno()
+        # Not Channel.receive: a time limit of a socket is that of its senders too.
+        readable = select.poll()
+        readable.register(descriptor, select.POLLIN)
+        try:
+            while True:
+                readable.poll()
+                with contextlib.suppress(BlockingIOError):
+                    data = os.read(descriptor, _READ_BYTES)
+                    if not data:
+                        raise ChannelError(f"{peer} closed the connection")
+                    for answer in unpacker.feed(data):
+                        self._deliver(answer)
+        except ChannelError as error:
+            self._end(error)
+        except OSError as error:
+            self._end(ChannelError(f"{peer}: {error.strerror or error}"))
+
+    def _deliver(self, answer: Any) -> None:
+        number = answer.pop("id", None) if isinstance(answer, dict) else None
+        if not isinstance(number, int):
+            raise ChannelError(f"{self._channel.peer} answered without saying what: {answer}")
+        with self._lock:
+            take = self._takers.pop(number, None)
+        if take is not None:
+            take(answer)
+
+    def _end(self, error: ChannelError) -> None:
+        with self._lock:
+            self._ended = error
+            takers, self._takers = list(self._takers.values()), {}
+        for take in takers:
+            take(error)
+
+
 class Rendezvous:
     """One connection to the server, made at the first use and again after it broke or after a fork.
 
-    All methods may be called from any thread; a call waits for one that another thread has under way. They block for at
-    most their time limit and raise ChannelError where the server cannot be reached or does not prove the secret.
+    All methods may be called from any thread, also while others wait in theirs. They block for at most their time limit
+    and raise ChannelError if the server cannot be reached or does not prove the secret.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         self.address = address
         self.port = port
         self._secret = secret
-        self._lock = threading.Lock()
-        self._channel: Channel | None = None
+        self._lock = threading.Lock()  # held while a connection is made
+        self._connection: _Connection | None = None
         self._owner = os.getpid()
-        self._interrupted = False
 
     def put(self, key: str, value: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         self._ask({"op": "put", "key": key, "value": value}, timeout_s)
@@ -50,14 +167,26 @@ class Rendezvous:
         """Stores a JSON value where the key is new. Returns the winner's value, which may be this one."""
         return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
-    def enter(self, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> int:
-        """The generation that this rank's init belongs to, whatever this process has seen before.
+    def enter(
+        self, rank: int | None, process: str, who: Any = None, timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The generation that this process' init belongs to, whatever it has seen before, and its place there.
 
-        `process` tells two processes of one rank apart.
+        `rank`: the one that this process proposes, or None: the rendezvous knows it, or has one that is free.
+        `process` tells two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer:
+        generation, rank; place: what the launcher has assigned to the rank, if it has; other: `who` of a process that
+        has entered the generation as the same rank.
         """
-        request = {"op": "enter", "rank": rank, "process": process}
-        generation: int = self._ask(request, timeout_s, "generation", int)
-        return generation
+        request = {"op": "enter", "rank": rank, "process": process, "who": who}
+        answer: dict[str, Any] = self._ask(request, timeout_s, "entry", dict)
+        if not isinstance(answer.get("generation"), int) or not isinstance(answer.get("rank"), int):
+            raise ChannelError(f"the rendezvous at {self._where()} gave no generation or no rank: {answer}")
+        return answer
+
+    def entered(self, generation: int, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[int]:
+        """The ranks that have entered this generation so far, in order."""
+        ranks: list[Any] = self._ask({"op": "entered", "generation": generation}, timeout_s, "ranks", list)
+        return sorted(rank for rank in ranks if isinstance(rank, int))
 
     def abandon(self, generation: int, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         """Says that this rank could not start in this generation: a rank that comes later joins the next one."""
@@ -75,45 +204,45 @@ class Rendezvous:
     def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
         """Waits until all keys are there or the time is up; returns those that are.
 
-        Raises RankGone where a key is missing and a rank is known to be gone.
+        Raises RankGone if a key is missing and a rank is known to be gone.
         """
-        request = {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}
-        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
+        values: dict[str, Any] = self._ask(_get(keys, timeout_s), timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
         return values
+
+    def watch(self, key: str, timeout_s: float, tell: Callable[[RankGone | ChannelError], None]) -> Callable[[], None]:
+        """Calls `tell` once if a rank is gone before somebody puts `key`, or if the connection ends.
+
+        Not after `timeout_s`, nor after the function that is returned has been called. `tell` runs on the connection's
+        thread: it must not block, nor use this object.
+        """
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+
+        def take(answer: Any) -> None:
+            try:
+                self._checked(answer, None, object)
+            except (RankGone, ChannelError) as end:
+                tell(end)
+
+        connection = self._connected(deadline)
+        number = connection.ask(_get([key], timeout_s), deadline, take)
+        return lambda: connection.forget(number)
 
     def local_address(self) -> str:
         """This process' address on the interface that leads to the rendezvous."""
-        with self._lock:
-            address: str = self._connected(time.monotonic() + _ANSWER_TIMEOUT_S).connection.getsockname()[0]
-        return address
+        return self._connected(time.monotonic() + _ANSWER_TIMEOUT_S).address()
 
     def close(self) -> None:
+        """Ends all calls that are under way, with ChannelError."""
         with self._lock:
             self._drop()
 
-    def interrupt(self) -> None:
-        """Ends the call that another thread has under way, and all later ones, with ChannelError."""
-        self._interrupted = True
-        channel = self._channel
-        if channel is not None:
-            channel.close()
-
     def _ask(self, request: dict[str, Any], timeout_s: float, field: str | None = None, kind: type = object) -> Any:
         """The answer's `field`, which must be a `kind`; without a field, only that the server agreed."""
-        deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=timeout_s):
-            raise ChannelError(f"the rendezvous at {self._where()} is still busy with another request of this rank")
-        try:
-            channel = self._connected(deadline)
-            if self._interrupted:
-                raise ChannelError(f"the request to the rendezvous at {self._where()} was interrupted")
-            channel.send(request, deadline)
-            answer = channel.receive(deadline)
-        except BaseException:
-            self._drop()  # a late answer must not be taken for that of the next request
-            raise
-        finally:
-            self._lock.release()
+        return self._checked(self._exchange(request, time.monotonic() + timeout_s), field, kind)
+
+    def _checked(self, answer: Any, field: str | None, kind: type) -> Any:
+        if isinstance(answer, ChannelError):
+            raise answer
         if not isinstance(answer, dict) or "error" in answer:
             raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
         match answer.get("gone"):
@@ -125,14 +254,35 @@ class Rendezvous:
             raise ChannelError(f"the rendezvous at {self._where()} gave no {field}: {answer}")
         return answer[field]
 
-    def _connected(self, deadline: float) -> Channel:
-        if self._owner != os.getpid() and self._channel is not None:
-            self._channel.detach().close()  # the parent still uses this connection: close only our descriptor
-            self._channel = None
-        if self._channel is None:
-            self._owner = os.getpid()
-            self._channel = self._connect(deadline)
-        return self._channel
+    def _exchange(self, request: dict[str, Any], deadline: float) -> Any:
+        """The answer, or the error that came instead."""
+        answers: list[Any] = []
+        answered = threading.Event()
+
+        def take(answer: Any) -> None:
+            answers.append(answer)
+            answered.set()
+
+        connection = self._connected(deadline)
+        number = connection.ask(request, deadline, take)
+        try:
+            if not answered.wait(max(0.0, deadline - time.monotonic())):
+                raise ChannelError(f"the rendezvous at {self._where()} did not answer in time")
+        finally:
+            connection.forget(number)
+        return answers[0]
+
+    def _connected(self, deadline: float) -> _Connection:
+        with self._lock:
+            if self._connection is not None and self._owner != os.getpid():
+                self._connection.leave_to_parent()
+                self._connection = None
+            if self._connection is not None and self._connection.ended:
+                self._drop()
+            if self._connection is None:
+                self._owner = os.getpid()
+                self._connection = _Connection(self._connect(deadline))
+            return self._connection
 
     def _connect(self, deadline: float) -> Channel:
         give_up = min(deadline, time.monotonic() + _RETRY_S)
@@ -156,9 +306,13 @@ class Rendezvous:
             pause.wait(0.05)
 
     def _drop(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        connection, self._connection = self._connection, None
+        if connection is not None and self._owner == os.getpid():
+            connection.close()
 
     def _where(self) -> str:
         return f"{self.address}:{self.port}"
+
+
+def _get(keys: Iterable[str], timeout_s: float) -> dict[str, Any]:
+    return {"op": "get", "keys": list(keys), "timeout_ms": max(0, int(timeout_s * 1000))}

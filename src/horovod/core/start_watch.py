@@ -2,8 +2,9 @@
 """Ends this rank's start when a rank that it waits for can no longer come.
 
 In init a rank blocks on others in many places, in Python and in the native core, and where a peer is stopped no
-connection ends. The launcher knows the state of every rank: one thread asks it, over a connection of its own, and when
-a rank is gone shuts the connections that this rank waits on. Lives from the meeting to the end of the native start.
+connection ends. The launcher knows the state of every rank: it answers one request, on the connection that this rank
+has to the rendezvous, when a rank is gone. Then, and when the launcher itself is gone, the connections that this rank
+waits on are shut. Lives from the meeting to the end of the native start.
 """
 
 from __future__ import annotations
@@ -23,51 +24,56 @@ _PATIENCE_S = 0.2
 
 
 class StartWatch:
-    """`guard` takes the connections to shut, which keep their owners; `close` ends the thread."""
+    """`guard` takes the connections to shut, which keep their owners; `close` ends the watch."""
 
-    def __init__(self, address: str, port: int, secret: bytes, generation: int, deadline: float) -> None:
-        self._rendezvous = Rendezvous(address, port, secret)
-        self._key = f"world/{generation}/never"
-        self._deadline = deadline
+    def __init__(self, rendezvous: Rendezvous, generation: int, deadline: float) -> None:
         self._lock = threading.Lock()
         self._guarded: list[socket.socket] = []
-        self._gone: RankGone | None = None
-        self._answered = threading.Event()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="horovod-start-watch", daemon=True)
-        self._thread.start()
+        self._shutting = False
+        self._closed = False
+        self._end: RankGone | ChannelError | None = None
+        self._told = threading.Event()
+        self._timer: threading.Timer | None = None
+        left_s = max(0.0, deadline - time.monotonic())
+        self._cancel = rendezvous.watch(f"world/{generation}/never", left_s, self._take)
 
     def guard(self, connection: socket.socket) -> None:
         with self._lock:
             self._guarded.append(connection)
-            late = self._gone is not None
+            late = self._shutting
         if late:
             _shut(connection)
 
-    def gone(self, timeout_s: float) -> RankGone | None:
-        """Which rank is gone, where the launcher says so within the time."""
-        self._answered.wait(timeout_s)
-        return self._gone
+    def end(self, timeout_s: float) -> RankGone | ChannelError | None:
+        """Which rank is gone, or that the launcher is, if that is known within the time."""
+        self._told.wait(timeout_s)
+        return self._end
 
     def close(self) -> None:
-        self._closed.set()
-        self._rendezvous.interrupt()
-        self._thread.join()
-        self._rendezvous.close()
+        self._cancel()
+        with self._lock:
+            self._closed = True
+            self._guarded.clear()
+            timer = self._timer
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
-    def _watch(self) -> None:
-        try:
-            self._rendezvous.get_many([self._key], max(0.0, self._deadline - time.monotonic()))
-        except RankGone as gone:
-            with self._lock:
-                self._gone = gone
-            self._answered.set()
-            if not self._closed.wait(_PATIENCE_S):
-                with self._lock:
-                    for connection in self._guarded:
-                        _shut(connection)
-        except ChannelError:
-            self._answered.set()  # closed, or the launcher itself is gone, which ends this process in other ways
+    def _take(self, end: RankGone | ChannelError) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._end = end
+            self._timer = threading.Timer(_PATIENCE_S, self._shut_all)
+            self._timer.daemon = True
+            self._timer.start()
+        self._told.set()
+
+    def _shut_all(self) -> None:
+        with self._lock:
+            self._shutting = True
+            for connection in self._guarded:
+                _shut(connection)
 
 
 def _shut(connection: socket.socket) -> None:

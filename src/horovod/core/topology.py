@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is where: a rank's identity, and which ranks are on which host. Every rank knows the same topology.
 
-The launcher says where a rank is, in the environment; HOROVOD_PRETEND_HOSTS divides one machine into several hosts, for
-tests. Nothing here knows how data travels.
+The rendezvous says where a rank is in a generation, or leaves it to the environment that the launcher has made;
+HOROVOD_PRETEND_HOSTS divides one machine into several hosts, for tests. Nothing here knows how data travels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from horovod.core.exceptions import StartError
 from horovod.core.settings import Settings
 
-__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "ranks_text"]
+__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "proposed_rank", "ranks_text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,18 @@ class Topology:
         return Topology.of(kept + [[rank] for rank, host in enumerate(self.host_of_rank) if host in hosts])
 
 
-def identity_of(settings: Settings) -> tuple[Identity, str]:
-    """Who this process is, and the name of its host: as the launcher says, or as HOROVOD_PRETEND_HOSTS does."""
-    names = [field.name for field in dataclasses.fields(Identity)]
-    values = {name: getattr(settings, name) for name in names}
-    missing = [f"HOROVOD_{name.upper()}" for name in names if values[name] is None]
+_NAMES = [field.name for field in dataclasses.fields(Identity)]
+
+
+def proposed_rank(settings: Settings) -> int:
+    """The rank that the environment proposes to the rendezvous; -1: none, the rendezvous knows it.
+
+    Raises StartError if the environment has a part of an identity.
+    """
+    values: dict[str, Any] = {name: getattr(settings, name) for name in _NAMES}
+    missing = [f"HOROVOD_{name.upper()}" for name in _NAMES if values[name] is None]
+    if len(missing) == len(_NAMES):
+        missing = []
     if settings.rendezvous_port is None:
         missing.append("HOROVOD_GLOO_RENDEZVOUS_PORT")
     if missing:
@@ -77,20 +84,40 @@ def identity_of(settings: Settings) -> tuple[Identity, str]:
             "hint: horovodrun sets all of them; pass its environment on to the script unchanged",
             "start-settings",
         )
-    identity = Identity(**values)
+    if values["rank"] is None:
+        return -1
+    _checked(Identity(**values))
+    return int(values["rank"])
+
+
+def identity_of(settings: Settings, assigned: Any) -> tuple[Identity, str]:
+    """Who this process is in a generation, and the name of its host.
+
+    `assigned`: what the rendezvous says, the fields of Identity and `hostname`; if it says nothing (None), the
+    environment stands. HOROVOD_PRETEND_HOSTS divides what comes out.
+    """
+    place = assigned
+    if place is None:
+        place = {**{name: getattr(settings, name) for name in _NAMES}, "hostname": settings.hostname}
+    numbers: dict[str, Any] = {name: place.get(name) for name in _NAMES} if isinstance(place, dict) else {}
+    hostname = place.get("hostname") if isinstance(place, dict) else None
+    if not numbers or not isinstance(hostname, str) or not all(isinstance(one, int) for one in numbers.values()):
+        text = f"neither the environment nor the rendezvous says where this process stands: {place}"
+        raise StartError(text, "start-settings")
+    identity = _checked(Identity(**numbers))
+    return _pretended(identity, hostname, settings.pretend_hosts) if settings.pretend_hosts else (identity, hostname)
+
+
+def _checked(identity: Identity) -> Identity:
     for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-        if values[index] >= values[count]:
-            raise StartError(
-                f"HOROVOD_{index.upper()}={values[index]} is out of range: HOROVOD_{count.upper()} is {values[count]}",
-                "start-settings",
-            )
-    if not settings.pretend_hosts:
-        return identity, settings.hostname
-    return _pretended(identity, settings)
+        value, limit = getattr(identity, index), getattr(identity, count)
+        if not 0 <= value < limit:
+            text = f"HOROVOD_{index.upper()}={value} is out of range: HOROVOD_{count.upper()} is {limit}"
+            raise StartError(text, "start-settings")
+    return identity
 
 
-def _pretended(identity: Identity, settings: Settings) -> tuple[Identity, str]:
-    sizes = settings.pretend_hosts
+def _pretended(identity: Identity, hostname: str, sizes: Sequence[int]) -> tuple[Identity, str]:
     if sum(sizes) != identity.size:
         raise StartError(
             f"HOROVOD_PRETEND_HOSTS={','.join(map(str, sizes))} divides {sum(sizes)} ranks, but there are "
@@ -109,7 +136,7 @@ def _pretended(identity: Identity, settings: Settings) -> tuple[Identity, str]:
         cross_rank=sum(size > local_rank for size in sizes[:host]),
         cross_size=sum(size > local_rank for size in sizes),
     )
-    return pretended, f"{settings.hostname}/{host}"
+    return pretended, f"{hostname}/{host}"
 
 
 def hosts_of(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:

@@ -105,6 +105,11 @@ class RendezvousServer:
         with self._lock:
             self._store.replaced(rank)
 
+    def assign(self, places: list[dict[str, Any]]) -> None:
+        """What each rank is told of its place from now on: see Store.assign."""
+        with self._lock:
+            self._store.assign(places)
+
     def close(self) -> None:
         self._listener.close()
         with self._lock:
@@ -177,11 +182,14 @@ class RendezvousServer:
     def _ask(self, connection: _Connection, request: Any) -> None:
         """The answer may come now or later, from any thread, but always with the lock."""
 
+        # Who has several requests under way numbers them.
+        number = {"id": request["id"]} if isinstance(request, dict) and isinstance(request.get("id"), int) else {}
+
         def reply(answer: dict[str, Any]) -> None:
             try:
-                connection.unsent += pack(answer, connection.unpacker.peer)
+                connection.unsent += pack({**answer, **number}, connection.unpacker.peer)
             except MessageError as error:
-                connection.unsent += pack({"error": str(error)}, connection.unpacker.peer)
+                connection.unsent += pack({"error": str(error), **number}, connection.unpacker.peer)
             self._answered.append(connection)
 
         with self._lock:

@@ -47,7 +47,10 @@ class Store:
         self._deadlines: list[tuple[float, int, Wait]] = []
         self._numbers = itertools.count()
         self._generation = 0
-        self._entered: dict[int, str] = {}  # by rank: the process that is in the current generation
+        self._entered: dict[int, tuple[str, Any]] = {}  # by rank: the process in the current generation, and who it is
+        self._rank_of: dict[str, int] = {}  # by process: the rank that it was given here
+        self._vacant: set[int] = set()  # ranks whose process was replaced by one that has not come yet
+        self._places: list[dict[str, Any]] = []  # by rank: what the launcher says of its place
         self._abandoned = False  # the current generation has lost a rank, or could not start: nobody joins it any more
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
 
@@ -90,7 +93,13 @@ class Store:
     def replaced(self, rank: int) -> None:
         """Another process takes the place of this rank, which was gone: all meet in the next generation."""
         self._gone.pop(rank, None)
+        self._vacant.add(rank)
+        self._rank_of = {process: held for process, held in self._rank_of.items() if held != rank}
         self._abandoned |= rank in self._entered
+
+    def assign(self, places: list[dict[str, Any]]) -> None:
+        """What each rank that enters from now on is told of its place; nothing, and it believes its environment."""
+        self._places = places
 
     def expire(self, now_s: float) -> float | None:
         """Answers the waits whose time is up; returns when the next one's is."""
@@ -113,11 +122,13 @@ class Store:
                 reply({})
             case {"op": "compare_and_set", "key": str(key), "value": value}:
                 reply({"value": self.compare_and_set(key, value)})
-            case {"op": "enter", "rank": int(rank), "process": str(process)}:
-                reply({"generation": self._enter(rank, process)})
+            case {"op": "enter", "rank": int() | None as rank, "process": str(process)}:
+                reply(self._enter(rank, process, request.get("who")))
+            case {"op": "entered", "generation": int(generation)}:
+                reply({"ranks": sorted(self._entered) if generation == self._generation else []})
             case {"op": "abandon", "generation": int(generation), "rank": int(rank), "process": str(process)}:
                 # Not the word of a second process of that rank, which has no place in it.
-                self._abandoned |= generation == self._generation and self._entered.get(rank) == process
+                self._abandoned |= generation == self._generation and self._process_of(rank) == process
                 reply({})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
                 # An integer of JSON has no limit, unlike the float that the clock takes.
@@ -127,18 +138,34 @@ class Store:
                 reply({"error": "the rendezvous does not know this request"})
         return None
 
-    def _enter(self, rank: int, process: str) -> int:
-        """The generation that a rank which calls init belongs to.
+    def _enter(self, proposed: int | None, process: str, who: Any) -> dict[str, Any]:
+        """The generation that a process which calls init belongs to, and its rank there.
 
         A process that is in the current one already starts the next. Two processes of one rank get the same one, in
-        which they find each other out.
+        which they find each other out. A process that knows no rank gets that of one that was replaced, and keeps it.
         """
-        if self._abandoned or self._entered.get(rank) == process:
+        rank = self._rank_of.get(process) if proposed is None else proposed
+        if rank is None:
+            if not self._vacant:
+                return {"error": "no rank is free, and this process knows none that is its own"}
+            rank = self._rank_of[process] = min(self._vacant)
+        self._vacant.discard(rank)
+        if self._abandoned or self._process_of(rank) == process:
             self._generation += 1
             self._entered = {}
             self._abandoned = False
-        self._entered.setdefault(rank, process)
-        return self._generation
+        first, other = self._entered.setdefault(rank, (process, who))
+        entry: dict[str, Any] = {"generation": self._generation, "rank": rank}
+        if 0 <= rank < len(self._places):
+            entry["place"] = self._places[rank]
+        if first != process:
+            entry["other"] = other
+        return {"entry": entry}
+
+    def _process_of(self, rank: int) -> str | None:
+        """The process that has entered the current generation as this rank."""
+        entered = self._entered.get(rank)
+        return None if entered is None else entered[0]
 
     def _get(self, keys: list[str], now_s: float, timeout_s: float, reply: Reply) -> Wait | None:
         missing = {key for key in keys if key not in self._values}

@@ -79,6 +79,7 @@ class _Supervisor:
         self._secret = new_secret()
         address = interface_address(job.network_interface) if job.network_interface else "127.0.0.1"
         self._server = RendezvousServer(self._secret, address)
+        self._server.assign([dataclasses.asdict(one) for one in job.ranks])
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._outputs = Outputs(len(job.ranks), streams, job.output_directory)

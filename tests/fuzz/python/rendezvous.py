@@ -3,11 +3,12 @@
 message; one that is not JSON ends the connection, as the channel does."""
 
 import json
+import threading
 from typing import Any
 from unittest import mock
 
 from horovod.core.channel import ChannelError, MessageError
-from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous import RankGone, Rendezvous, _Connection
 from horovod.launcher import rendezvous_store
 
 MEASURED = {
@@ -17,8 +18,11 @@ MEASURED = {
         "Rendezvous.compare_and_set",
         "Rendezvous.get",
         "Rendezvous.get_many",
+        "Rendezvous.enter",
+        "Rendezvous.entered",
         "Rendezvous._ask",
-        "Rendezvous._drop",
+        "Rendezvous._checked",
+        "_Connection._deliver",
     ],
 }
 LONGEST = 8192
@@ -83,6 +87,7 @@ def _serve(peer: _Peer) -> None:
                 store.gone(asked % 3, "it ended")
             if asked % 11 == 0:
                 store.replaced(asked % 3)
+                store.assign([{"local_rank": rank} for rank in range(asked % 4)])
             if asked % 13 == 0 and waits:
                 waits[-1].cancel()
     except ChannelError:
@@ -94,15 +99,28 @@ def _serve(peer: _Peer) -> None:
 
 
 def _ask(peer: Any) -> None:
+    """Each answer goes the way from a connection to the request that it answers."""
     client = Rendezvous("127.0.0.1", 0, b"")
-    with mock.patch.object(client, "_connected", lambda deadline: peer):
-        try:
-            client.put("key", 1)
-            client.compare_and_set("key", 1)
-            values = client.get_many(["key"])
-            assert isinstance(values, dict)
-            client.get("key")
-        except ChannelError:
-            pass
-        client._channel = peer
-        client.close()
+    connection: Any = object.__new__(_Connection)
+    connection._channel, connection._lock, connection._takers = mock.Mock(peer="the rendezvous"), threading.Lock(), {}
+
+    def exchange(request: dict[str, Any], deadline: float) -> Any:
+        answers: list[Any] = []
+        connection._takers[1] = answers.append
+        while not answers:
+            connection._deliver(peer.receive())
+        return answers[0]
+
+    with mock.patch.object(client, "_exchange", exchange):
+        while True:
+            try:
+                client.put("key", 1)
+                client.compare_and_set("key", 1)
+                assert isinstance(client.get_many(["key"]), dict)
+                client.get("key")
+                assert isinstance(client.enter(0, "process")["rank"], int)
+                assert all(isinstance(rank, int) for rank in client.entered(0))
+            except RankGone:
+                continue
+            except ChannelError:
+                return

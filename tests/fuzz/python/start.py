@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz target: what a rank takes from authenticated ranks while it starts. The first byte chooses: the hello and the
-answer of a rank that asks for a link (in frames), or the records that ranks publish (a JSON list)."""
+answer of a rank that asks for a link (in frames), or what ranks publish (JSON): a digest, or a list of hosts."""
 
 import json
 import os
@@ -10,13 +10,16 @@ import time
 from typing import Any
 from unittest import mock
 
-from horovod.core import bootstrap, links, topology
+from horovod.core import links, meeting
 from horovod.core.channel import Channel, ChannelError
 from horovod.core.exceptions import StartError
 
 MEASURED = {
     "horovod/core/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
-    "horovod/core/bootstrap.py": ["_check_record", "_check_equal"],
+    "horovod/core/meeting.py": [
+        *("check_record", "read_digest", "_pair", "_check_equal"),
+        *("Meeting.judge", "Meeting._judged", "Meeting._all"),
+    ],
     "horovod/core/topology.py": ["hosts_of", "ranks_text"],
 }
 LONGEST = 8192
@@ -29,8 +32,10 @@ def run(data: bytes) -> None:
         _records(rest)
         return
     owner: Any = object.__new__(links.LocalLeader if choice[0] % 3 == 0 else links.Mesh)
-    owner._rank, owner._size, owner._generation = RANK, SIZE, GENERATION
-    owner._wanted = {peer: [*links.DATA_LINKS, *links.LEADER_LINKS] for peer in range(1, SIZE)}
+    rank = RANK + bool(choice[0] & 64)
+    owner._rank, owner._size, owner._generation = rank, SIZE, GENERATION
+    owner._data, owner._waiting = _Taker() if choice[0] & 32 else None, []
+    owner._wanted = {peer: [*links.DATA_LINKS, *links.LEADER_LINKS] for peer in range(SIZE) if peer != rank}
     owner._links = owner._accepted = links._Links()
     ours, theirs = socket.socketpair()
     with ours, mock.patch.object(os, "urandom", bytes):
@@ -49,9 +54,35 @@ def run(data: bytes) -> None:
         except ChannelError:
             taken = []
         for link in taken:
-            assert RANK < link.peer < SIZE
+            assert rank < link.peer < SIZE
             owner._links.add(link)
         owner._links.close()
+        for connection in owner._waiting:
+            connection.close()
+
+
+class _Taker:
+    """Takes data links."""
+
+    def expect(self, rank: int, index: int) -> None:
+        assert RANK < rank < SIZE and index in (0, 1)
+
+    def take(self, link: links.Link) -> None:
+        assert link.purpose == links.Purpose.DATA
+        link.socket.close()
+
+
+class _Published:
+    """Stands for the rendezvous: what the hosts have published is the input."""
+
+    def __init__(self, hosts: list[Any]) -> None:
+        self.values: dict[str, Any] = {f"world/{GENERATION}/host/{number}": host for number, host in enumerate(hosts)}
+
+    def get_many(self, keys: list[str], timeout_s: float) -> dict[str, Any]:
+        return {key: self.values[key] for key in keys if key in self.values}
+
+    def put(self, key: str, value: Any, timeout_s: float) -> None:
+        self.values[key] = json.loads(json.dumps(value))
 
 
 def _records(data: bytes) -> None:
@@ -59,27 +90,33 @@ def _records(data: bytes) -> None:
         published = json.loads(data)
     except (ValueError, RecursionError):
         return
-    if not isinstance(published, list) or not published:
-        return
-    for fields in (bootstrap._OUTCOME, bootstrap._PLACE, bootstrap._RECORD):
-        try:
-            for rank, record in enumerate(published):
-                bootstrap._check_record(rank, record, fields)
-        except StartError:
-            continue
-        if fields is bootstrap._RECORD:
-            _compare(dict(enumerate(published)))
+    if isinstance(published, list) and published:
+        size = sum(len(host["members"]) for host in published if _has_members(host))
+        _judge(published, max(1, size))
+    else:
+        _read(published, SIZE)
 
 
-def _compare(records: dict[int, dict[str, Any]]) -> None:
+def _has_members(host: Any) -> bool:
+    return isinstance(host, dict) and isinstance(host.get("members"), list)
+
+
+def _judge(hosts: list[Any], size: int) -> None:
+    identity = meeting.Identity(0, size, 0, 1, 0, len(hosts))
+    published: Any = _Published(hosts)
+    digest = meeting.Meeting(published, identity, "a", GENERATION, 0.0, 1.0).judge()
+    assert digest == published.values[f"world/{GENERATION}/digest"], "the judge said something else than it published"
+    if digest["problem"] is None:
+        _read(digest, size)
+        assert sorted(rank for host in digest["hosts"] for rank in host) == list(range(size))
+
+
+def _read(digest: Any, size: int) -> None:
     try:
-        bootstrap._check_equal(records)
-        hosts = list(topology.hosts_of(records).values())
+        read = meeting.read_digest(digest, size)
     except StartError:
         return
-    assert sorted(rank for ranks in hosts for rank in ranks) == list(records)
-    world = topology.Topology.of(hosts)
-    assert world.hosts == sorted(hosts) and len(world.host_of_rank) == len(records)
+    assert len(read.places) == len(read.topology.host_of_rank) == size
 
 
 def frame(message: object) -> bytes:

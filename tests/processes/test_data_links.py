@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data links are opened by the first collective that uses them: which ones, counted by sockets, and how that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.world import World, WorldPool
+
+from horovod.core.channel import AuthenticationError, authenticate_client
+
+
+def connected_sockets() -> int:
+    """This process' TCP connections, but for the one to the rendezvous."""
+    names = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
+    own = {name[8:-1] for name in names if name.startswith("socket:")}
+    rendezvous = f":{int(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']):04X}"
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[9] in own and row[3] == "01" and not row[2].endswith(rendezvous) for row in rows)
+
+
+def count_while_working() -> list[int]:
+    """Sockets after init, after a broadcast, after an allreduce, and after many more."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    counts = [connected_sockets()]
+    assert hvd.broadcast(np.full(10, float(hvd.rank())), 0, name="b").max() == 0
+    counts.append(connected_sockets())
+    for size in (3, 3_000_000):
+        assert hvd.allreduce(np.ones(size, np.float32), op=hvd.Sum, name=f"a.{size}").max() == hvd.size()
+    counts.append(connected_sockets())
+    for step in range(50):
+        hvd.allreduce(np.ones(1 + step % 3), name=f"x.{step % 3}")
+        hvd.allgather(np.ones(1 + hvd.rank()), name="g")
+    counts.append(connected_sockets())
+    hvd.shutdown()
+    counts.append(connected_sockets())
+    return counts
+
+
+CONTROL, DATA = 2, 2  # sockets of a leader with rank 0; of a pair that moves data
+
+
+@pytest.mark.parametrize(
+    ("transport", "control", "tree", "all_pairs"),
+    [
+        ("4", [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]),
+        ("2+2", [1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 0]),
+        ("tcp", [3, 1, 1, 1], [2, 1, 2, 1], [3, 3, 3, 3]),
+    ],
+)
+def test_a_collective_opens_the_links_that_it_uses_and_init_none(
+    worlds: WorldPool, transport: str, control: list[int], tree: list[int], all_pairs: list[int]
+) -> None:
+    env = {} if transport == "4" else {"HOROVOD_TRANSPORT": transport}
+    for _ in range(2):
+        for rank, counts in enumerate(worlds(4, env).run(count_while_working)):
+            started = CONTROL * control[rank]
+            used = started + DATA * all_pairs[rank]
+            assert counts == [started, started + DATA * tree[rank], used, used, 0], (rank, counts)
+
+
+def test_a_process_set_of_two_ranks_opens_their_links_alone() -> None:
+    def reduce_in_a_set() -> list[int]:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init(process_sets=[pair := hvd.ProcessSet([1, 2])])
+        before = connected_sockets()
+        if hvd.rank() in pair.ranks:
+            assert hvd.allreduce(np.ones(3), op=hvd.Sum, name="x", process_set=pair)[0] == 2
+        hvd.barrier()
+        return [before, connected_sockets()]
+
+    with World(4, {"HOROVOD_TRANSPORT": "2+2"}) as world:
+        before, after = zip(*world.run(reduce_in_a_set), strict=True)
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, DATA, DATA, 0]
+
+
+def work(victim: int, kind: str, by: str) -> Any:
+    """The first allreduce; `victim` does something to itself when a data link is opened `by` it or to it."""
+    import numpy as np
+
+    import horovod.core as hvd
+    from horovod.core import links
+
+    real_connect, real_serve = links.Mesh.link_with, links.Mesh._serve
+
+    def happens() -> None:
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[kind])
+
+    def connect(mesh: Any, peer: int, place: Any, purpose: Any, *rest: Any) -> Any:
+        if purpose == links.Purpose.DATA:
+            if kind == "wrong place":
+                place = ("127.0.0.1", 1)
+            else:
+                happens()
+        return real_connect(mesh, peer, place, purpose, *rest)
+
+    def serve(mesh: Any, channel: Any) -> None:
+        if not hvd.is_initialized():
+            real_serve(mesh, channel)
+        elif kind == "silent":
+            connection = channel.detach()
+            while connection.recv(1000):  # until the other side has enough
+                pass
+            connection.close()
+        else:
+            happens()
+
+    if int(os.environ["HOROVOD_RANK"]) == victim:
+        if by == "connects":
+            links.Mesh.link_with = connect  # type: ignore[method-assign]
+        else:
+            links.Mesh._serve = serve  # type: ignore[method-assign]
+    hvd.init()
+    return hvd.allreduce(np.ones(3), op=hvd.Sum, name="first")[0]
+
+
+def test_a_link_that_cannot_be_opened_names_both_ranks_and_their_addresses() -> None:
+    with World(2, {"HOROVOD_TRANSPORT": "tcp"}) as world:
+        outcomes = world.run_each(work, 1, "wrong place", "connects")
+        for outcome in outcomes:
+            assert (
+                "rank 1 at 127.0.0.1 could not open a data link with rank 0: rank 0 at 127.0.0.1:1 cannot be reached: "
+                "Connection refused"
+            ) in str(outcome.error), outcome
+            assert type(outcome.error).__name__ == "RankLostError"
+
+
+@pytest.mark.parametrize(("victim", "by"), [(1, "connects"), (0, "accepts")])
+@pytest.mark.parametrize("kind", ["killed", "stopped"])
+def test_a_rank_that_is_lost_while_links_are_opened_is_a_lost_rank(victim: int, by: str, kind: str) -> None:
+    env = {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_FROZEN_TIMEOUT_SECONDS": "1", "HOROVOD_LOST_TIMEOUT_SECONDS": "2"}
+    with World(2, env) as world:
+        call = world.start(work, victim, kind, by)
+        began = time.monotonic()
+        answer = world.answer(1 - victim)
+        assert time.monotonic() - began < 15
+        assert type(answer.error).__name__ == "RankLostError" and f"rank {victim} " in str(answer.error), answer
+        world.kill(victim)
+        call._outcomes[1 - victim] = answer
+        call.outcomes()
+
+
+def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_a_start_may_take() -> None:
+    with World(2, {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_START_TIMEOUT": "2"}) as world:
+        call = world.start(work, 0, "silent", "accepts")
+        for outcome in call.outcomes():
+            assert "could not open a data link with rank 0: rank 0 at 127.0.0.1:" in str(outcome.error), outcome
+            assert "did not answer in time" in str(outcome.error)
+
+
+def test_a_stranger_at_the_port_of_data_links_is_refused() -> None:
+    def port() -> int:
+        import horovod.core as hvd
+        from horovod.core import context
+
+        hvd.init()
+        opener = context.current().world.opener
+        assert opener is not None
+        return int(opener._mesh.port)
+
+    def reduce() -> float:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        return float(hvd.allreduce(np.ones(3), op=hvd.Sum, name="x")[0])
+
+    with World(2, {"HOROVOD_TRANSPORT": "tcp"}) as world:
+        address = ("127.0.0.1", world.run(port)[0])
+        with pytest.raises(AuthenticationError):
+            authenticate_client(
+                socket.create_connection(address, timeout=5), b"w" * 32, "link", time.monotonic() + 5, "it"
+            )
+        assert world.run(reduce) == [2.0, 2.0]
+        with pytest.raises(ConnectionRefusedError):  # all of its links are open: it listens nowhere
+            socket.create_connection(address, timeout=5)

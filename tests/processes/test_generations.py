@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a process is in a generation is the rendezvous' word: a newcomer joins the fifth one as the rank that is free."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from horovod.core.secret import SecretFile, new_secret
+from horovod.core.settings import environment_of
+from horovod.launcher.hosts import Host, assign_ranks
+from horovod.launcher.rendezvous_server import RendezvousServer
+
+RANK = """
+import json, os, sys
+import numpy as np
+import horovod.core as hvd
+from horovod.core import context
+
+for line in sys.stdin:
+    hvd.init()
+    world = context.current().world
+    facts = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), world.host_of_rank, world.generation]
+    total = hvd.allreduce(np.full(3, 1.0 + hvd.rank()), op=hvd.Sum, name="x")[0]
+    hvd.shutdown()
+    print(json.dumps([*facts, total]), flush=True)
+"""
+LIMIT_S = 60.0
+
+
+class Process:
+    """A rank that starts and ends a generation whenever it is told to."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", RANK], env={**clean, **environment}, **pipes)
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def facts(self) -> list[Any]:
+        """Of the generation that it was told to start: rank, size, local and cross rank, hosts, number, a sum."""
+        assert self.process.stdout is not None
+        limit = threading.Timer(LIMIT_S, self.process.kill)
+        limit.start()
+        line = self.process.stdout.readline()
+        limit.cancel()
+        return list(json.loads(line))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Launcher:
+    """Starts processes and knows their places, as horovodrun does."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        secret = new_secret()
+        self.server = RendezvousServer(secret)
+        self._end = contextlib.ExitStack()
+        self._end.callback(self.server.close)
+        stack.callback(self.end)
+        secret_file = SecretFile(secret)
+        stack.callback(secret_file.close)
+        self._meeting = environment_of(
+            rendezvous_address=self.server.address, rendezvous_port=self.server.port, secret_file=secret_file.path
+        )
+
+    def end(self) -> None:
+        self._end.close()
+
+    def start(self, environment: dict[str, str], **more: str) -> Process:
+        process = Process({**self._meeting, **environment, **more})
+        self._stack.callback(process.kill)
+        return process
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    with contextlib.ExitStack() as stack:
+        yield Launcher(stack)
+
+
+def generation_of(*processes: Process) -> list[list[Any]]:
+    for process in processes:
+        process.go()
+    return [process.facts() for process in processes]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_newcomer_joins_the_fifth_generation_in_place_of_a_rank_that_was_killed(
+    launcher: Launcher, transport: str
+) -> None:
+    places = assign_ranks([Host("localhost", 2)], 2)
+    launcher.server.assign([dataclasses.asdict(place) for place in places])
+    first, second = (launcher.start(place.environment(), HOROVOD_TRANSPORT=transport) for place in places)
+    for generation in range(4):
+        assert generation_of(first, second) == [[rank, 2, rank, 0, [0, 0], generation, 3.0] for rank in range(2)]
+    second.kill()
+    launcher.server.gone(1, "rank 1 was killed")
+    launcher.server.replaced(1)
+    newcomer = launcher.start({}, HOROVOD_TRANSPORT=transport)  # is told nothing about itself
+    for generation in (4, 5):
+        assert generation_of(newcomer, first) == [[rank, 2, rank, 0, [0, 0], generation, 3.0] for rank in (1, 0)]
+
+
+def test_the_launchers_word_about_a_place_stands_over_the_environment(launcher: Launcher) -> None:
+    places = assign_ranks([Host("localhost", 2)], 2)
+    first, second = (launcher.start(place.environment()) for place in places)
+    assert generation_of(first, second) == [[rank, 2, rank, 0, [0, 0], 0, 3.0] for rank in range(2)]
+    apart = assign_ranks([Host("here", 1), Host("there", 1)], 2)
+    launcher.server.assign([dataclasses.asdict(place) for place in apart])
+    assert generation_of(first, second) == [[rank, 2, 0, rank, [0, 1], 1, 3.0] for rank in range(2)]
+
+
+def test_a_rank_has_one_connection_to_the_rendezvous_in_its_start_and_after_it(launcher: Launcher) -> None:
+    counts: list[int] = []
+    answer = launcher.server._store.ask
+
+    def ask(request: Any, now_s: float, reply: Any) -> Any:
+        counts.append(len(launcher.server._connections))
+        return answer(request, now_s, reply)
+
+    launcher.server._store.ask = ask  # type: ignore[method-assign]
+    ranks = [launcher.start(place.environment()) for place in assign_ranks([Host("localhost", 2)], 2)]
+    generation_of(*ranks)
+    assert max(counts) == 2, "a rank has a second connection"
+    assert len(counts) <= 2 * 8  # requests of two ranks
+
+
+def test_the_launchers_end_ends_a_start_wherever_its_ranks_wait(launcher: Launcher) -> None:
+    places = assign_ranks([Host("localhost", 3)], 3)
+    ranks = [launcher.start(place.environment()) for place in places[:2]]
+    for rank in ranks:
+        rank.go()
+    limit = time.monotonic() + LIMIT_S
+    while launcher.server.get("world/0/member/localhost/1") is None:  # rank 1 waits for its host's leader, in vain
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    launcher.end()
+    began = time.monotonic()
+    for number, rank in enumerate(ranks):
+        _, errors = rank.process.communicate(timeout=LIMIT_S)
+        assert f"rank {number} could not join the job: the rendezvous at 127.0.0.1:" in errors, errors
+        assert "closed the connection" in errors
+    assert time.monotonic() - began < 15, "they waited as long as for a rank that may come"
