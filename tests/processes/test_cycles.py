@@ -22,6 +22,8 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
     each generation reduces, and ends as `end` says."""
     import gc
     import re
+    import threading
+    import time
     from pathlib import Path
 
     import numpy as np
@@ -31,11 +33,17 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
 
     gc.disable()  # a generation is released when it ends, not when the garbage is collected next
 
+    def threads_now() -> int:
+        found = re.search(r"Threads:\s+(\d+)", Path("/proc/self/status").read_text())
+        return int(found[1])  # type: ignore[index]
+
     def held() -> dict[str, int]:
-        threads = re.search(r"Threads:\s+(\d+)", Path("/proc/self/status").read_text())
+        limit = time.monotonic() + 5
+        while threads_now() > threading.active_count() and time.monotonic() < limit:
+            time.sleep(0.001)  # Python has joined a thread a moment before the kernel ends it
         maps = Path("/proc/self/maps").read_text().count("memfd:horovod")
         descriptors = len(os.listdir("/proc/self/fd"))
-        return {"threads": int(threads[1]), "descriptors": descriptors, "segments": maps}  # type: ignore[index]
+        return {"threads": threads_now(), "descriptors": descriptors, "segments": maps}
 
     causes = set()
     before: dict[str, int] = {}

@@ -136,6 +136,16 @@ def test_two_processes_of_one_rank_are_in_one_generation_and_can_find_out() -> N
     assert entry(store, 0, "another") == {"generation": 0, "rank": 0, "other": "who is a"}
 
 
+def test_what_a_start_has_left_is_forgotten_two_generations_later() -> None:
+    store = Store()
+    for generation in range(5):
+        assert entered(store, 0, "a") == entered(store, 1, "b") == generation
+        store.put(f"world/{generation}/digest", generation)
+        store.put(f"failure/{generation}", generation)
+    assert [store.get(f"world/{generation}/digest") for generation in range(5)] == [None, None, None, 3, 4]
+    assert [store.get(f"failure/{generation}") for generation in range(5)] == list(range(5))
+
+
 def test_who_is_missing_can_be_asked() -> None:
     store = Store()
     assert entered(store, 2, "c") == entered(store, 0, "a") == 0

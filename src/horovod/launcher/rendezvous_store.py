@@ -3,7 +3,8 @@
 
 Pure: no thread, no clock, no socket. rendezvous_server.py feeds it with requests and carries its answers.
 
-Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number.
+Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number,
+and those of its start (`world/<generation>/`) are forgotten two generations later.
 The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
 same cause.
 """
@@ -154,6 +155,7 @@ class Store:
             self._generation += 1
             self._entered = {}
             self._abandoned = False
+            self._forget(f"world/{self._generation - 2}/")  # whoever is late is in the one before this
         first, other = self._entered.setdefault(rank, (process, who))
         entry: dict[str, Any] = {"generation": self._generation, "rank": rank}
         if 0 <= rank < len(self._places):
@@ -161,6 +163,10 @@ class Store:
         if first != process:
             entry["other"] = other
         return {"entry": entry}
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._values if key.startswith(prefix)]:
+            del self._values[key]
 
     def _process_of(self, rank: int) -> str | None:
         """The process that has entered the current generation as this rank."""
