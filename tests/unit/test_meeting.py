@@ -138,7 +138,7 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
         ({1: {"local_size": 3}}, r"rank 1 says it is local rank 1 of 3, but on host 'node0000' it is 1 of 2"),
         (
             {2: {"problem": "rank 2: no network"}, 3: {"problem": "rank 3: none"}},
-            "not connect to each other: rank 2: no network; rank 3: none$",
+            "not connect to each other: rank 2: no network; rank 3: none\n",
         ),
         (
             {r: {"transport": "shm", "apart": "rank 1: no memory" if r == 1 else None} for r in range(4)},
