@@ -94,7 +94,7 @@ Status share_memory(const HostMap& map, size_t area_bytes, EngineOptions* option
   Status status;
   if (sharing.links.size() != (map.is_leader() ? sharing.local_size() - 1 : 1)) {
     status = {HVD_INVALID_ARGUMENT,
-              "expects a local link to each rank of the host, seen " + std::to_string(sharing.links.size())};
+              "expects a local link to each rank of the host, got " + std::to_string(sharing.links.size())};
   } else {
     status = map.is_leader() ? hand_out(sharing, &segment) : attach(sharing, &segment);
   }
