@@ -116,7 +116,7 @@ MUTATIONS = (
     # engine
     Mutation(
         "join-overtakes",
-        "native/engine/complete.cc",
+        "native/engine/drive.cc",
         "if (later_.calls.empty()) {",
         "if (true) {",
         "a rank says that it has joined before it has told what it completed last",
@@ -148,35 +148,35 @@ MUTATIONS = (
     ),
     Mutation(
         "look-before-announce",
-        "native/engine/doorbell.h",
+        "native/engine/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kLook;",
         "a sleeper looks for work before it has said that it sleeps: a wake-up is lost now and then",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
             (
-                "native/engine/doorbell.h",
+                "native/engine/bells.h",
                 "        }\n        state_ = State::kLook;",
                 "        }\n        state_ = State::kSleep;",
             ),
-            ("native/engine/doorbell.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
+            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
         ),
     ),
     Mutation(
         "read-bell-after-look",
-        "native/engine/doorbell.h",
+        "native/engine/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kSleep;",
         "a sleeper reads its bell after it has looked for work: it sleeps through a bell in between",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
-            ("native/engine/doorbell.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
-            ("native/engine/doorbell.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
+            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
+            ("native/engine/bells.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
         ),
     ),
     Mutation(
         "leave-without-look",
-        "native/engine/doorbell.h",
+        "native/engine/bells.h",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kLook;",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kDone;",
         "a caller that leaves does not look for what has come since",
@@ -248,8 +248,8 @@ MUTATIONS = (
     Mutation(
         "requests-not-merged",
         "native/negotiation/gathering.cc",
-        "return static_cast<size_t>(missing) <= ",
-        "return missing >= 0 || static_cast<size_t>(missing) <= ",
+        "const Name name{request.set, request.name};",
+        "if (now_ns > 0) return {std::move(request)};\n  const Name name{request.set, request.name};",
         "each rank's whole request travels to rank 0",
         (native("simulate_test", "a_thousand_ranks"),),
     ),
@@ -264,8 +264,8 @@ MUTATIONS = (
     Mutation(
         "counted-ranks-are-awaited",
         "native/negotiation/gathering.cc",
-        "(id == id_of_name_.end() ? 0 : counted_of_others(id->second))",
-        "0",
+        "id == id_of_name_.end() ? 0 : counted_of_others(id->second);",
+        "0;",
         "a host's requests wait for ranks that took the fast way until their time is up",
         (native("simulate_test", "a_thousand_ranks"), native("leader_test", "a_recalled_count")),
     ),

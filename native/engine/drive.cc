@@ -253,6 +253,55 @@ void Engine::spread_abort() {
   bells_->ring_others();
 }
 
+void Engine::fail_all(const Status& cause) {
+  std::vector<SubmissionPtr> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const ContributionPtr& call : member_->give_up_all()) failed.push_back(submission_of(call));
+  }
+  for (const SubmissionPtr& submission : open_.take()) {
+    if (submission->entry == EntryRef{}) failed.push_back(submission);  // zeros of a rank that has joined
+  }
+  if (service_ != nullptr) service_->leader().pending().take();
+  for (const SubmissionPtr& submission : failed) {
+    complete(submission, Status(cause).while_doing(quote_name(*submission->name) + " failed"));
+  }
+}
+
+void Engine::complete(const SubmissionPtr& submission, Status status) {
+  Member::Finished finished;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_->remember(status);
+    finished = member_->finish(submission);
+    if (finished.next != nullptr) trace_.enter(submission_of(finished.next).get(), Submission::Stage::kNegotiating);
+  }
+  in_flight_.fetch_sub(1);
+  if (submission->urgent) board_->end_waiting();
+  trace_.enter(submission.get(), Submission::Stage::kDone);
+  const std::shared_ptr<const Prepared> prepared = submission->prepared;
+  submission->status = status;
+  submission->done.store(true);
+  if (prepared != nullptr && prepared->done != nullptr) {
+    hvd_status outcome{};
+    outcome.size = sizeof outcome;
+    outcome.code = status.code();
+    outcome.failed_rank = status.failed_rank();
+    outcome.member = -1;
+    status.text().copy(outcome.text, sizeof outcome.text - 1);
+    const OnThread::Scope calling_back(calling_back_);
+    prepared->done(submission->user, &outcome);
+  }
+  wakeup_->completed();
+  announce(finished.of_next);
+  if (!finished.joins) return;
+  if (later_.calls.empty()) {
+    say_join();
+  } else {
+    later_.join = true;
+  }
+}
+
 // Others bring the condition about by reading. False where the generation has ended.
 bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
   for (int i = 0; !have_read(); ++i) {
@@ -270,7 +319,7 @@ bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
     } else if (wakeup_->take_token()) {
       drive(true);
       wakeup_->drop_token();
-      hand_over();
+      wakeup_->hand_over();
     }
     bells_->ring_others();
     if (i > 0) sleep_ms(i < 10 ? 0 : 1);
@@ -283,10 +332,6 @@ bool Engine::has_work() {
   Record record;
   return ending_->poisoned() || ending_->stopping() || segment_->peek(cursor_.load(), &record) || board_->can_pump() ||
          (service_ != nullptr && service_->has_work());
-}
-
-void Engine::hand_over() {
-  wakeup_->hand_over(in_flight_.load() > 0, [this] { return has_work(); });
 }
 
 // A core that this process may not use, or that is not there, changes nothing.

@@ -14,9 +14,9 @@
 // The engine gives both their ports (board.h, bells.h, control_links.h) and feeds them: calls from submit.cc, records
 // from drive.cc, frames through HostService.
 //
-// Files: submit.cc (the user's side), drive.cc (the log, batches), complete.cc (ends of calls), wait.cc (callers that
-// drive), process_sets.cc and join.cc (operations with their own rules), lifecycle.cc (start, stop). Parts, each with a
-// state and a header of its own: HostService, Execution, Ending, Wakeup, OpenBatch, Trace, Monitor.
+// Files: submit.cc (the user's side), drive.cc (the log, batches, ends of calls), process_sets.cc and join.cc
+// (operations with their own rules), lifecycle.cc (start, stop). Parts, each with a state of its own:
+// HostService, Execution, Ending, Wakeup, OpenBatch, Trace, Monitor.
 #pragma once
 
 #include <atomic>
@@ -35,8 +35,6 @@
 #include "engine/ending.h"
 #include "engine/execute.h"
 #include "engine/monitor.h"
-#include "engine/on_thread.h"
-#include "engine/open_batch.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
 #include "engine/serve.h"
@@ -49,7 +47,7 @@
 
 namespace hvd {
 
-class Engine : private Readers {
+class Engine : private Readers, private Driver {
  public:
   static Status start(EngineOptions options, std::unique_ptr<Engine>* out);
   ~Engine() override;  // stop() first; a destructor alone abandons the peers
@@ -106,28 +104,14 @@ class Engine : private Readers {
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
   // drive.cc
-  void hand_over();  // after the token was dropped by another than the engine's thread
-  // A caller that drives while this lives, where nobody else does.
-  class Driving {
-   public:
-    explicit Driving(Engine& engine);
-    ~Driving();
-    Driving(const Driving&) = delete;
-    Driving& operator=(const Driving&) = delete;
-    bool drives() const { return drives_; }
-
-   private:
-    Engine& engine_;
-    bool drives_;
-  };
-  void drive_for_a_moment(const Submission& submission);  // until it is done or it is time to sleep; needs the token
-  bool drive(bool somebody_waits);                        // true where something moved
+  bool drive(bool somebody_waits) override;
   bool advance(bool somebody_waits);
   bool serve();
   bool follow_log();
-  bool has_work();  // whether drive() would move something
+  bool has_work() override;
   bool linger_is_over() const;
-  int64_t linger_left_ns() const;
+  int64_t linger_left_ns() const override;
+  bool has_calls_in_flight() const override { return in_flight_.load() > 0; }
   void engine_thread();
   void apply(Record record);
   void open(SubmissionPtr submission);
@@ -140,7 +124,6 @@ class Engine : private Readers {
   // Readers: the log's slowest reader may be this rank itself, so it reads on.
   bool wait_until(const std::function<bool()>& have_read, bool driving) override;
 
-  // complete.cc
   void complete(const SubmissionPtr& submission, Status status);
   void fail_all(const Status& cause);
 

@@ -99,7 +99,7 @@ void Engine::make_ports() {
   board_ = std::make_unique<SegmentBoard>(*segment_, map_.local_rank, map_.spans_hosts());
   bells_ = std::make_unique<Bells>(*segment_, map_.local_rank, options_.poll_bell);
   ending_ = std::make_unique<Ending>(map_, *segment_, *bells_);
-  wakeup_ = std::make_unique<Wakeup>(*board_, *bells_);
+  wakeup_ = std::make_unique<Wakeup>(*board_, *bells_, *ending_, static_cast<Driver&>(*this));
 }
 
 // What differs between a world on one host and one on several is chosen at the start: here who publishes what is

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
+// The user's side of the engine: checks, names, the fast submission (one addition in shared memory), the slow one, and
+// the wait.
 #include <bit>
 #include <cstring>
 
 #include "collectives/adasum.h"
 #include "engine/engine.h"
 #include "negotiation/names.h"
+#include "platform/clock.h"
 #include "platform/fault_point.h"
 
 namespace hvd {
@@ -201,17 +203,17 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   submission->prepared = std::move(prepared);
   // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
   // that completes the operation meanwhile would wake it, which costs more than the operation.
-  std::optional<Driving> driving;
-  if (submission->sync) driving.emplace(*this);
+  std::optional<Wakeup::Turn> turn;
+  if (submission->sync) turn.emplace(*wakeup_);
   Member::Announcement announcement;
   *handle = handles_.add(submission);  // before it can be done: its callback may want it
   if (const Status refused = enter(submission, &announcement); !refused.ok()) {
     handles_.release(*handle);
     return refused;
   }
-  const bool drives = driving.has_value() && driving->drives();
+  const bool drives = turn.has_value() && turn->drives();
   announce(announcement, drives);
-  if (drives) drive_for_a_moment(*submission);
+  if (drives) turn->drive_for_a_moment(submission->done);
   return {};
 }
 
@@ -286,6 +288,31 @@ void Engine::announce(const Member::Announcement& announcement, bool driving) {
   if (!announcement.completed.has_value()) return;
   fault_point("count");  // all have arrived, and nobody has been told
   publisher_->announce(*announcement.completed, driving);
+}
+
+Status Engine::poll(hvd_handle handle) {
+  const SubmissionPtr submission = handles_.find(handle);
+  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
+  if (!submission->done.load()) return {HVD_PENDING, ""};
+  return submission->status;
+}
+
+Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
+  const SubmissionPtr submission = handles_.find(handle);
+  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
+  if (submission->done.load()) return submission->status;
+  if (calling_back_.is_here()) {
+    return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
+  }
+  const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
+  wakeup_->begin_waiting();
+  // What this rank has completed can be told now: it brings nothing more.
+  if (!publisher_->ends_batches() && !map_.is_leader()) bells_->ring(0);
+  wakeup_->wait(submission->done, deadline_ns);
+  wakeup_->end_waiting();
+  wakeup_->hand_over();
+  if (!submission->done.load()) return {HVD_PENDING, ""};
+  return submission->status;
 }
 
 }  // namespace hvd

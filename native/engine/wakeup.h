@@ -1,23 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wakeup: which thread of this process drives, and where the others sleep. The driver's token; the callers that wait,
-// of which one drives and sleeps on the caller's bell; those that wait for a completion because another one drives.
+// Wakeup: which thread of this process drives, and where the others sleep (steps 4, 5 and 8). The driver's token; the
+// callers that wait, of which one drives: pauses first, then yields, then sleep on the caller's bell; those that sleep
+// until a completion, because another one drives.
 //
-// Borrows the board and the bells. Any thread. Only sleep_until_completion() blocks.
+// Borrows everything. Any thread. wait() blocks, and so does what the driver does.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
+#include <thread>
 
 #include "engine/bells.h"
 #include "engine/board.h"
-#include "platform/futex.h"
+#include "engine/ending.h"
 
 namespace hvd {
 
+// Whether this very thread is inside a certain stretch of its engine's code. One thread at a time can be (the holder of
+// the driver's token), so one word tells it; any thread may ask. Relaxed: a thread asks about nothing but itself.
+class OnThread {
+ public:
+  bool is_here() const { return thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+
+  class Scope {
+   public:
+    explicit Scope(OnThread& where) : where_(where), before_(where.thread_.load(std::memory_order_relaxed)) {
+      where.thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    }
+    ~Scope() { where_.thread_.store(before_, std::memory_order_relaxed); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    OnThread& where_;
+    const std::thread::id before_;
+  };
+
+ private:
+  std::atomic<std::thread::id> thread_{};
+};
+
+// What there is to do for whoever holds the token: the engine.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  virtual bool drive(bool somebody_waits) = 0;   // true if something moved
+  virtual bool has_work() = 0;                   // whether drive() would move something; any thread
+  virtual int64_t linger_left_ns() const = 0;    // until there is something by itself; negative: never. Any thread
+  virtual bool has_calls_in_flight() const = 0;  // any thread
+};
+
 class Wakeup {
  public:
-  Wakeup(SegmentBoard& board, Bells& bells) : board_(board), bells_(bells) {}
+  Wakeup(SegmentBoard& board, Bells& bells, const Ending& ending, Driver& driver)
+      : board_(board), bells_(bells), ending_(ending), driver_(driver) {}
 
   bool take_token() {
     bool free = false;
@@ -27,10 +63,23 @@ class Wakeup {
   bool somebody_drives() const { return token_.load(); }
   // After the token was dropped by another than the engine's thread. That one has to watch the sockets again, if there
   // are any and something is on its way.
-  template <class Look>
-  void hand_over(bool in_flight, Look&& has_work) {
-    bells_.hand_over([&] { return has_work() || (in_flight && bells_.watches_sockets()); });
-  }
+  void hand_over();
+
+  // A caller drives while this lives, if nobody else does.
+  class Turn {
+   public:
+    explicit Turn(Wakeup& wakeup);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    bool drives() const { return drives_; }
+    // Until it is done or it is time to sleep.
+    void drive_for_a_moment(const std::atomic<bool>& done);
+
+   private:
+    Wakeup& wakeup_;
+    const bool drives_;
+  };
 
   // A caller waits, here and as the host's other ranks see it.
   void begin_waiting() {
@@ -42,30 +91,22 @@ class Wakeup {
     board_.end_waiting();
   }
   bool callers_wait() const { return callers_.load() > 0; }
+  // Between these two. Returns at the deadline or a signal as well.
+  void wait(const std::atomic<bool>& done, uint64_t deadline_ns);
+  void completed();  // something is done: whoever does not drive looks
 
   // How often the engine's thread has woken up: statistics.
   void note_engine_wake() { engine_wakes_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t engine_wakes() const { return engine_wakes_.load(std::memory_order_relaxed); }
 
-  void completed() {
-    completions_.fetch_add(1);
-    if (sleepers_.load() > 0) futex_wake(completions_);
-  }
-  // Until the next completion, for a moment at most. `still()`: one look, whether there is a reason to. False: a signal
-  // has arrived.
-  template <class Still>
-  bool sleep_until_completion(Still&& still) {
-    constexpr int64_t kMomentNs = 2000000;
-    sleepers_.fetch_add(1);
-    const uint32_t before = completions_.load();
-    const bool interrupted = still() && futex_wait(completions_, before, kMomentNs) == FutexResult::kInterrupted;
-    sleepers_.fetch_sub(1);
-    return !interrupted;
-  }
-
  private:
+  bool sleep_on_bell(uint64_t deadline_ns);
+  bool sleep_until_completion(const std::atomic<bool>& done, bool whoever_drives);
+
   SegmentBoard& board_;
   Bells& bells_;
+  const Ending& ending_;
+  Driver& driver_;
   std::atomic<bool> token_{false};
   std::atomic<int> callers_{0};
   std::atomic<uint32_t> completions_{0};  // futex word

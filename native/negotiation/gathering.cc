@@ -18,20 +18,37 @@ void Gathering::remove_set(int32_t set) {
   sets_.erase(set);
   const auto is_of_set = [set](const Name& name) { return name.first == set; };
   std::erase_if(names_, [&](const auto& item) { return is_of_set(item.first); });
+  std::erase_if(waiting_, [&](const auto& item) { return is_of_set(item.second); });
   std::erase_if(name_of_id_, [&](const auto& item) { return is_of_set(item.second); });
   std::erase_if(id_of_name_, [&](const auto& item) { return is_of_set(item.first); });
 }
 
-void Gathering::ask(RequestFrame request, uint64_t now_ns) {
-  Asked& asked = names_[{request.set, request.name}];
+std::vector<RequestFrame> Gathering::ask(RequestFrame request, uint64_t now_ns) {
+  const Name name{request.set, request.name};
+  Asked& asked = names_[name];
   asked.ranks.push_back(request.ranks.front().rank);
-  if (asked.unsent.empty()) asked.due_ns = now_ns + kHoldNs;
+  if (asked.unsent.empty()) {
+    asked.due_ns = now_ns + kHoldNs;
+    waiting_.emplace(asked.due_ns, name);
+  }
   const auto equal = std::ranges::find(asked.unsent, request.descriptor, &RequestFrame::descriptor);
   if (equal == asked.unsent.end()) {
     asked.unsent.push_back(std::move(request));
   } else {
     equal->ranks.push_back(request.ranks.front());
   }
+  return take_if_complete(name);
+}
+
+std::vector<RequestFrame> Gathering::join(int rank, CountedIn counted) {
+  joined_[rank] = std::move(counted);
+  return take_if([this](const Name& name, const Asked& asked) { return is_complete(name, asked); });
+}
+
+std::vector<RequestFrame> Gathering::recall(uint32_t id, const Recalled& found) {
+  recalled_[id] = found;
+  const auto name = name_of_id_.find(id);
+  return name == name_of_id_.end() ? std::vector<RequestFrame>() : take_if_complete(name->second);
 }
 
 void Gathering::define(uint32_t id, int32_t set, const std::string& name) {
@@ -40,13 +57,20 @@ void Gathering::define(uint32_t id, int32_t set, const std::string& name) {
 }
 
 void Gathering::end_round(int32_t set, const std::string& name) {
-  names_.erase({set, name});
+  forget({set, name});
   if (const auto id = id_of_name_.find({set, name}); id != id_of_name_.end()) recalled_.erase(id->second);
 }
 
 void Gathering::end_round(uint32_t id) {
   recalled_.erase(id);
-  if (const auto name = name_of_id_.find(id); name != name_of_id_.end()) names_.erase(name->second);
+  if (const auto name = name_of_id_.find(id); name != name_of_id_.end()) forget(name->second);
+}
+
+void Gathering::forget(const Name& name) {
+  const auto found = names_.find(name);
+  if (found == names_.end()) return;
+  waiting_.erase({found->second.due_ns, name});
+  names_.erase(found);
 }
 
 void Gathering::retire(uint32_t id) {
@@ -71,46 +95,55 @@ size_t Gathering::counted_of_others(uint32_t id) const {
 bool Gathering::is_complete(const Name& name, const Asked& asked) const {
   const auto set = sets_.find(name.first);
   if (set == sets_.end()) return true;  // for the coordinator to refuse
+  const auto id = id_of_name_.find(name);
+  const size_t counted = id == id_of_name_.end() ? 0 : counted_of_others(id->second);
+  // Counts first: this is asked at every request.
+  if (asked.ranks.size() + joined_.size() + counted < set->second.size()) return false;
   const auto missing = std::ranges::count_if(set->second, [&](int rank) {
     return !joined_.contains(rank) && std::ranges::find(asked.ranks, rank) == asked.ranks.end();
   });
-  const auto id = id_of_name_.find(name);
-  return static_cast<size_t>(missing) <= (id == id_of_name_.end() ? 0 : counted_of_others(id->second));
+  return static_cast<size_t>(missing) <= counted;
+}
+
+void Gathering::take(const Name& name, std::vector<RequestFrame>* taken) {
+  Asked& asked = names_.at(name);
+  waiting_.erase({asked.due_ns, name});
+  std::ranges::move(std::exchange(asked.unsent, {}), std::back_inserter(*taken));
+}
+
+std::vector<RequestFrame> Gathering::take_if_complete(const Name& name) {
+  std::vector<RequestFrame> taken;
+  const auto asked = names_.find(name);
+  if (asked != names_.end() && !asked->second.unsent.empty() && is_complete(name, asked->second)) take(name, &taken);
+  return taken;
 }
 
 template <class Wanted>
 std::vector<RequestFrame> Gathering::take_if(Wanted&& is_wanted) {
+  std::vector<Name> wanted;
+  for (const auto& [due_ns, name] : waiting_) {
+    if (is_wanted(name, names_.at(name))) wanted.push_back(name);
+  }
   std::vector<RequestFrame> taken;
-  for (auto& [name, asked] : names_) {
-    if (asked.unsent.empty() || !is_wanted(name, asked)) continue;
-    std::ranges::move(std::exchange(asked.unsent, {}), std::back_inserter(taken));
+  for (const Name& name : wanted) take(name, &taken);
+  return taken;
+}
+
+std::vector<RequestFrame> Gathering::take_late(uint64_t now_ns) {
+  std::vector<RequestFrame> taken;
+  while (!waiting_.empty() && waiting_.begin()->first <= now_ns) {
+    const Name name = waiting_.begin()->second;
+    take(name, &taken);
   }
   return taken;
 }
 
-std::vector<RequestFrame> Gathering::take_due(uint64_t now_ns) {
-  return take_if([&](const Name& name, const Asked& asked) {  //
-    return asked.due_ns <= now_ns || is_complete(name, asked);
-  });
-}
-
 std::vector<RequestFrame> Gathering::take_of(int rank) {
-  return take_if(
-      [rank](const Name&, const Asked& asked) { return std::ranges::find(asked.ranks, rank) != asked.ranks.end(); });
-}
-
-std::vector<RequestFrame> Gathering::take_all() {
-  return take_if([](const Name&, const Asked&) { return true; });
-}
-
-bool Gathering::is_empty() const { return due_ns() == 0; }
-
-uint64_t Gathering::due_ns() const {
-  uint64_t first_ns = 0;
-  for (const auto& [name, asked] : names_) {
-    if (!asked.unsent.empty() && (first_ns == 0 || asked.due_ns < first_ns)) first_ns = asked.due_ns;
-  }
-  return first_ns;
+  return take_if([rank](const Name&, const Asked& asked) {
+    return std::ranges::any_of(asked.unsent, [rank](const RequestFrame& request) {
+      return std::ranges::find(request.ranks, rank, &Requester::rank) != request.ranks.end();
+    });
+  });
 }
 
 std::string Gathering::snapshot() const {

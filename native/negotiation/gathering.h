@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,12 +26,12 @@ class Gathering {
   void add_set(int32_t set, std::vector<int> ranks_here) { sets_[set] = std::move(ranks_here); }
   void remove_set(int32_t set);
 
-  void ask(RequestFrame request, uint64_t now_ns);
-  // Another rank will not ask: what it has asked before has been sent.
-  void join(int rank, CountedIn counted) { joined_[rank] = std::move(counted); }
+  // These three return what is due now. A rank asks; a rank will ask no more, and what it had asked has been sent; the
+  // host has answered a recall of the entry.
+  std::vector<RequestFrame> ask(RequestFrame request, uint64_t now_ns);
+  std::vector<RequestFrame> join(int rank, CountedIn counted);
+  std::vector<RequestFrame> recall(uint32_t id, const Recalled& found);
   void all_have_joined() { joined_.clear(); }
-  // The host has answered a recall of the entry.
-  void recall(uint32_t id, const Recalled& found) { recalled_[id] = found; }
 
   // What the host's log says about names: what an id stands for; that a round is over; that an id is gone.
   void define(uint32_t id, int32_t set, const std::string& name);
@@ -38,31 +39,34 @@ class Gathering {
   void end_round(uint32_t id);
   void retire(uint32_t id);
 
-  // Takes what is due: complete, or older than a limit (ns) by now.
-  std::vector<RequestFrame> take_due(uint64_t now_ns);
+  // What has waited long enough by now.
+  std::vector<RequestFrame> take_late(uint64_t now_ns);
   // What a rank has asked, for it has something else to say.
   std::vector<RequestFrame> take_of(int rank);
-  std::vector<RequestFrame> take_all();
-  bool is_empty() const;
-  uint64_t due_ns() const;  // when the oldest becomes due by itself; 0: there is nothing
+  bool is_empty() const { return waiting_.empty(); }
+  uint64_t due_ns() const { return waiting_.empty() ? 0 : waiting_.begin()->first; }  // of the oldest; 0: none
 
   std::string snapshot() const;  // as Member's
 
  private:
   using Name = std::pair<int32_t, std::string>;
   struct Asked {
-    std::vector<int> ranks;  // that have asked in this round, sent or not
-    uint64_t due_ns = 0;
+    std::vector<int> ranks;            // that have asked in this round, sent or not
+    uint64_t due_ns = 0;               // of what is unsent
     std::vector<RequestFrame> unsent;  // all different
   };
 
+  void forget(const Name& name);
   bool is_complete(const Name& name, const Asked& asked) const;
   size_t counted_of_others(uint32_t id) const;
+  void take(const Name& name, std::vector<RequestFrame>* taken);
+  std::vector<RequestFrame> take_if_complete(const Name& name);
   template <class Wanted>
   std::vector<RequestFrame> take_if(Wanted&& is_wanted);
 
   std::map<int32_t, std::vector<int>> sets_;
-  std::map<Name, Asked> names_;  // of rounds that are not over
+  std::map<Name, Asked> names_;                  // of rounds that are not over
+  std::set<std::pair<uint64_t, Name>> waiting_;  // names with something unsent, by when it is due
   std::map<uint32_t, Name> name_of_id_;
   std::map<Name, uint32_t> id_of_name_;
   std::map<uint32_t, Recalled> recalled_;  // of this round

@@ -102,16 +102,14 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     return spread(std::move(effects));
   }
   if (kind == FrameKind::kRequest) {
-    gathering_->ask(std::move(request), clock_.now_ns());
-    send_due_requests();
+    send_requests(gathering_->ask(std::move(request), clock_.now_ns()));
     return {};
   }
   send_requests(gathering_->take_of(rank));  // a rank's frames stay in order
   if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
   send_up(kind, payload);
   if (JoinFrame join; kind == FrameKind::kJoin && parse_join(payload, map_.world_size(), &join)) {
-    gathering_->join(rank, std::move(join.counted));
-    send_due_requests();
+    send_requests(gathering_->join(rank, std::move(join.counted)));
   }
   return {};
 }
@@ -166,7 +164,9 @@ int64_t Leader::silence_left_ns() const {
 Status Leader::speak() {
   if (pending_.is_empty()) return {};
   const uint64_t hold_until_ns = pending_.hold_until_ns();
-  if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) send_due_requests();
+  if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) {
+    send_requests(gathering_->take_late(clock_.now_ns()));
+  }
   return wants_to_speak() ? say_pending() : Status();
 }
 

@@ -119,7 +119,6 @@ class Leader {
 
   bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
   void send_requests(const std::vector<RequestFrame>& requests);
-  void send_due_requests() { send_requests(gathering_->take_due(clock_.now_ns())); }
   bool is_time(const Pending::Contents& pending) const;
   Status say_pending();
   bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);

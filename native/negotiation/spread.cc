@@ -64,8 +64,7 @@ Status Leader::answer_recall(uint32_t id, Effects* effects) {
   // What is complete on this host but not yet told must arrive before the answer.
   HVD_RETURN_IF_ERROR(say_pending());
   send_up(FrameKind::kRecalled, recalled_payload({id, found}));
-  gathering_->recall(id, found);
-  send_due_requests();
+  send_requests(gathering_->recall(id, found));
   return {};
 }
 

@@ -10,7 +10,6 @@
 #include "communicators/registry.h"
 #include "engine/ending.h"
 #include "engine/execute.h"
-#include "engine/open_batch.h"
 #include "engine/serve.h"
 #include "engine/wakeup.h"
 #include "negotiation/frames.h"
@@ -44,6 +43,21 @@ struct Place {
 
 struct NobodyReads final : Readers {
   bool wait_until(const std::function<bool()>& have_read, bool) override { return have_read(); }
+};
+
+struct PlainDriver final : Driver {
+  bool drive(bool) override {
+    ++times;
+    if (on_drive) on_drive(times);
+    return false;
+  }
+  bool has_work() override { return work; }
+  int64_t linger_left_ns() const override { return 1000; }  // nobody sleeps for long
+  bool has_calls_in_flight() const override { return in_flight; }
+
+  std::function<void(int)> on_drive;
+  int times = 0;
+  bool work = false, in_flight = false;
 };
 
 SubmissionPtr submission_of_bytes(uint64_t bytes) {
@@ -105,25 +119,67 @@ TEST(a_cause_that_cannot_be_read_names_its_sender) {
   EXPECT(place.ending->cause().failed_rank() == 1 && place.ending->cause().code() == HVD_RANK_LOST);
 }
 
-TEST(one_thread_drives_and_the_others_sleep_until_a_completion) {
+TEST(a_caller_drives_until_it_is_done_and_lets_the_token_go) {
   Place place({0, 0});
-  Wakeup wakeup(*place.board, *place.bells);
+  std::atomic<bool> done{false};
+  PlainDriver driver;
+  driver.on_drive = [&](int times) { done.store(times == 500); };  // it has slept on its bell by then
+  Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
+  wakeup.begin_waiting();
+  wakeup.wait(done, UINT64_MAX);
+  wakeup.end_waiting();
+  EXPECT(driver.times == 500 && !wakeup.somebody_drives());
+}
+
+TEST(a_caller_gives_up_at_its_deadline) {
+  Place place({0, 0});
+  std::atomic<bool> done{false};
+  PlainDriver driver;
+  Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
+  const uint64_t deadline_ns = now_ns() + 5000000;
+  wakeup.wait(done, deadline_ns);
+  EXPECT(now_ns() >= deadline_ns && !wakeup.somebody_drives());
+}
+
+// It does not drive, and a completion wakes it.
+TEST(a_second_caller_sleeps_until_a_completion) {
+  Place place({0, 0});
+  std::atomic<bool> done{false}, ended{false};
+  PlainDriver driver;
+  Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
   EXPECT(wakeup.take_token() && !wakeup.take_token() && wakeup.somebody_drives());
-  std::atomic<bool> done{false}, slept{false};
   std::thread other([&] {
-    while (!done.load()) EXPECT(wakeup.sleep_until_completion([&] { return slept.store(true), !done.load(); }));
+    wakeup.wait(done, UINT64_MAX);
+    ended.store(true);
   });
-  while (!slept.load()) std::this_thread::yield();
+  EXPECT(!ended.load());
   done.store(true);
   wakeup.completed();
   other.join();
+  EXPECT(driver.times == 0);
   wakeup.drop_token();
   EXPECT(wakeup.take_token());
 }
 
+TEST(nobody_takes_a_turn_from_whoever_drives_or_stops) {
+  Place place({0, 0});
+  PlainDriver driver;
+  Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
+  {
+    Wakeup::Turn first(wakeup), second(wakeup);
+    EXPECT(first.drives() && !second.drives() && wakeup.callers_wait());
+  }
+  EXPECT(!wakeup.callers_wait() && !wakeup.somebody_drives());
+  place.ending->begin_stop(UINT64_MAX);
+  EXPECT(!Wakeup::Turn(wakeup).drives());
+  place.ending->finish_stop();
+  EXPECT(Wakeup::Turn(wakeup).drives());
+}
+
 TEST(a_caller_that_waits_shows_on_its_host) {
   Place place({0, 0});
-  Wakeup wakeup(*place.board, *place.bells);
+  PlainDriver driver;
+  Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
   EXPECT(!wakeup.callers_wait() && !place.board->anybody_waits());
   wakeup.begin_waiting();
   EXPECT(wakeup.callers_wait() && place.board->anybody_waits());
@@ -136,13 +192,17 @@ TEST(a_caller_that_leaves_something_in_flight_rings_only_if_there_are_sockets) {
   for (const bool sockets : {false, true}) {
     Place place({0, 0});
     if (sockets) place.bells->watch({0});
-    Wakeup wakeup(*place.board, *place.bells);
+    PlainDriver driver;
+    Wakeup wakeup(*place.board, *place.bells, *place.ending, driver);
     const auto rung = [&] { return place.segment->rank(0).bell[0].load(); };
-    wakeup.hand_over(false, [] { return false; });
+    wakeup.hand_over();
     EXPECT(rung() == 0);
-    wakeup.hand_over(true, [] { return false; });
+    driver.in_flight = true;
+    wakeup.hand_over();
     EXPECT(rung() == (sockets ? 1u : 0u));
-    wakeup.hand_over(false, [] { return true; });
+    driver.in_flight = false;
+    driver.work = true;
+    wakeup.hand_over();
     EXPECT(rung() == (sockets ? 2u : 1u));
   }
 }

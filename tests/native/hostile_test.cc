@@ -147,6 +147,7 @@ std::vector<Nonsense> for_the_coordinator() {
   std::vector<Nonsense> all = {
       {"an unknown kind", static_cast<FrameKind>(77), ""},
       {"a frame for the other direction", FrameKind::kRecords, record(RecordKind::kClose, 0, "")},
+      {"a question for the other direction", FrameKind::kWhoWaits, ""},
       {"an empty request", FrameKind::kRequest, ""},
       {"a request of the other host's rank", FrameKind::kRequest, request(0, "x", good)},
       {"a request of no rank", FrameKind::kRequest, request_payload({{}, 0, "x", good})},
@@ -195,6 +196,7 @@ std::vector<Nonsense> for_another_leader() {
   std::vector<Nonsense> all = {
       {"an unknown kind", static_cast<FrameKind>(0), ""},
       {"a frame for the other direction", FrameKind::kRequest, request(1, "x", descriptor_of({4}))},
+      {"a question who waits, with an answer", FrameKind::kWhoWaits, "x"},
       {"half a recall", FrameKind::kRecall, "ab"},
       {"a recall of nothing", FrameKind::kRecall, numbers(kMaxEntries)},
       {"no records", FrameKind::kRecords, ""},

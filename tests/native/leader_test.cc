@@ -81,72 +81,70 @@ struct TwoHosts final : PlainWorld::Owner {
 
 TEST(equal_requests_of_a_host_go_up_as_one) {
   Gathering gathering = of_three();
-  for (const int rank : {5, 4}) {
-    gathering.ask(request_of(rank), 0);
-    EXPECT(gathering.take_due(1).empty() && !gathering.is_empty());
-  }
-  gathering.ask(request_of(6), 0);
-  const std::vector<RequestFrame> due = gathering.take_due(1);
+  for (const int rank : {5, 4}) EXPECT(gathering.ask(request_of(rank), 0).empty() && !gathering.is_empty());
+  const std::vector<RequestFrame> due = gathering.ask(request_of(6), 0);
   EXPECT(due.size() == 1 && ranks_of(due[0]) == (std::vector<int>{5, 4, 6}));
   EXPECT(gathering.is_empty() && gathering.due_ns() == 0);
 }
 
 TEST(ranks_that_ask_for_different_things_are_complete_together) {
   Gathering gathering = of_three();
-  gathering.ask(request_of(4), 0);
-  gathering.ask(request_of(5, "otherwise"), 0);
-  EXPECT(gathering.take_due(1).empty());
-  gathering.ask(request_of(6), 0);
-  const std::vector<RequestFrame> due = gathering.take_due(1);
+  EXPECT(gathering.ask(request_of(4), 0).empty() && gathering.ask(request_of(5, "otherwise"), 0).empty());
+  const std::vector<RequestFrame> due = gathering.ask(request_of(6), 0);
   EXPECT(due.size() == 2 && ranks_of(due[0]) == (std::vector<int>{4, 6}) && ranks_of(due[1]) == std::vector<int>{5});
 }
 
 // The others have been counted: they will not ask.
 TEST(a_recalled_count_completes_a_host) {
   Gathering gathering = of_three();
-  gathering.ask(request_of(5), 0);
-  EXPECT(gathering.take_due(1).empty());
-  gathering.recall(7, {3, 2, false});
-  EXPECT(gathering.take_due(1).size() == 1);
+  EXPECT(gathering.ask(request_of(5), 0).empty());
+  EXPECT(gathering.recall(7, {3, 2, false}).size() == 1);
   gathering.end_round(7);  // in the next round nobody has been counted
-  gathering.ask(request_of(5), 0);
-  EXPECT(gathering.take_due(1).empty());
+  EXPECT(gathering.ask(request_of(5), 0).empty());
 }
 
 TEST(nobody_waits_for_a_rank_that_has_joined) {
   Gathering gathering = of_three();
-  gathering.ask(request_of(5), 0);
-  gathering.ask(request_of(6), 0);
-  EXPECT(gathering.take_due(1).empty());
-  gathering.join(4, {});
-  EXPECT(gathering.take_due(1).size() == 1);
+  EXPECT(gathering.ask(request_of(5), 0).empty() && gathering.ask(request_of(6), 0).empty());
+  EXPECT(gathering.join(4, {}).size() == 1);
   gathering.all_have_joined();
   gathering.end_round(0, "x");
-  gathering.ask(request_of(5), 0);
-  gathering.ask(request_of(6), 0);
-  EXPECT(gathering.take_due(1).empty());
+  EXPECT(gathering.ask(request_of(5), 0).empty() && gathering.ask(request_of(6), 0).empty());
 }
 
 // What it had submitted before it joined has been counted in this round: that is no other rank's arrival.
 TEST(a_rank_that_was_counted_and_has_joined_stands_for_itself) {
   Gathering gathering = of_three();
-  gathering.join(4, {{7, 3}});
-  gathering.recall(7, {3, 1, false});
-  gathering.ask(request_of(5), 0);
-  EXPECT(gathering.take_due(1).empty());
-  gathering.ask(request_of(6), 0);
-  EXPECT(gathering.take_due(1).size() == 1);
+  EXPECT(gathering.join(4, {{7, 3}}).empty() && gathering.recall(7, {3, 1, false}).empty());
+  EXPECT(gathering.ask(request_of(5), 0).empty());
+  EXPECT(gathering.ask(request_of(6), 0).size() == 1);
 }
 
 // A rank that comes late costs a message more, and waits for nobody.
 TEST(what_waits_too_long_goes_up_and_the_rest_follows_at_once) {
   Gathering gathering = of_three();
-  gathering.ask(request_of(4), 0);
-  EXPECT(gathering.due_ns() > 0 && gathering.take_due(gathering.due_ns()).size() == 1);
-  gathering.ask(request_of(5), kLater);
-  EXPECT(gathering.take_due(kLater).empty());
-  gathering.ask(request_of(6), kLater);
-  EXPECT(gathering.take_due(kLater).size() == 1);
+  EXPECT(gathering.ask(request_of(4), 0).empty() && gathering.take_late(gathering.due_ns() - 1).empty());
+  EXPECT(gathering.take_late(gathering.due_ns()).size() == 1 && gathering.is_empty());
+  EXPECT(gathering.ask(request_of(5), kLater).empty());
+  EXPECT(gathering.ask(request_of(6), kLater).size() == 1);
+}
+
+TEST(what_a_rank_asked_goes_before_what_it_says_next) {
+  Gathering gathering = of_three();
+  EXPECT(gathering.ask(request_of(4), 0).empty());
+  EXPECT(gathering.take_of(5).empty() && gathering.take_of(4).size() == 1);
+  EXPECT(gathering.take_of(4).empty() && gathering.is_empty());
+}
+
+// A round that is over, or a set that is gone, leaves nothing behind that would become due.
+TEST(what_is_over_is_not_sent) {
+  Gathering gathering = of_three();
+  EXPECT(gathering.ask(request_of(4), 0).empty());
+  gathering.end_round(0, "x");
+  EXPECT(gathering.is_empty() && gathering.take_late(kLater).empty());
+  EXPECT(gathering.ask(request_of(4), 0).empty());
+  gathering.remove_set(0);
+  EXPECT(gathering.is_empty() && gathering.take_late(kLater).empty());
 }
 
 // Rank 1 of one host and rank 3 of the other wait; nothing of that is complete anywhere.
