@@ -178,6 +178,7 @@ def test_verbose_says_what_runs_where(tmp_path: Path) -> None:
     assert "horovodrun: rank 1 on host localhost: pid " in done.stderr
 
 
+@pytest.mark.slow  # it imports every framework
 def test_check_build_and_version(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--check-build")
     assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
