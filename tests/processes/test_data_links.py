@@ -42,6 +42,7 @@ def count_while_working() -> list[int]:
         hvd.allreduce(np.ones(1 + step % 3), name=f"x.{step % 3}")
         hvd.allgather(np.ones(1 + hvd.rank()), name="g")
     counts.append(connected_sockets())
+    hvd.barrier()  # who leaves closes the others' links too
     hvd.shutdown()
     counts.append(connected_sockets())
     return counts

@@ -111,7 +111,7 @@ def test_the_bytes_of_a_start_grow_with_ranks_times_hosts_and_not_with_the_squar
     assert max(sum(rank.rendezvous.frames) for rank in leaders[1:]) < 40 * 2000 + 1_000 * 20
     assert max(max(rank.rendezvous.frames) for rank in ranks) < MAX_FRAME_BYTES / 2
     total = sum(sum(rank.rendezvous.frames) for rank in ranks)
-    assert total < 2_000 * 2000 + 40 * 2000 * 100, total  # 2.6 GB when each rank fetched each record
+    assert total < 2_000 * 2000 + 40 * 2000 * 100, total  # 2.0 GB if each rank fetches each record
     assert max(len(rank.rendezvous.frames) for rank in ranks) <= 12
 
 
