@@ -275,7 +275,7 @@ MUTATIONS = (
         "leader_.ask_who_waits();",
         "",
         "a stall report knows of other hosts only what is late or complete there",
-        (native("engine_sets_test", "a_stall_in_a_set"),),
+        (native("leader_test", "a_stall_report_names"),),
     ),
     Mutation(
         "leader-speaks-at-once",

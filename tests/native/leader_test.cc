@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "check.h"
+#include "engine/stall.h"
 #include "negotiation/gathering.h"
 #include "plain_world.h"
 
@@ -166,6 +167,27 @@ TEST(rank_0_learns_who_waits_on_another_host_by_asking) {
   const std::vector<Undecided> waiting = leader.undecided();
   EXPECT(waiting.size() == 1 && waiting[0].arrived == (std::vector<int>{1, 3}));
   EXPECT(waiting.size() == 1 && waiting[0].missing == (std::vector<int>{0, 2}));
+}
+
+// The report waits for the answers, and then names nobody who has come.
+TEST(a_stall_report_names_only_ranks_that_are_missing_everywhere) {
+  TwoHosts hosts;
+  for (int round = 0; round < 2; ++round) {
+    for (int rank = 0; rank < 4; ++rank) hosts.submit(rank);
+    hosts.settle();
+  }
+  for (const int rank : {1, 3}) hosts.submit(rank);
+  hosts.settle();
+  EngineSettings settings;
+  settings.stall_warning_ms = settings.stall_shutdown_ms = 1;
+  StallReport stall(settings, hosts.world.leader_of(0));
+  stall.note_tick();
+  EXPECT(stall.report().ok() && !stall.is_answered());
+  hosts.deliver();
+  EXPECT(stall.is_answered());
+  stall.note_tick();
+  const Status outcome = stall.report();
+  EXPECT(outcome.code() == HVD_ABORTED && outcome.text().find("missing ranks 0, 2,") != std::string::npos);
 }
 
 // ... and unasked only what is late, once, and once that it is over.
