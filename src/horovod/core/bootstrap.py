@@ -33,7 +33,7 @@ from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.links import Link, Purpose
-from horovod.core.meeting import OUTCOME, Digest, Meeting, check_record, read_digest
+from horovod.core.meeting import OUTCOME, Digest, Meeting, check_record, read_digest, refusal
 from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
@@ -126,7 +126,7 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
             "start-resources",
         ) from error
     except StartError as error:
-        start.give_up(text_of(error))
+        start.give_up(error)
         raise
     except BaseException:
         start.close()
@@ -212,12 +212,12 @@ class _Start:
         """After a connection has ended: the launcher may know which rank has, or may itself have."""
         return None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: StartError) -> None:
         if self.is_awaited and self.leader is not None:
             self.links += self.leader.attached()
         for link in self.links if self.is_awaited else ():
             with contextlib.suppress(ChannelError):  # it has ended, or given up by itself
-                links.tell(link, {"problem": why, "hosts": [], "places": []}, time.monotonic() + 1.0)
+                links.tell(link, refusal(why), time.monotonic() + 1.0)
         with contextlib.suppress(ChannelError):  # the launcher may have ended meanwhile
             self.rendezvous.abandon(self.generation, self.rank, self.process, 1.0)
         self.close()

@@ -21,7 +21,7 @@ from horovod.core.exceptions import StartError, text_of
 from horovod.core.rendezvous import Rendezvous
 from horovod.core.topology import Identity, Topology, hosts_of, ranks_text
 
-__all__ = ["Digest", "Meeting", "check_record", "read_digest"]
+__all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 
 # What every rank must have alike: (keyword, how the user spells it).
 _EQUAL_SETTINGS = (
@@ -138,7 +138,7 @@ class Meeting:
         try:
             digest = self._judged()
         except StartError as error:
-            digest = {"problem": text_of(error), "code": error.code, "hosts": [], "places": []}
+            digest = refusal(error)
         self._put("digest", digest)
         return digest
 
@@ -270,6 +270,11 @@ def check_record(whose: str, record: Any, fields: Fields) -> None:
             "hint: do all ranks run the same version of Horovod?",
             "start-version",
         )
+
+
+def refusal(error: StartError) -> dict[str, Any]:
+    """The digest that says what is wrong."""
+    return {"problem": text_of(error), "code": error.code, "hosts": [], "places": []}
 
 
 def read_digest(digest: Any, size: int) -> Digest:
