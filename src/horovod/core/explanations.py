@@ -51,7 +51,7 @@ EXPLANATIONS = (
         "start-timeout",
         "Some ranks did not reach hvd.init() in time",
         _START,
-        (" in init for", "not called init", "did not open a port"),
+        (" in init for", "not called init", "though all ... ranks have called init"),
         "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
         "hang, or still import modules and load data.",
         (
