@@ -178,6 +178,12 @@ def test_verbose_says_what_runs_where(tmp_path: Path) -> None:
     assert "horovodrun: rank 1 on host localhost: pid " in done.stderr
 
 
+def test_an_unknown_transport_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "2", "--transport", "nonsense", "ls")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("horovodrun: HOROVOD_TRANSPORT=nonsense cannot be used: ")
+
+
 @pytest.mark.slow  # it imports every framework
 def test_check_build_and_version(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--check-build")

@@ -12,7 +12,7 @@
     ValueError
     +-- StartError                   init could not join or form a world; its code says why
     +-- NotInitializedError          rank(), size() or an operation before init()
-    +-- InvalidRequestError          this rank's call is wrong; no other rank knows of it
+    +-- InvalidRequestError          this rank's call is wrong; ranks that wait for it are told
         +-- DuplicateNameError       the name is already in flight on this rank
     MemoryError
     +-- OutOfMemoryError             a rank has no memory for an operation
@@ -25,8 +25,8 @@ The base classes are Horovod's own contract: scripts written for it catch Runtim
 HorovodInternalError.
 
 An error has a stable `code`, a word that `horovodrun --explain CODE` and docs/troubleshooting.md tell more about
-(core/explanations.py). Its text ends with that command. Only the text of a wrong argument, InvalidRequestError, does
-not: it says all there is to say.
+(core/explanations.py). Its text ends with that command. The text of
+InvalidRequestError has no such line, because it is complete in itself.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AbortedError(HorovodInternalError):
 
 
 class NotRunningError(HorovodInternalError):
-    """The operation was submitted to, or was still in flight in, a context that has been stopped."""
+    """This rank was shut down before the operation was submitted, or before it completed."""
 
     code = "not-running"
 

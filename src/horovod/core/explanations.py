@@ -85,7 +85,7 @@ EXPLANATIONS = (
         "A setting is missing, contradicts another, or differs between ranks",
         _START,
         (
-            "the ranks disagree about",
+            "give it to all ranks alike",
             "is out of range",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but",
             "is not supported yet",
@@ -185,10 +185,10 @@ EXPLANATIONS = (
     Explanation(
         "invalid-request",
         "The arguments of a call are wrong on this rank",
-        "InvalidRequestError (a ValueError)",
+        "InvalidRequestError (a ValueError); InvalidArgumentError in TensorFlow",
         ("expected ..., got ...",),
         "The call was refused before anything was sent. The other ranks, which may wait for this call, get a "
-        "HorovodInternalError that names this rank. The job goes on if the script catches the error.",
+        "MismatchError (a HorovodInternalError) that names this rank. The job goes on if the script catches the error.",
         ("The message names the argument, what was expected and what it got.",),
     ),
     Explanation(
@@ -207,10 +207,11 @@ EXPLANATIONS = (
         "mismatch",
         "The ranks disagree about a tensor",
         "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
-        ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
+        ("the ranks disagree about `...`", "the ranks disagree about their gradients", "could not submit"),
         "All ranks must call an operation of one name with the same dtype, shape and arguments. What most ranks say is "
         "taken as expected; the message names the ranks that differ. All members of the operation get the same error, "
-        "and the world keeps running.",
+        "and the world keeps running. If the message says `could not submit`, another rank's call was refused, and "
+        "that rank has the error that says why.",
         (
             "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
             "not depend on its size.",
@@ -225,7 +226,8 @@ EXPLANATIONS = (
         ("stall: ...",),
         "An operation starts when all members have called it. Here some ranks have waited for a long time. The report "
         "names the tensors, the missing ranks, and where each missing rank stands in its script. The job keeps "
-        "waiting: a rank may just be slow.",
+        "waiting: a rank may just be slow. Ranks that wait for each other in different calls are reported after ten "
+        "seconds.",
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",

@@ -297,7 +297,7 @@ class Settings:
         "HOROVOD_LOG_HIDE_TIME",
         _switch(),
         True,
-        "Write warnings without the time; with 0 the local time stands in front of them.",
+        "Write warnings without the local time in front, which is the default.",
         flag="--log-hide-timestamp",
         yaml="logging.hide_timestamp",
     )

@@ -21,11 +21,12 @@ def check_build() -> str:
         "Available Frameworks": {
             "TensorFlow": _imports("horovod.tensorflow"),
             "PyTorch": _imports("horovod.torch"),
+            "Keras": _imports("horovod.keras"),
             "MXNet": _imports("horovod.mxnet"),
         },
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
-        "Available Transports": {row.title: row.available for row in rows},
+        "Available Transports": {f"{row.name} ({row.title})": row.available for row in rows},
         "Available Tensor Operations": {
             **{name.upper(): name in built for name in ("nccl", "ddl", "ccl", "mpi")},
             "Gloo": native,
@@ -46,7 +47,7 @@ def _communicators() -> tuple[tuple[Communicator, ...], bool]:
 
 
 def _imports(module: str) -> bool:
-    """In a process of its own: a framework that crashes or floods the terminal shall not take horovodrun with it."""
+    """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
         return subprocess.run(command, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False).returncode == 0

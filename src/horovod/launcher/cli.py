@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from horovod import __version__
 from horovod.core import explanations
+from horovod.core.exceptions import NativeCoreError, StartError, text_of
 from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
@@ -168,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         help="hosts to run on and how many ranks fit on each (1 if SLOTS is left out); default localhost:N",
     )
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
-    add("--verbose", action="store_true", help="say what is started and where")
+    add("--verbose", action="store_true", help="say what is started and where, and how each rank ended")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
     add(
         "--explain",
@@ -181,7 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
     add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
     for flag, hides in (("--log-with-timestamp", False), ("--log-without-timestamp", True)):
-        add(flag, action="store_const", const=hides, dest="log_hide_time", help=argparse.SUPPRESS)
+        sentence = argparse.SUPPRESS if hides else "write warnings with the local time in front"
+        add(flag, action="store_const", const=hides, dest="log_hide_time", help=sentence)
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:
@@ -265,6 +267,7 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
             interface_address(settings.network_interface)
         except ValueError as error:
             raise UsageError(str(error)) from None
+    _check_transport(settings.transport)
     _check_command(options.command[0], environment)
     _check_timeline(settings.timeline)
     return supervise.Job(
@@ -295,6 +298,17 @@ def _check_command(command: str, environment: Mapping[str, str]) -> None:
             127,
         )
     raise UsageError(f"command not found: {command}", 127)
+
+
+def _check_transport(transport: str) -> None:
+    if transport == "auto":
+        return
+    from horovod.core import communicators  # opens the native core, which the launcher needs for nothing else
+
+    try:
+        communicators.check(transport)
+    except (StartError, NativeCoreError) as error:
+        raise UsageError(text_of(error)) from None
 
 
 def _check_timeline(name: str) -> None:
