@@ -6,6 +6,7 @@
 // As long as nothing was made up, no order of submissions, frames and looks may end the generation, and nothing may be
 // told ready that a rank has not submitted. After that the classes may only give up in words.
 #include <deque>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -96,9 +97,24 @@ class Fuzzed final : public PlainWorld::Owner {
     }
     require(made_up_ || world_.failure().empty());
     if (made_up_) return;
-    // What all ranks have submitted, and nobody disagrees about, is done.
+    // What all ranks have submitted, and none of them disagrees about, is done.
     for (int rank = 0; rank < world_.topology().size(); ++rank) world_.member(rank).snapshot();
     for (int host = 0; host < world_.topology().hosts(); ++host) world_.leader_of(host).snapshot();
+  }
+
+  // As an engine ends: the ranks leave, what is still in flight is given up, each call once, and the sets go.
+  void end() {
+    for (int rank = 0; rank < world_.topology().size(); ++rank) world_.leave(rank);
+    settle();
+    for (int rank = 0; rank < world_.topology().size(); ++rank) {
+      std::set<const Contribution*> given_up;
+      for (const ContributionPtr& call : world_.member(rank).give_up_all()) {
+        require(given_up.insert(call.get()).second);
+      }
+      if (!given_up.empty()) world_.member(rank).name_in_flight(0);
+      world_.member(rank).remove_set(1);
+    }
+    for (int host = 0; host < world_.topology().hosts(); ++host) world_.leader_of(host).remove_set(1);
   }
 
  private:
@@ -181,5 +197,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!world.act(&input)) return 0;
   }
   world.settle();
+  world.end();
   return 0;
 }
