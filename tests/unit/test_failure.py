@@ -141,6 +141,15 @@ def test_a_stopped_rank_is_reported_as_stopped() -> None:
     assert Cause(1, -19, "", 19).exit_code == 147
 
 
+def test_a_rank_that_others_gave_up_waiting_for_is_not_called_lost() -> None:
+    exits = [RankExit(0, 1, 1.0), RankExit(1, -15, 2.1, asked=True)]
+    cause = root_cause(exits, {"rank": 1, "code": "ABORTED", "text": "rank 0 waited 4 s (the stall limit is reached)"})
+    assert cause is not None
+    lines = report(cause, exits, "h", []).splitlines()
+    assert lines[0] == "horovodrun: rank 1 on host h did not make a call that others waited for, and was ended"
+    assert lines[-1] == "more: horovodrun --explain aborted"
+
+
 def test_an_unknown_signal_is_shown_by_number() -> None:
     assert "was killed by signal 99" in report(Cause(0, -99), [RankExit(0, -99, 1.0)], "h", [])
 

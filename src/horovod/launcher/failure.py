@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod.core.exceptions import RankLeftError, RankLostError, explain_command
+from horovod.core.exceptions import AbortedError, RankLeftError, RankLostError, explain_command
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
@@ -85,13 +85,15 @@ class RankExit:
 class Cause:
     """`record`: what the ranks themselves say of it, may be empty.
 
-    `stopped_by`: a signal that stopped the rank, which has not been continued.
+    `stopped_by`: a signal that stopped the rank, which has not been continued. `aborted`: the ranks gave up waiting for
+    it, at the stall limit for example; it need not be dead.
     """
 
     rank: int
     code: int
     record: str = ""
     stopped_by: int = 0
+    aborted: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -124,7 +126,7 @@ def root_cause(
         own = next((one for one in exits if one.rank == named), None)
         # The named rank may have left with 0, or hang still: the exit code is then that of the first who failed for it.
         code = own.code if own is not None and own.failed else first.code
-        return Cause(named, code, text, stopped.get(named, 0))
+        return Cause(named, code, text, stopped.get(named, 0), record is not None and record.get("code") == "ABORTED")
     return Cause(first.rank, first.code, text)
 
 
@@ -166,6 +168,9 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
     if own is None or own.asked:
+        if cause.aborted:
+            hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
+            return "did not make a call that others waited for, and was ended", hint, AbortedError.code
         return "had stopped taking part and was ended", "", RankLostError.code
     if own.code == -signal.SIGKILL:
         in_cgroup = own.memory == memory.IN_CGROUP
