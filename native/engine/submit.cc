@@ -3,6 +3,7 @@
 // the wait.
 #include <bit>
 #include <cstring>
+#include <span>
 
 #include "collectives/adasum.h"
 #include "engine/engine.h"
@@ -66,16 +67,18 @@ Status check_splits(const hvd_request& request, int members, const std::string& 
     return invalid(what + ": expected one split for each of " + std::to_string(members) + " members, got " +
                    std::to_string(request.nsplits));
   }
-  int64_t sum = 0;
-  for (uint32_t m = 0; m < request.nsplits; ++m) {
-    const int64_t split = request.splits[m];
+  const std::span<const int64_t> parts(request.splits, request.nsplits);
+  for (const int64_t split : parts) {
     if (split < 0) return invalid(what + ": expected splits of zero or more rows, got " + std::to_string(split));
-    if (split > rows - sum) {
+  }
+  int64_t left = rows;
+  for (const int64_t split : parts) {
+    if (split > left) {
       return invalid(what + ": expected splits that add up to at most the " + std::to_string(rows) + " rows there are");
     }
-    sum += split;
+    left -= split;
   }
-  splits->assign(request.splits, request.splits + request.nsplits);
+  splits->assign(parts.begin(), parts.end());
   return {};
 }
 

@@ -202,7 +202,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "both": (
         lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
         ValueError,
-        "both op=1 and average=True",
+        "both op=Sum and average=True",
     ),
     "bool sum": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="bool sum"),
@@ -228,7 +228,9 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         "at most the 1 rows there are",
     ),
     "negative split": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), [-1] * hvd.size(), name="negative split"),
+        lambda hvd, f: hvd.alltoall(
+            ones(f, 1), [3] * (hvd.size() > 1) + [-1] * max(1, hvd.size() - 1), name="negative split"
+        ),
         ValueError,
         "zero or more rows, got -1",
     ),

@@ -66,9 +66,8 @@ def resolve_op(op: int | None, average: bool | None) -> int:
     """The reduction that `op` or the deprecated `average` asks for; Average if neither is given. Raises ValueError."""
     if average is not None:
         if op is not None:
-            raise InvalidRequestError(
-                f"both op={op!r} and average={average!r} were given: expected one; hint: op alone"
-            )
+            name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
+            raise InvalidRequestError(f"both op={name} and average={average!r} were given\nhint: give op alone")
         warnings.warn(
             "average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=_level_of_script()
         )
@@ -496,7 +495,7 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
 
 def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
     """The root as a world rank. Raises ValueError or TypeError."""
-    if isinstance(root_rank, bool):
+    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
         raise InvalidRequestError(f"root_rank={root_rank!r}: expected the number of a rank")
     root = operator.index(root_rank)
     if not 0 <= root < context.size:
