@@ -33,7 +33,7 @@ namespace {
 
 using hvd::Status;
 
-// Callers of an older header pass a shorter hvd_status: nothing is written beyond what they have.
+// Callers of an older header pass a shorter hvd_status: nothing is written beyond its end.
 int report(const Status& outcome, hvd_status* status) {
   if (status != nullptr && status->size >= offsetof(hvd_status, text) + 64) {
     status->code = outcome.code();

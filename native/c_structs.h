@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The structs of horovod.h as callers of other versions lay them out (step 4). A caller's struct is copied into ours:
-// what an older caller does not have is zero; what a newer caller has beyond ours must be zero, or it asks for
+// fields that an older caller lacks are zero; fields of a newer caller that we lack must be zero, else it asks for
 // something that this library cannot do. Pure; nothing here owns memory of the caller.
 #pragma once
 
@@ -34,7 +34,7 @@ Status read_struct(const void* given, uint32_t size, size_t least, const char* n
   return {};
 }
 
-// An array whose elements are `stride` bytes apart; 0 stands for what the first version had.
+// An array whose elements are `stride` bytes apart; 0 stands for the layout of the first version.
 template <class Struct>
 Status read_structs(const void* given, uint32_t count, uint32_t stride, size_t first_bytes, const char* name,
                     std::vector<Struct>* out) {

@@ -22,7 +22,7 @@ struct Products {
   double aa = 0, ab = 0, bb = 0;
 };
 
-// Four sums in a fixed order, so that they run side by side on any machine alike.
+// Four sums in a fixed order, so that every machine runs them side by side.
 template <class Real>
 Products multiply(const Real* a, const Real* b, int64_t count) {
   constexpr int kSums = 4;

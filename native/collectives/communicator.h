@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of operations behind which every way between ranks stands (step 7): shared memory, TCP, both of them
-// over several hosts, and the single rank's loopback.
+// The one table of operations that every way between ranks implements (step 7): shared memory, TCP, both of them over
+// several hosts, and the single rank's loopback.
 //
-// A Communicator joins the members of one process set. The engine calls it from one thread at a time (whoever holds the
-// driver's token); every member calls the same operations with the same sizes in the same order, and only when every
-// member is ready, so a call may block: only a death interrupts it. After a failed call the communicator is unusable.
-// On failure the text names the peer; `failed_rank` is a world rank. What outputs hold then is undefined.
+// A Communicator joins the members of one process set. The engine calls it from one thread at a time (the one that
+// holds the driver's token); every member calls the same operations with the same sizes in the same order, and only
+// when every member is ready, so a call may block: only a death interrupts it. After a failed call the communicator is
+// unusable. On failure the text names the peer; `failed_rank` is a world rank. The contents of the outputs are
+// undefined then.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of communicators (step 7): who can carry data between the members of a process set, and how it is made.
-// One row answers everything that is asked about one: the engine, the links that the start opens, `--check-build` and
-// mpi_built(). The engine names no concrete class.
+// The registry of communicators (step 7): which of them can carry data between the members of a process set, and how
+// each is made. One row answers everything that is asked about one: the engine, the links that the start opens,
+// `--check-build` and mpi_built(). The engine names no concrete class.
 //
 // A new communicator is one file or folder here, and one line in rows.h. Everything in a row is called by any thread,
 // blocks nobody and fails with nothing but what it returns; `make` alone may wait for the other members.
@@ -67,8 +67,8 @@ struct CommunicatorRow {
 // In the order in which `auto` tries them.
 std::span<const CommunicatorRow* const> communicator_rows();
 
-// The row for members that are spread like this. `wanted`: a name, or "auto". One member alone needs no other. If
-// `wanted` does not fit: with `must` HVD_UNAVAILABLE, which says why; otherwise the first row that does.
+// The row for members that are spread like this. `wanted`: a name, or "auto". If `wanted` does not fit several members
+// and `must` is set: HVD_UNAVAILABLE with the reason. If it does not fit otherwise: the first row that fits.
 Status choose_communicator(const std::string& wanted, const Topology& members, bool must, const CommunicatorRow** out);
 
 // For rows: an answer that suits many.

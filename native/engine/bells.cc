@@ -48,7 +48,7 @@ void Bells::ring_own_engine() {
   rang(local_rank_, Sleeper::kEngine);
 }
 
-// The bell's number has changed: now the system call for whoever sleeps on it.
+// The bell's number has changed: now the system call wakes the thread that sleeps on it.
 void Bells::rang(uint32_t local_rank, Sleeper who) {
   futex_wake(segment_.rank(local_rank).bell[index(who)]);
   if (local_rank == 0 && of_leader_ != nullptr) of_leader_->ring(index(who));

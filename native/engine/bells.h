@@ -7,12 +7,12 @@
 // rung; a caller has precedence while it sleeps. Each has a bell, a counter that it sleeps on.
 //
 //   FallAsleep  read the bell, announce, look for work, sleep while the bell has not changed, withdraw
-//   Ring        (after the work has been written) look who sleeps, ring that one's bell
+//   Ring        (after the work has been written) look which sleeper is announced, ring its bell
 //   HandOver    a caller leaves: announce the engine's thread again, look for work, ring that thread's bell
 //
-// All operations are sequentially consistent, so of a sleeper that announces before it looks and a ringer that writes
-// before it looks, one sees the other. Every step is one shared-memory operation; Bells takes them one after the other,
-// and tests/native/doorbell_model_test.cc interleaves those of all threads of two processes in every way.
+// All operations are sequentially consistent. A sleeper announces before it looks and a ringer writes before it looks,
+// so at least one of them sees the other. Every step is one shared-memory operation; Bells takes them one after the
+// other, and tests/native/doorbell_model_test.cc interleaves those of all threads of two processes in every way.
 #pragma once
 
 #include <atomic>
@@ -173,7 +173,7 @@ class Bells final : public Waker {
   // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
   void watch_for_room(int socket, bool wanted);
 
-  // After what there is to do has been written, and from any thread: wakes who sleeps there.
+  // Wakes the sleeper of that rank. Call it after the work has been written; any thread.
   void ring(uint32_t local_rank) override;
   void ring_others() override;
   void ring_own() { ring(local_rank_); }
@@ -201,7 +201,8 @@ class Bells final : public Waker {
   }
   // A caller drives from now on: nobody needs to be rung.
   void hide_engine() { doorbell(local_rank_).sleeping.store(static_cast<uint32_t>(Sleeper::kNobody)); }
-  // Whoever had the token and did not sleep gives the bell back to the engine's thread, and with it what came since.
+  // A thread that had the token and did not sleep gives the bell back to the engine's thread, and with it the work that
+  // has come since.
   template <class Look>
   void hand_over(Look&& there_is_work) {
     HandOver hand_over;

@@ -18,7 +18,7 @@
 
 namespace hvd {
 
-// Nothing may leave this: not into a thread's main function, and not past whoever has to drop the token.
+// Nothing may leave this: not into a thread's main function, and not past the thread that has to drop the token.
 bool Engine::drive(bool somebody_waits) {
   try {
     return advance(somebody_waits);
@@ -97,7 +97,7 @@ bool Engine::may_close(bool somebody_waits) const {
          linger_is_over();
 }
 
-// How long what is ready, or has yet to be told, still waits for company; negative: nothing does. Any thread.
+// How long operations that are ready, or not told yet, still wait for company; negative: none does. Any thread.
 int64_t Engine::linger_left_ns() const {
   const int64_t silence_ns = service_ == nullptr ? -1 : service_->leader().silence_left_ns();
   const uint64_t since = open_.since_ns();

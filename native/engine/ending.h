@@ -40,7 +40,7 @@ class Ending {
   Status cause() const { return segment_.cause(); }
   Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_}; }
   int poison_fd() const { return poison_fd_; }  // readable once poisoned
-  // Whoever spreads the cause further: true for the first one that asks.
+  // Whether the caller has to spread the cause: true for the first that asks.
   bool begin_spreading() { return !spread_.exchange(true); }
   bool is_spread() const { return spread_.load(); }
 
@@ -61,7 +61,7 @@ class Ending {
   Status end_of_job() const;
   // The same with poison; ok while the generation goes on.
   Status why_over() const;
-  // What the first operation was told that ended with the job.
+  // The outcome of the first operation that ended with the job.
   void remember(const Status& outcome);
   Status seen() const;
 

@@ -2,21 +2,21 @@
 // The engine: takes requests (step 4), agrees with the other ranks what runs next (5), runs batches (6, 7) and
 // completes handles (8). One engine is one generation of one process.
 //
-// Who drives. Progress is made by whoever holds the driver's token: a caller inside wait() or poll() drives itself,
-// which saves two thread hand-overs; the engine's own thread sleeps and drives only where nobody waits. Everything
-// under "token" below is touched by the holder alone. What users' threads share with it is guarded by mutex_, which is
-// never held across a wait, a collective or a callback.
+// Who drives. The thread that holds the driver's token makes progress. A caller inside wait() or poll() drives itself,
+// which saves two thread hand-overs; the engine's own thread sleeps and drives only if nobody waits. Only the holder
+// touches the state under "token" below. mutex_ guards the state that users' threads share with it; it is never held
+// across a wait, a collective or a callback.
 //
 // What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
 // holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
-// What runs next is decided in negotiation/: the member knows this rank's names and calls, the leader serves a host.
-// The engine gives both their ports (board.h, bells.h, control_links.h) and feeds them: calls from submit.cc, records
-// from drive.cc, frames through HostService.
+// negotiation/ decides what runs next: the member knows this rank's names and calls, the leader serves a host. The
+// engine gives both their ports (board.h, bells.h, control_links.h) and feeds them: calls from submit.cc, records from
+// drive.cc, frames through HostService.
 //
 // Files: submit.cc (the user's side), drive.cc (the log, batches, ends of calls), process_sets.cc and join.cc
-// (operations with their own rules), lifecycle.cc (start, stop). Parts, each with a state of its own:
-// HostService, Execution, Ending, Wakeup, OpenBatch, Trace, Monitor.
+// (operations with their own rules), lifecycle.cc (start, stop). Parts, each with separate state: HostService,
+// Execution, Ending, Wakeup, OpenBatch, Trace, Monitor.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,7 @@ class Engine : private Readers, private Driver {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Blocks for about timeout_ms at most: what is still under way then is ended on all ranks.
+  // Blocks for about timeout_ms at most: operations that are still under way then are ended on all ranks.
   Status stop(uint32_t timeout_ms);
   void abort(int failed_rank, const std::string& text);
   Status end_seen() const { return ending_->seen(); }

@@ -40,7 +40,7 @@ void Engine::all_have_joined(const SubmissionPtr& join, uint32_t last_rank) {
   complete(join, {});
 }
 
-// What this rank, which has joined, gives to an entry that is ready. Null if zeros will not do.
+// The contribution of this rank, which has joined, to an entry that is ready. Null if zeros will not do.
 SubmissionPtr Engine::zeros_for(const Member::Applied& ready) {
   constexpr uint64_t kLine = 64;
   auto prepared = std::make_shared<Prepared>();

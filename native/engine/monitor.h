@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The monitor: one thread per process, apart from the engine, that notices who no longer takes part. It wakes twice a
-// second, and at once for a death.
+// The monitor: one thread per process, apart from the engine, that notices which ranks no longer take part. It wakes
+// twice a second, and at once for a death.
 //
-// Deaths on this host: by pidfd, which DataLoader children that hold the same sockets open cannot delay, and, where a
-// pidfd cannot be had, by the end of the local socket.
+// Deaths on this host: by pidfd, or, if pidfds are unavailable, by the end of the local socket. A pidfd is better,
+// because DataLoader children that hold the same sockets open cannot delay it.
 //
-// Frozen processes on this host: every monitor counts up its own beat in the segment and looks at all others', so that
-// no rank need be alive for another to be missed. A beat that stands still for frozen_ms is a loss, and /proc tells
-// what kind: stopped by a signal, waiting in the kernel, or merely silent. A process that a debugger holds is never a
-// loss: it is named once.
+// Frozen processes on this host: every monitor counts up its own beat in the segment and looks at the beats of all
+// others, so no particular rank must be alive for another to be missed. A beat that stands still for frozen_ms is a
+// loss, and /proc tells what kind: stopped by a signal, waiting in the kernel, or merely silent. A process that a
+// debugger holds is never a loss: it is named once.
 //
-// Other hosts: rank 0 and every other host's leader send each other a beat a second over a link of their own. A side
-// that hears nothing for lost_ms takes the other for lost. The end of that link means nothing here: leaders leave in
-// order as well, and a death ends the control link too. Once the generation is poisoned its cause goes over these links
-// as well: an engine inside a collective reads no control link, and what it waits for there may be the stopped rank.
+// Other hosts: rank 0 and every other host's leader send each other a beat a second over a separate link. A side that
+// hears nothing for lost_ms takes the other for lost. The end of that link means nothing here: leaders leave in order
+// as well, and a death ends the control link too. Once the generation is poisoned its cause goes over these links as
+// well: an engine inside a collective reads no control link, and may be waiting there for the stopped rank.
 //
 // Silence is measured only while this process runs itself: a monitor that finds that it overslept by a second (Ctrl-Z
 // and fg, a machine that was paused) begins all its measurements anew.
@@ -70,7 +70,7 @@ class Monitor {
   // All run on the monitor's thread.
   struct Events {
     std::function<void(int, const std::string&)> on_loss;  // rank, what happened to it
-    // What another host's leader sent beside beats; kBeat where it was no frame.
+    // Frames that another host's leader sent beside beats; kBeat if it was not a frame.
     std::function<void(int, FrameKind, const std::string&)> on_frame;
     std::function<void(const std::string&)> on_debugger;  // once per time that one holds a peer
     std::function<void()> on_tick;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What wakes a host's leader that sleeps in poll(), where a futex cannot reach it: one eventfd for each sleeper (step
-// 5). The leader makes them; its followers hold duplicates, which come with the host's memory. Owns the descriptors.
+// Wakes a host's leader that sleeps in poll(), where a futex cannot reach it: one eventfd for each sleeper (step 5).
+// The leader makes them; its followers hold duplicates, which come with the host's memory. Owns the descriptors.
 #pragma once
 
 #include <sys/eventfd.h>

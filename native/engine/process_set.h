@@ -14,8 +14,8 @@
 
 namespace hvd {
 
-// Made and changed under the token; what stands below "mutex" is guarded by the engine's mutex. Prepared requests keep
-// it alive when it has been removed.
+// Made and changed under the token; the engine's mutex guards the fields below "mutex". Prepared requests keep it alive
+// when it has been removed.
 struct ProcessSet {
   // Fixed.
   int32_t number = 0;
@@ -24,7 +24,7 @@ struct ProcessSet {
   Topology topology;       // of the members
   const CommunicatorRow* row = nullptr;
 
-  // Token. Null where this rank is no member.
+  // Token. Null if this rank is not a member.
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;

@@ -2,9 +2,10 @@
 // Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
 // make the change between the same two batches.
 //
-// Adding. The number is the lowest free one, on all ranks alike. The host's leader takes memory for the communicator,
-// if that wants some of the host, and says where; the members map it and say so; only when all could do, the
-// communicator is made, which nothing but a death can prevent. A failure before is everybody's, and the job goes on.
+// Adding. The number is the lowest free one, the same on all ranks. The host's leader takes memory for the
+// communicator, if that wants some of the host, and says where; the members map it and say so; only when all could do,
+// the communicator is made, which nothing but a death can prevent. A failure before is everybody's, and the job goes
+// on.
 //
 // Removing. Each rank closes the set, so that nothing new comes in, and says whether something is in flight in it. If
 // so anywhere, all reopen it and the removal fails. Otherwise no tally, no coordinator's entry, no ring and no link
@@ -19,7 +20,7 @@ namespace hvd {
 
 namespace {
 
-// What each rank tells the others before and after a step; fixed size, since it is exchanged.
+// The message of each rank to the others before and after a step; fixed size, since it is exchanged.
 struct Fact {
   int32_t code = HVD_OK;
   uint64_t offset = 0;
@@ -147,7 +148,7 @@ Status Engine::run_add_process_set(Submission* submission) {
   return {};
 }
 
-// What the set's members on this host need of its memory, whether or not this rank is one of them.
+// The shared memory that the set's members on this host need, whether or not this rank is one of them.
 size_t Engine::shared_bytes_here(const ProcessSet& set) const {
   for (const int rank : map_.ranks_here) {
     if (const int member = set.member_of(rank); member >= 0) return set.row->shared_bytes(set.topology, member);
@@ -159,7 +160,8 @@ Status Engine::make_set_communicator(ProcessSet* set) {
   return set->row->make({set->ranks, set->member, set->topology}, parts_in(set->area.get()), &set->communicator);
 }
 
-// What is in flight in the set on this rank, in words; empty if nothing is. Takes nothing new from here on.
+// The operation that is in flight in the set on this rank, in words; empty if nothing is. Takes nothing new from here
+// on.
 std::string Engine::close_set(ProcessSet* set) {
   const std::lock_guard lock(mutex_);
   set->closing = true;

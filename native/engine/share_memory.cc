@@ -82,7 +82,7 @@ Status attach(const Sharing& sharing, std::unique_ptr<Segment>* out) {
 
 }  // namespace
 
-// What goes wrong on one rank of the host is told to all of them.
+// A failure on one rank of the host is told to all of them.
 Status share_memory(const HostMap& map, size_t area_bytes, EngineOptions* options, std::shared_ptr<Segment>* out) {
   Links local;
   for (const EngineOptions::Link& link : options->links) {

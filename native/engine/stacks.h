@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks stand that others miss: rank 0 asks for a stall report. The question is a number in the asked rank's
+// The stacks of missing ranks: rank 0 asks for them for a stall report. The question is a number in the asked rank's
 // page of the host's segment, the answer a text beside it, written by that rank's monitor: its engine may be in a
 // collective, its main thread anywhere. Leaders of other hosts pass both on (negotiation/waiting.cc).
 #pragma once

@@ -42,8 +42,8 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
          list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
 }
 
-// What has been waited for at least `limit_s`. The time for which the whole job was suspended (Ctrl-Z and fg), until
-// `resumed_s`, is nobody's stall.
+// The operations that have been waited for at least `limit_s`. The time for which the whole job was suspended (Ctrl-Z
+// and fg), until `resumed_s`, is nobody's stall.
 Groups stalled_for(const std::vector<Undecided>& waiting, double resumed_s, double limit_s) {
   const double now = now_seconds();
   Groups stalled;

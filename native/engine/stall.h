@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stall report, by rank 0: what some ranks have waited for so long that people should look, and which ranks are
-// missing. One report for all that stalls, repeated as long as anything does; the missing ranks are asked first where
-// they stand.
+// The stall report, by rank 0: operations for which some ranks have waited so long that people should look, and which
+// ranks are missing. There is one report for all stalled operations, repeated while any is stalled. The missing ranks
+// are first asked where they stand.
 //
 // report() runs under the driver's token, at each tick of the monitor; the monitor's thread calls the other two.
 #pragma once
@@ -23,12 +23,12 @@ class StallReport {
   // Both are borrowed.
   StallReport(const EngineSettings& settings, Leader& leader);
 
-  // What has been waited for so long is late, and every host's leader says so; 0: nothing ever is.
+  // After this time an operation counts as late, and every host's leader says so; 0: no operation ever does.
   static uint64_t late_ms(const EngineSettings& settings);
 
   // A failure ends the generation: the stall limit is reached, or the ranks' models differ.
   Status report();
-  // All hosts have answered who waits: report() has what it was waiting for.
+  // All hosts have answered which ranks wait: report() can go on.
   bool is_answered() const { return asked_hosts_ns_ != 0 && leader_.all_have_told(); }
   void note_tick() { ticked_ns_.store(now_ns()); }
   // This process runs again after it had been held up.

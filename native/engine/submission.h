@@ -64,8 +64,8 @@ inline SubmissionPtr submission_of(ContributionPtr call) {
   return std::static_pointer_cast<Submission>(std::move(call));
 }
 
-// What is ready and not closed yet: the calls of the next batch, and since when the first of them waits for company
-// (steps 5 and 6). Under the driver's token, except since_ns(), which any thread may read.
+// The operations that are ready and not closed yet: the calls of the next batch, and since when the first of them waits
+// for company (steps 5 and 6). Under the driver's token, except since_ns(), which any thread may read.
 class OpenBatch {
  public:
   void add(SubmissionPtr call, uint64_t now_ns) {

@@ -309,7 +309,7 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   }
   const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
   wakeup_->begin_waiting();
-  // What this rank has completed can be told now: it brings nothing more.
+  // The entries that this rank has completed can be told now: it submits nothing more.
   if (!publisher_->ends_batches() && !map_.is_leader()) bells_->ring(0);
   wakeup_->wait(submission->done, deadline_ns);
   wakeup_->end_waiting();

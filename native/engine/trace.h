@@ -12,7 +12,7 @@ namespace hvd {
 
 class Trace {
  public:
-  // What stands before the name of an operation that runs.
+  // The prefix of the name of an operation that runs.
   void set_label(const char* label) { label_ = label; }
   Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time) {
     return timeline_.start(path, session, rank, mark_cycles, log_time);

@@ -3,7 +3,7 @@
 // callers that wait, of which one drives: pauses first, then yields, then sleep on the caller's bell; those that sleep
 // until a completion, because another one drives.
 //
-// Borrows everything. Any thread. wait() blocks, and so does what the driver does.
+// Borrows everything. Any thread. wait() blocks, and so does the driver's work.
 #pragma once
 
 #include <atomic>
@@ -61,8 +61,8 @@ class Wakeup {
   }
   void drop_token() { token_.store(false); }
   bool somebody_drives() const { return token_.load(); }
-  // After the token was dropped by another than the engine's thread. That one has to watch the sockets again, if there
-  // are any and something is on its way.
+  // After another thread than the engine's has dropped the token. The engine's thread must watch the sockets again, if
+  // there are any and something is on its way.
   void hand_over();
 
   // A caller drives while this lives, if nobody else does.

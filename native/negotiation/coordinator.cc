@@ -251,8 +251,8 @@ std::string Coordinator::without(const Entry& entry, const std::string& agreed, 
          "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
 }
 
-// Why this round cannot run; empty if it can. What most ranks say is the expected; of as many, what the lowest rank
-// says.
+// Why this round cannot run; empty if it can. The value of most ranks is the expected one; of equally many, that of the
+// lowest rank.
 std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
   std::map<std::string_view, std::vector<int>> ranks_by_descriptor;
   for (const int rank : sets_.at(entry.set).ranks) {

@@ -9,16 +9,16 @@
 // ERROR to all. One rule for both: uniform and complete means ready.
 //
 // Join: while a rank has joined, the entries of its sets stay recalled, so that the coordinator decides about each of
-// them, and does not wait for it. An allreduce gets zeros from it, anything else is an ERROR. What the rank had
-// submitted before is still its own: the rounds in which it was counted come with the join, those of the recalled
-// counts with the answers. When all have joined nothing is open any more, and the fast way is back.
+// them, and does not wait for that rank. An allreduce gets zeros from it, anything else is an ERROR. Operations that
+// the rank had submitted before still count: the join carries the rounds in which it was counted, and the answers to a
+// recall carry those of the recalled counts. When all have joined, nothing is open any more, and the fast way is back.
 //
 // Names come and go. An entry has a number (id) once it has been defined, and keeps it while it is among the names that
-// were used last. Beyond that many, a new name runs once and keeps nothing (DEFINE + READY + RETIRE under a number of
-// that moment), and the names that were not used for longest are asked for: a host's answer says whether nobody is on
-// his way there, and shuts the fast way where nobody is. Where all hosts agree the name is RETIREd. A number comes back
-// when all ranks of all hosts have read its RETIRE: until then one of them might still count under it. What is recalled
-// is in use: while a rank has joined, no name of its sets goes.
+// were used last. If there is no room, a new name runs once and keeps nothing (DEFINE + READY + RETIRE under a
+// temporary number). Meanwhile the hosts are asked to give up the names that were unused for longest. A host that has
+// no arrival under a name agrees, and shuts its fast way. If all hosts agree, the name is RETIREd. Its number is reused
+// when all ranks of all hosts have read the RETIRE: until then one of them might still count under it. A recalled name
+// counts as in use: while a rank has joined, no name of its sets goes.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ struct Effects {
   std::vector<Decision> decisions;
 };
 
-// What a stall report says about one entry that some ranks wait for.
+// One entry that some ranks wait for, as a stall report shows it.
 struct Undecided {
   uint32_t id = kNoId;     // none: of a name that is new
   std::string name;        // as people read it: quoted, with the set
@@ -94,8 +94,8 @@ class Coordinator {
   void remove_set(int32_t set);
   bool is_member(int rank, int32_t set) const;
 
-  // Equal requests of one host's ranks. These three return false, and do nothing, for a rank that is no member of the
-  // set, that has joined, or that has asked for the entry already.
+  // Equal requests of one host's ranks. These three return false, and do nothing, for a rank that is not a member of
+  // the set, that has joined, or that has asked for the entry already.
   bool request(const std::vector<Requester>& ranks, int32_t set, const std::string& name, const std::string& descriptor,
                double now, Effects* effects);
   // The rank's own call failed before it could be submitted; counts as its arrival.
@@ -106,11 +106,11 @@ class Coordinator {
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: its ranks that had arrived the fast way.
   bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
-  // Its answer to the question whether a name may go; and that all its ranks have read the RETIRE of one. False for
-  // what was not asked.
+  // A host's answer to the question whether a name may go; a host's message that all its ranks have read a RETIRE.
+  // False if it was not asked.
   bool may_retire(int host, uint32_t id, bool idle, Effects* effects);
   bool retired(int host, uint32_t id, Effects* effects);
-  // The entry has become READY by the counters alone: what was used last stays.
+  // The entry has become READY by the counters alone: it now counts as used last.
   void touch(uint32_t id);
   uint64_t evicted() const { return evicted_; }
   bool waits_for_ids() const { return !waiting_.empty(); }
@@ -120,9 +120,9 @@ class Coordinator {
   std::vector<Undecided> undecided() const;
   // Whether the host has members of the entry's set: only such a host counts, and is asked.
   bool counts_on(uint32_t id, int host) const;
-  // What an id stands for, and who its ranks are. False for an unknown one.
+  // The entry of an id, and its ranks. False for an unknown id.
   bool describe(uint32_t id, Undecided* item, std::vector<int>* ranks) const;
-  // For the model checker: coordinators with equal snapshots behave alike.
+  // For the model checker: coordinators with equal snapshots behave the same.
   std::string snapshot() const;
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The coordinator's numbers: who has one, which names are asked to give theirs back, and when one is free again.
+// The coordinator's numbers: which names have one, which names are asked to give theirs back, and when a number is free
+// again.
 #include <algorithm>
 #include <deque>
 #include <utility>

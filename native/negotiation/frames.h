@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the frames of wire.h carry, read and checked in full before the engine acts on any of it (step 5).
+// The contents of the frames of wire.h, read and checked in full before the engine acts on them (step 5).
 //
 // Pure functions over bytes of a peer. Each returns false where the payload is cut, has bytes left over, or says what
 // no rank of this project says: a rank outside of the world, an entry that cannot exist, a text or a name beyond its

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The requests of one host's ranks on their way to rank 0 (step 5): equal ones go up as one. A leader apart from rank
-// 0's owns it and sends what it says is due.
+// The requests of one host's ranks on their way to rank 0 (step 5): equal requests go up as one. Every leader except
+// rank 0's owns a Gathering, and sends the requests that it returns as due.
 //
-// A name's requests are due once every rank of the host that can still ask has asked: the members of the set that are
-// here, without those that have joined, and without those that took the fast way in this round, which the answer to
-// the recall has counted. Ranks that ask for different things under one name count as well.
+// A name's requests are due once every rank of the host that can still ask has asked, at the latest 10 ms after the
+// first request. The ranks that can still ask are the set's members on this host, without those that have joined, and
+// without those that took the fast way in this round, which the answer to the recall has counted. Ranks that send
+// different requests under one name count as well.
 //
 // Pure: no clock, no ports. A plain value: the model checks copy it. Under the driver's token.
 #pragma once
@@ -26,22 +27,22 @@ class Gathering {
   void add_set(int32_t set, std::vector<int> ranks_here) { sets_[set] = std::move(ranks_here); }
   void remove_set(int32_t set);
 
-  // These three return what is due now. A rank asks; a rank will ask no more, and what it had asked has been sent; the
-  // host has answered a recall of the entry.
+  // These three return the requests that are due now. ask: a rank asks. join: a rank will ask no more, and its requests
+  // have been sent. recall: the host has answered a recall of the entry.
   std::vector<RequestFrame> ask(RequestFrame request, uint64_t now_ns);
   std::vector<RequestFrame> join(int rank, CountedIn counted);
   std::vector<RequestFrame> recall(uint32_t id, const Recalled& found);
   void all_have_joined() { joined_.clear(); }
 
-  // What the host's log says about names: what an id stands for; that a round is over; that an id is gone.
+  // Records of the host's log: an id gets a name; a round is over; an id is gone.
   void define(uint32_t id, int32_t set, const std::string& name);
   void end_round(int32_t set, const std::string& name);
   void end_round(uint32_t id);
   void retire(uint32_t id);
 
-  // What has waited long enough by now.
+  // Requests that have waited long enough by now.
   std::vector<RequestFrame> take_late(uint64_t now_ns);
-  // What a rank has asked, for it has something else to say.
+  // The held requests of a rank, which must go up before its next message.
   std::vector<RequestFrame> take_of(int rank);
   bool is_empty() const { return waiting_.empty(); }
   uint64_t due_ns() const { return waiting_.empty() ? 0 : waiting_.begin()->first; }  // of the oldest; 0: none

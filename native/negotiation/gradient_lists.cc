@@ -70,7 +70,7 @@ std::string disagreement_about_gradients(const std::vector<Undecided>& waiting, 
   Lists lists = lists_in(waiting);
   std::erase_if(lists, [quiet_since](const auto& entry) { return entry.second.last > quiet_since; });
   if (lists.size() < 2 || !are_crossed(lists)) return "";
-  // What most ranks say is the expected; of as many, what the lowest rank says.
+  // The value of most ranks is the expected one; of equally many, that of the lowest rank.
   const auto expected = std::ranges::min_element(lists, {}, [](const auto& entry) {
     return std::pair(-static_cast<int64_t>(entry.second.ranks.size()), *entry.second.ranks.begin());
   });

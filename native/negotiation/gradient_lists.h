@@ -11,12 +11,13 @@
 
 namespace hvd {
 
-// `allreduce.DistributedGradientTape/list-1a2b3c4d.7`: what stands before the list's sum of dtypes and shapes. Behind
-// it comes a gradient's place; eagerly a whole list is one operation.
+// `allreduce.DistributedGradientTape/list-1a2b3c4d.7`: the mark before the list's checksum of dtypes and shapes. After
+// the checksum comes a gradient's place; eagerly a whole list is one operation.
 constexpr std::string_view kListMark = "/list-";
 
-// What the ranks disagree about where each waits in a list of gradients that others have not begun, and nothing has
-// been added to any of these lists since `quiet_since`; empty otherwise. One that is in a list comes to the rest of it.
+// Describes the disagreement if each rank waits in a list of gradients that others have not begun, and nothing has been
+// added to any of these lists since `quiet_since`; empty otherwise. A rank that still adds to a list will come to the
+// rest of it.
 std::string disagreement_about_gradients(const std::vector<Undecided>& waiting, double quiet_since, int* culprit);
 
 }  // namespace hvd

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that have joined, as the coordinator counts them: what they still give, and when all have.
+// Ranks that have joined, as the coordinator counts them: what they still contribute, and when all have joined.
 #include <algorithm>
 #include <utility>
 
@@ -41,7 +41,7 @@ void Coordinator::end_if_all_joined(Effects* effects) {
   effects->decisions.push_back({RecordKind::kJoin, static_cast<uint32_t>(last_joined_), false, {}});
 }
 
-// Whether the data of a rank that has joined is still to be had: it submitted before.
+// Whether a rank that has joined still contributes data: it submitted before.
 bool Coordinator::has_arrived(const Entry& entry, int rank) const {
   const auto host = static_cast<size_t>(host_of_rank_[rank]);
   if (entry.slow.contains(rank) || entry.host_ready[host]) return true;

@@ -95,7 +95,7 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
   RequestFrame request;
   if (!is_sound_from(rank, kind, payload, &request)) return unreadable();
   if (coordinates()) {
-    // What is complete was complete before this rank left.
+    // Complete entries were complete before this rank left.
     if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
     Effects effects;
     if (!coordinate(map_.host, kind, payload, &effects)) return unreadable();
@@ -208,7 +208,7 @@ bool Leader::coordinate(int host, FrameKind kind, const std::string& payload, Ef
   }
 }
 
-// What ranks of the host say.
+// Frames of the host's ranks.
 bool Leader::coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects) {
   const int world_size = map_.world_size();
   const double now = now_seconds();
@@ -232,7 +232,7 @@ bool Leader::coordinate_ranks(int host, FrameKind kind, const std::string& paylo
   return true;
 }
 
-// What the host's leader says about entries.
+// Frames of the host's leader about entries.
 bool Leader::coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects) {
   if (RecalledFrame answer; kind == FrameKind::kRecalled) {
     return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.found, effects);
@@ -250,7 +250,7 @@ bool Leader::coordinate_ids(int host, FrameKind kind, const std::string& payload
   });
 }
 
-// What rank 0 says to another leader. False: it makes no sense.
+// Frames of rank 0 to another leader. False: the frame makes no sense.
 bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
   if (uint32_t id = 0; kind == FrameKind::kRecall) {
     if (!parse_recall(payload, &id)) return false;

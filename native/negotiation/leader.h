@@ -5,8 +5,8 @@
 //
 //   from ranks       requests, refusals, joins and leaves go up; equal requests of one name go up as one. Completed
 //                    entries are gathered until it is time to speak: at most one message for a batch.
-//   from rank 0      records for the log; recalls; questions whether a name may go; questions where a rank stands
-//   of its own       tells when all ranks of the host have read a RETIRE, and who waits for what (stall reports)
+//   from rank 0      records for the log; recalls; requests to give up a name; requests for a rank's stack
+//   by itself        tells when all ranks of the host have read a RETIRE, and which ranks wait for what (stall reports)
 //
 // Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
@@ -48,7 +48,7 @@ struct LeaderPorts {
   Readers& readers;
 };
 
-// What a peer sent cannot be read: it has another version, or damaged memory. `bytes`: 0 if unknown.
+// The failure if a peer's bytes cannot be read: it has another version, or damaged memory. `bytes`: 0 if unknown.
 Status unreadable_from(int from, int to, const std::string& what, size_t bytes);
 
 class Leader {
@@ -63,22 +63,22 @@ class Leader {
   Status take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload);
   Status take_from_host(int host, FrameKind kind, const std::string& payload);
 
-  // What is complete on this host, for the threads of this process to add to.
+  // The entries that are complete on this host; the threads of this process add to it.
   Pending& pending() { return pending_; }
-  // Says what it is time to say.
+  // Sends the messages whose time has come.
   Status speak();
-  // How long until it is time by itself; negative: there is nothing to say. Any thread.
+  // How long until speak() has something to send; negative: there is nothing to send. Any thread.
   int64_t silence_left_ns() const;
-  // It is time now. Any thread.
+  // speak() has something to send now. Any thread.
   bool wants_to_speak() const;
   // Requests wait here for the equal ones of other ranks.
   bool holds_back() const { return gathering_.has_value() && !gathering_->is_empty(); }
 
-  // What all ranks of this host have read the RETIRE of. `*any`: that has moved the log.
+  // Tells rank 0 the names whose RETIRE all ranks of this host have read. `*any`: this has moved the log.
   Status tell_retired(bool* any);
   bool has_unread_retirements() const { return !retired_here_.empty(); }
 
-  // The log has said that the entry is ready.
+  // The log has shown that the entry is ready.
   void note_ready(uint32_t id) {
     if (coordinator_.has_value()) coordinator_->touch(id);
   }
@@ -87,7 +87,7 @@ class Leader {
   uint64_t evicted() const { return coordinator_.has_value() ? coordinator_->evicted() : 0; }
 
   // Stall facts. Another host's leader tells rank 0 by itself only that something is late. Before rank 0 says who is
-  // missing it asks all leaders, because of what is complete on no host it knows the late part only.
+  // missing, it asks all leaders, because it knows only the late ones of the entries that are complete on no host.
   void tell_waiting();
   void ask_who_waits();
   bool all_have_told() const {
@@ -95,7 +95,7 @@ class Leader {
   }
   std::vector<Undecided> undecided();
 
-  // Where ranks stand. Rank 0 asks; the answers come in later.
+  // The stacks of ranks. Rank 0 asks; the answers come in later.
   void ask_for_stacks(const std::vector<int>& ranks);
   void collect_stacks();
   const std::map<int, std::string>& stacks() const { return stacks_; }

@@ -102,7 +102,7 @@ Member::Announcement Member::submit(EntryRef ref, const ContributionPtr& call, b
 
 Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   entry->in_flight = call;
-  // The row first: whoever shuts the fast way looks at the rows after that.
+  // The row first: a leader that shuts the fast way looks at the rows after that.
   if (entry->id.has_value()) board_.set_in_flight(*entry->id, clock_.now_ns() / 1000000 + 1);
   const bool is_known = !call->is_refusal && entry->id.has_value() && entry->definition == call->descriptor;
   if (!is_known) return ask(*entry, *call);
@@ -110,7 +110,8 @@ Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   if (arrived.outcome == Arrived::Outcome::kRecalled) return ask(*entry, *call);
   entry->counted_in = arrived.round;
   if (arrived.outcome == Arrived::Outcome::kCounted) return {};
-  // The next round begins before anybody can learn that this one is complete: who learns it may come again at once.
+  // The next round begins before anybody can learn that this one is complete: a rank that learns it may come again at
+  // once.
   publisher_.begin_next_round(*entry->id);
   return {Completed{*entry->id, call->total_bytes, call->sync}, false, call->sync};
 }

@@ -35,7 +35,7 @@ struct EntryRef {
   bool operator==(const EntryRef&) const = default;
 };
 
-// What a rank gives to one round of a name. Owned by whoever submits it, and by the member while it is in flight. The
+// A rank's contribution to one round of a name. Owned by its submitter, and by the member while it is in flight. The
 // member reads it only.
 struct Contribution {
   virtual ~Contribution() = default;
@@ -66,7 +66,7 @@ class Member {
   bool is_duplicate(EntryRef entry) const;        // a call, and not a refusal, is in flight under the name
   std::string name_in_flight(int32_t set) const;  // some name in flight in the set; empty: none
 
-  // What the caller has to do about it once it has unlocked.
+  // What the caller must do once it has unlocked.
   struct Announcement {
     std::optional<Completed> completed;  // give it to the publisher
     bool asked_leader = false;           // a frame went to the leader: ring it
@@ -106,7 +106,7 @@ class Member {
   std::vector<ContributionPtr> give_up_all();
 
   uint64_t slow_requests() const { return slow_requests_; }
-  // For the model checks: members with equal snapshots behave alike.
+  // For the model checks: members with equal snapshots behave the same.
   std::string snapshot() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host's leader has yet to tell rank 0 (step 5): the entries that are complete here, and until when requests are
-// held back. Threads of the leader's process add to it and look at it, the driver takes it; a lock of its own guards
-// it, which is never held across anything else. Owned by the leader.
+// The messages that a host's leader has yet to send to rank 0 (step 5): the entries that are complete here, and until
+// when requests are held back. Threads of the leader's process add to it and look at it; the driver takes it. It has a
+// lock, which is never held across anything else. Owned by the leader.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What negotiation needs of the outside (step 5): the host's board, a way to the other hosts, a clock, bells, and the
+// Negotiation's ports to the outside (step 5): the host's board, a way to the other hosts, a clock, bells, and the
 // readers of the log. Member and Leader reach everything through these, so that the engine, the model checks, the
 // simulator and the fuzz targets run the very same classes.
 //
@@ -17,7 +17,7 @@
 
 namespace hvd {
 
-// What the ranks of one host share, as one of them sees it. Any thread; each function is one operation on shared
+// The shared state of one host's ranks, as one of them sees it. Any thread; each function is one operation on shared
 // memory unless it says otherwise.
 class Board {
  public:

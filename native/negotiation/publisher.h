@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of an entry that all members on this host have submitted (step 5). There are two ways, and a member gets
-// one of them when it is made:
+// Publishes an entry that all members on this host have submitted (step 5). There are two ways; a member gets one of
+// them when it is made:
 //
 //   LogPublisher     one host: nobody needs to be asked. READY goes straight into the host's log.
 //   LeaderPublisher  several hosts: the host's leader tells rank 0, which answers with READY when all hosts are there.

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The segment: what the ranks of one host share (step 5). One memfd per host and generation, offsets only, lock-free
-// 64-bit words, no mutex, nothing to clean up: it has no name. Shared state is never repaired: a death poisons the
-// generation.
+// The segment: the shared memory of one host's ranks (step 5). One memfd per host and generation, offsets only,
+// lock-free 64-bit words, no mutex, nothing to clean up: it has no name. Shared state is never repaired: a death
+// poisons the generation.
 //
 //   header | rank blocks | in-flight rows | cells | log | definitions, errors | request rings | arena | transport area
 //   | areas of process sets, added and given back while the generation runs
 //
-// Who writes what: `abort` whoever is first; a rank block, its in-flight rows and the producing end of its ring its own
-// process; cells and log everybody; definitions, errors and the arena the leader (local rank 0), before it appends the
-// record that points there.
+// Writers: the first rank that fails writes `abort`. Each process writes its rank block, its in-flight rows and the
+// producing end of its ring. All write cells and log. Only the leader (local rank 0) writes definitions, errors and the
+// arena, before it appends the record that points there.
 #pragma once
 
 #include <atomic>

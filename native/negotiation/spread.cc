@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rank 0 decides, on its way into every host's log; recalls, and names that go.
+// Rank 0's decisions, on their way into every host's log; recalls, and names that go.
 #include <algorithm>
 #include <utility>
 
@@ -61,7 +61,7 @@ Status Leader::answer_recall(uint32_t id, Effects* effects) {
     coordinator_->recalled(map_.host, id, found, effects);
     return {};
   }
-  // What is complete on this host but not yet told must arrive before the answer.
+  // Entries that are complete on this host but not told yet must arrive before the answer.
   HVD_RETURN_IF_ERROR(say_pending());
   send_up(FrameKind::kRecalled, recalled_payload({id, found}));
   send_requests(gathering_->recall(id, found));
@@ -79,7 +79,7 @@ bool Leader::is_idle_here(uint32_t id) {
   return true;
 }
 
-// What all ranks of this host have read by now: nobody here needs the number any more.
+// The retired names that all ranks of this host have read by now: no rank here needs the number any more.
 Status Leader::tell_retired(bool* any) {
   *any = false;
   std::vector<uint32_t> ids;

@@ -2,12 +2,13 @@
 // The tally: counts the arrivals of one host's ranks at one entry (step 5), and the order in which its steps are taken.
 //
 // One word in shared memory per entry: {round:32 | recalled:1 | retired:1 | count:30}.
-//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. On the only host, the
-//             one that completes the count begins the next round FIRST and announces readiness after that, so that a
-//             rank that saw the announcement finds a fresh count. Across hosts the leader does it with the decision.
+//   arrive()  every rank of the host that submits the entry with the descriptor all know adds 1. If there is one host,
+//             the rank that completes the count begins the next round FIRST and announces readiness after that, so that
+//             a rank that saw the announcement finds a fresh count. Across hosts the leader begins the next round with
+//             the decision.
 //   recall()  the leader takes the entry back to the slow way: from then on arrivals only learn that they must send
-//             their whole request. It returns who had arrived before.
-//   retire()  as recall, for good, and only where nobody has arrived.
+//             their whole request. It returns how many had arrived before.
+//   retire()  as recall, but for good, and only if no rank has arrived.
 //   reset()   the leader's, just before it announces a decision. While a rank has joined, the entry stays recalled.
 // A round is one decision about the entry, so all hosts count the same.
 //
@@ -37,14 +38,14 @@ class SharedWord {
   std::atomic<uint64_t>& word_;
 };
 
-// What a recall has found.
+// The result of a recall.
 struct Recalled {
   uint32_t round = 0;     // that is still to be decided
   uint32_t count = 0;     // ranks of the host that had arrived in it
   bool complete = false;  // all of them, across hosts: not in `count`, for that they say themselves
 };
 
-// What an arrival has come to.
+// The result of an arrival.
 struct Arrived {
   enum class Outcome : uint8_t { kCounted, kLast, kRecalled } outcome = Outcome::kCounted;
   uint32_t round = 0;
@@ -73,8 +74,8 @@ class Tally {
 
   void reset(bool stays_recalled) { word_.store(next_round(word_.load()) | (stays_recalled ? kRecalledBit : 0)); }
 
-  // Once a round. On the only host, a round that is complete is over: its last rank is about to say so. A retired word
-  // stays as it is: who came since was told to take the slow way.
+  // Once a round. If there is one host, a complete round is over: its last rank is about to say so. A retired word
+  // stays as it is: ranks that came since were told to take the slow way.
   Recalled recall() {
     uint64_t before = word_.load();
     while ((before & (kRecalledBit | kRetiredBit)) == 0 && !word_.compare_exchange(before, before | kRecalledBit)) {

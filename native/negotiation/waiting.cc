@@ -63,7 +63,7 @@ bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
   return true;
 }
 
-// Rank 0. What another host has told does not grow older here: it may be over since.
+// Rank 0. Entries that another host has told do not grow older here: they may be over since.
 std::vector<Undecided> Leader::undecided() {
   std::vector<Undecided> all = coordinator_->undecided();
   waiting_there_[static_cast<size_t>(map_.host)] = waiting_here();

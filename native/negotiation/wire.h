@@ -97,7 +97,7 @@ constexpr int64_t rows_of_member(int64_t rows, int members, int member) {
   return rows / members + (member < rows % members ? 1 : 0);
 }
 
-// What all ranks must agree on about one name.
+// The facts about one name on which all ranks must agree.
 struct Descriptor {
   hvd_kind kind = HVD_ALLREDUCE;
   ReduceOp op = HVD_SUM;

@@ -34,7 +34,7 @@ Status wait_readable(int socket, int peer, uint64_t deadline_ns) {
   }
 }
 
-// What follows kRefuses: it was sent in one piece of less than a page, so it is there.
+// The text after kRefuses: it was sent in one piece of less than a page, so it is there.
 Status refused(int socket, int peer) {
   char bytes[sizeof(int32_t) + kMaxRefusalBytes];
   const ssize_t length = recv(socket, bytes, sizeof bytes, MSG_DONTWAIT);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fault points: named moments at which a test ends or stops this process, or another one such as the launcher.
 //
-// Switched on by a setting and not by a special build, so that what is tested is what is shipped. While it is off,
-// which it is unless HOROVOD_FAULT_POINT is set, a point costs one load of a word that nobody writes and a branch never
-// taken. Whoever can set a rank's environment owns its process and could end it anyway.
+// Switched on by a setting and not by a special build, so that the tests run the library that ships. While it is off
+// (HOROVOD_FAULT_POINT is not set), a point costs one load of a word that nobody writes and a branch that is never
+// taken. Anybody who can set a rank's environment owns its process and could end it anyway.
 //
 // A specification is POINT[@N]:ACTION[=PID]: at the Nth pass (1 by default) through POINT, do ACTION, which is
 // kill (SIGKILL), stop (SIGSTOP), or exitN (the process ends at once with code N), to this process, or the signal to
@@ -17,7 +17,7 @@ namespace hvd {
 
 extern std::atomic<bool> fault_points_armed;
 
-// False where the text is no specification. Empty: off. Before any engine's thread runs.
+// False if the text is not a specification. Empty: off. Before any engine's thread runs.
 bool arm_fault_point(const std::string& specification);
 
 void reach_fault_point(const char* name);

@@ -14,8 +14,8 @@ struct MemoryLeft {
   std::string where;  // "this machine", or the group's folder
 };
 
-// What can be reclaimed (file caches, swap) counts as left. Where nothing can be read: no limit. `root` is put before
-// every path, for tests.
+// Memory that can be reclaimed (file caches, swap) counts as left. If nothing can be read: no limit. `root` is put
+// before every path, for tests.
 MemoryLeft memory_left(const std::string& root = "");
 
 }  // namespace hvd

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel says of a process that has stopped giving signs of life.
+// The kernel's state of a process that has stopped giving signs of life.
 #pragma once
 
 namespace hvd {

@@ -4,8 +4,8 @@
 //
 // Any thread or process that maps the flag may wait; counters wrap, so distances must stay below 2^31. A waiter pauses,
 // then yields, then sleeps on a shared futex for at most 100 ms at a time and looks at the interrupt in between; the
-// publisher makes a system call only while somebody sleeps. Ordering: what was written before publish() is visible
-// after wait_until().
+// publisher makes a system call only while somebody sleeps. Ordering: writes before publish() are visible after
+// wait_until().
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(Signal) == 8)
 // 128 bytes: neighbouring cache lines are fetched in pairs.
 struct alignas(128) Flag : Signal {};
 
-// How long to stay awake. Where ranks share cores, a long spin takes the time from the one that is waited for.
+// How long to stay awake. If ranks share cores, a long spin takes time from the awaited rank.
 struct WaitPolicy {
   int pauses = 100;
   int yields = 100;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the core has to tell people while it works: lines on stderr. Any thread.
+// Warnings of the core to people: lines on stderr. Any thread.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@ inline T get(const std::byte* from, int64_t index) {
   return value;
 }
 
-// What values of T are accumulated in, and how values are folded into it.
+// The accumulation type for values of T, and how values are folded into it.
 template <class T, class Wide>
 struct WrappingSum {
   using Accumulator = Wide;

@@ -57,7 +57,7 @@ class Kernels {
   void copy(std::byte* to, const std::byte* from, size_t bytes, bool stream) const {
     if (to != from && bytes > 0) table_->copy(to, from, bytes, stream);
   }
-  // Between a half and what it is accumulated in. What is narrowed may come to lie where it was.
+  // Between a half and its accumulation type. narrow() may write over its input.
   void widen(DataType half, const std::byte* from, int64_t count, float* to) const {
     table_->widen(half, from, count, to);
   }

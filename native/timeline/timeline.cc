@@ -86,7 +86,7 @@ bool write_at(int fd, const std::string& text, off_t offset) {
   return true;
 }
 
-// Where the next events go: behind the last whole line, over what closes the array. -1 if there is none.
+// The position of the next events: behind the last whole line, over the closing bracket. -1 if there is none.
 off_t end_of_events(int fd) {
   struct stat facts{};
   if (fstat(fd, &facts) != 0) return -1;
@@ -243,7 +243,7 @@ bool Timeline::put(const std::string& lines) {
     errno = EIO;
     return false;
   }
-  // What a killed writer left must not show behind a shorter text.
+  // The leftovers of a killed writer must not show behind a shorter text.
   return write_at(fd_, text, end) && ftruncate(fd_, end + static_cast<off_t>(text.size())) == 0;
 }
 

@@ -3,11 +3,11 @@
 //
 // All ranks of a machine write into one file, on one clock (CLOCK_MONOTONIC): a process of the picture is a rank, a row
 // of it a tensor. Threads that record an event put it into a buffer without locks; one thread, which lives while the
-// timeline is on, takes it from there every few milliseconds. The file is a JSON array at every moment: a writer holds
-// the file's lock and puts its events over the closing bracket, a new bracket behind them, in one call. Whoever finds
-// the file torn by a kill in the middle of that cuts it back to the last whole line.
+// timeline is on, takes it from there every few milliseconds. The file is a JSON array at every moment: a writer locks
+// the file, overwrites the closing bracket with its events and closes the array again, in one call. If a kill in the
+// middle of that has torn the file, the next writer cuts it back to the last whole line.
 //
-// Off, recording is a load of a word that nobody writes and a branch.
+// While it is off, recording costs a load of a word that nobody writes and a branch.
 #pragma once
 
 #include <array>

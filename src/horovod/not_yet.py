@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of Horovod's that are not in this version: whoever imports one, or asks a package for it, is told so.
+"""Modules of Horovod's that are not in this version: importing one, or asking a package for it, raises an error.
 
 An import raises NotInThisVersionError. An attribute that is asked for raises AttributeError with the same text, so that
 hasattr() answers as for any name that is not there.

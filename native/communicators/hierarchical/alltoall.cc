@@ -48,7 +48,7 @@ Status HierarchicalAlltoall::exchange_inside(const std::byte* input, std::byte* 
   return {};
 }
 
-// What leaves the host goes to its leader.
+// Data that leaves the host goes to its leader.
 Status HierarchicalAlltoall::send_up(const std::byte* input, Bytes* collected) {
   Pieces leaving(size());
   std::vector<int64_t> to_leader(locals().size() * locals().size(), 0);

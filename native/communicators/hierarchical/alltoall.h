@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Alltoall over several hosts with several members on some of them (step 7): straight inside the host; what leaves it
-// goes to the leader, between the leaders, and from that leader on.
+// Alltoall over several hosts with several members on some of them (step 7): directly inside the host. Data for another
+// host goes to the leader, from there to the other host's leader, and from that leader to its member.
 //
-// One object is one operation. Borrows everything; blocks as the inner communicators do; errors are theirs.
+// One object is one operation. Borrows everything; blocks and fails as the inner communicators do.
 #pragma once
 
 #include <cstddef>
@@ -78,7 +78,7 @@ class HierarchicalAlltoall {
   const Inner inner_;
   const std::span<const int64_t> bytes_;
   Pieces inputs_, outputs_;  // of this member
-  // At a leader: what its host gives to others and gets from them.
+  // At a leader: the data that its host gives to other hosts and gets from them.
   Pieces collected_, arrivals_;
 };
 

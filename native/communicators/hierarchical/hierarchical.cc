@@ -214,7 +214,7 @@ Status Hierarchical::reduce_parts(std::span<const std::vector<Slice>> parts, con
   const int64_t total = std::accumulate(count_of.begin(), count_of.end(), int64_t{0});
   if (total == 0) return Status();
   const bool all_values = averages_integers(reduction);
-  // What the hosts' members will have, host by host.
+  // The results of the hosts' members, host by host.
   Bytes ordered(leads() || all_values ? static_cast<size_t>(total * element_bytes) : 0);
   std::vector<std::vector<Slice>> inputs(locals().size());
   int64_t at = 0;

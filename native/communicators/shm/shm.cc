@@ -118,7 +118,7 @@ class Shm final : public Communicator {
             stores_.measure(ring_, kernels_, std::min(kSmallBytes, one_shot_bytes()), rounds));
   }
   // A virtual machine moves between near and far placements by itself; and at the start members may still share a core.
-  // Often at first, then for every kMeasureBytes of large operations. All members count alike, so all take part.
+  // Often at first, then for every kMeasureBytes of large operations. All members count the same, so all take part.
   bool measure_now_and_then(size_t bytes) {
     if (bytes < kLargeBytes) return true;
     ++large_operations_;

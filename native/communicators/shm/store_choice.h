@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreChoice: whether slots of shared memory are written through the caches or past them (step 7). How far apart the
-// cores are does not tell it alone, so both are timed, for a small and for a large allreduce. All members decide alike,
-// from all members' times. Bits do not depend on it.
+// StoreChoice: whether slots of shared memory are written through the caches or past them (step 7). The distance of the
+// cores alone does not tell which is faster, so both are timed, for a small and for a large allreduce. All members
+// decide from all members' times, so they decide the same. Bits do not depend on it.
 //
 // Collective: every member calls measure() at the same place in its sequence of operations. It blocks like an
 // operation. The readers may be on any thread.

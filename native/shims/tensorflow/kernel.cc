@@ -20,7 +20,7 @@ constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
 constexpr int kTensorFlowUint16 = 17;
 constexpr int kTensorFlowInt32 = 3, kTensorFlowInt64 = 9;
 
-// -1 if the engine has no such dtype. What is only moved may travel as another of its width.
+// -1 if the engine has no such dtype. A tensor that is only moved may travel as another dtype of the same width.
 int dtype_of(const TF_Tensor* tensor) {
   const int type = tf.TensorType(tensor);
   if (type == kTensorFlowUint16) return HVD_INT16;
@@ -97,7 +97,7 @@ bool take_inputs(Invocation* invocation, TF_Status* status) {
   return true;
 }
 
-// What is as large as is known now; the others follow when they are done.
+// The outputs whose size is known now; the others follow when they are done.
 bool make_outputs(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   if (is_ragged(collective.kind)) return true;
@@ -127,7 +127,7 @@ void finished(void* user, const hvd_status* outcome);
 void refuse(const Invocation& invocation, const hvd_status& status) {
   const Collective& collective = invocation.kernel->collective();
   if (status.code != HVD_INVALID_ARGUMENT) return;
-  // What the peers are told begins with rank and operation, too.
+  // The text for the peers begins with rank and operation, too.
   const std::string shown = collective.name.empty() ? ", unnamed request: " : ", `" + collective.name + "`: ";
   const char* const found = std::strstr(status.text, shown.c_str());
   hvd_refuse(invocation.engine, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,

@@ -17,7 +17,7 @@
 
 namespace hvd::tensorflow {
 
-// What a node's attributes say. Fixed for the kernel's life.
+// A node's attributes. Fixed for the kernel's life.
 struct Collective {
   hvd_kind kind = HVD_ALLREDUCE;
   std::string name;  // as the other ranks know it; empty: matched by order
@@ -62,7 +62,7 @@ void delete_collective(void* kernel);
 // Sets the kernel's failure from a status of the engine.
 void fail(TF_OpKernelContext* context, const hvd_status& status);
 void fail(TF_OpKernelContext* context, Code code, const char* text);
-// What people read of a failure; its last line says where more is said about it.
+// The text of a failure for people; its last line names the command that explains it.
 std::string text_of(const hvd_status& status);
 
 }  // namespace hvd::tensorflow

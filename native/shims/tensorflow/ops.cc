@@ -119,7 +119,7 @@ void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 void nothing(TF_ShapeInferenceContext*, TF_Status*) {}
 
-// Where this process stands: an operation, so that a graph may be built before the job's size is known.
+// Rank and size as an operation, so that a graph may be built before the job's size is known.
 
 void* create_place(TF_OpKernelConstruction* construction) {
   const StatusPtr status = new_status();

@@ -16,7 +16,7 @@ constexpr int kSpins = 2000;
 // No hop takes this long: the two members took turns on one core, which says nothing about caches.
 constexpr uint32_t kSharedCoreNs = 1500;
 
-// A pause would be longer than what is measured. Where the partner is not on a core, the usual wait takes over.
+// A pause would be longer than the measured time. If the partner is not on a core, the usual wait takes over.
 bool spin_then_wait(SlotRing& ring, int member, uint32_t target) {
   Flag& flag = ring.control(member).ping;
   for (int i = 0; i < kSpins; ++i) {

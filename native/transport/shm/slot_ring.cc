@@ -81,7 +81,7 @@ void SlotRing::finish(uint32_t chunks) {
 
 bool SlotRing::wait(Signal& signal, uint32_t target, int member) {
   if (reached(signal, target)) return true;
-  // Where ranks outnumber cores, whoever is waited for needs this core: fewer yields before sleeping.
+  // If ranks outnumber cores, the awaited rank needs this core: fewer yields before sleeping.
   const WaitPolicy policy = oversubscribed() ? WaitPolicy{100, 50} : WaitPolicy{};
   if (wait_slowly(signal, target, interrupt_, policy)) return true;
   waited_for_ = member;

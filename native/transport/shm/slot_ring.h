@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotRing: the shared memory of one process set on one host: slots, counters, and the rule of their reuse (step 7).
 //
-// Words. Every operation cuts its data into *chunks*, numbered through all operations since the start, by all members
-// alike: chunk c of every member lies in *input slot* c mod kSlots and, where members reduce for each other, its
-// *share* in *result slot* c mod kSlots. Each member advances three counters (a *flag* each), all of the form "all my
-// chunks < v":
+// Words. Every operation cuts its data into *chunks*, numbered through all operations since the start, equally on all
+// members: chunk c of every member lies in *input slot* c mod kSlots and, if members reduce for each other, its *share*
+// in *result slot* c mod kSlots. Each member advances three counters (a *flag* each), all of the form
+// "all my chunks < v":
 //   filled    its input slot holds the data;
 //   consumed  it has read every input slot it needs (and, in a two-shot, its result slot holds its share);
 //   copied    it has read every result slot it needs.

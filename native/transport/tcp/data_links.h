@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// DataLinks: the connected sockets of one rank for data, by the world rank at the other end (step 7). Whoever makes a
-// mesh takes them from here. A link is opened when a mesh first uses it: the *opener*, in Python, which alone knows the
+// DataLinks: the connected sockets of one rank for data, by the world rank at the other end (step 7). Every mesh takes
+// its sockets from here. A link is opened when a mesh first uses it: the *opener*, in Python, which alone knows the
 // job's secret, connects and authenticates, and hands the sockets over.
 //
 // Owns the sockets: they are closed with the last mesh that holds them. Meshes over the same sockets, of a set and of
-// some of its members, are used one after the other, in an order that every two members have alike. One thread at a
+// some of its members, are used one after the other, in an order that is the same on any two members. One thread at a
 // time. Nothing here blocks.
 //
 // To the opener, over a SOCK_SEQPACKET socket: i32 rank. Back: i32 rank and the sockets (SCM_RIGHTS), or no socket and
-// the reason as text. Each side asks for a link of its own accord: the opener of the higher rank connects, that of the
-// lower one hands over what has come.
+// the reason as text. Each side asks for a link by itself: the opener of the higher rank connects, the opener of the
+// lower rank hands over the accepted socket.
 #pragma once
 
 #include <cstdint>

@@ -130,7 +130,7 @@ Status Mesh::adopt(int peer) {
   return Status();
 }
 
-// A first use. What fails is reported by the advance() that must follow.
+// A first use. The advance() that must follow reports failures.
 void Mesh::use(int peer) {
   if (!sockets_to(peer).empty()) {  // another mesh was first
     if (Status status = adopt(peer); !status.ok()) failed_ = std::move(status);
@@ -223,7 +223,7 @@ Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* move
       if (whole.tag != kNoTag) arrivals->push_back({link.peer, whole.tag});
       --pending_;
     });
-    // What has arrived is worked on while it is in the cache, before more is read.
+    // Arrived data is processed while it is in the cache, before more is read.
     if (static_cast<size_t>(received) < batch.bytes || !arrivals->empty()) return Status();
   }
   return Status();

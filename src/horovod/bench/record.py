@@ -61,7 +61,7 @@ class Session:
         self.print(f"cache-line hop before and after: {_hop_text(hops[0])}, {_hop_text(hops[1])}")
         if hvd.rank() != 0 or self._path is None:
             return 0
-        # Ranks that take turns on cores have no placement of their own.
+        # Ranks that take turns on cores have no fixed placement.
         if hvd.local_size() <= len(os.sched_getaffinity(0)) and hop_changed(*hops):
             print("the cache-line hop changed: no record is written\nhint: run it again", file=sys.stderr, flush=True)
             return 1

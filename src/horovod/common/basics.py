@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old import name of init, rank, size ... as methods. Beside a gradient's way; nothing of ours uses it."""
+"""Old import name of init, rank, size ... as methods. No step of a gradient's way; nothing of ours uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MPI", "HorovodBasics"]
 
 
 class MPI:
-    """What Horovod had where mpi4py.MPI is not to be had: nothing is one of its communicators."""
+    """Horovod's substitute for mpi4py.MPI if that is missing: nothing is an instance of its communicator."""
 
     class Comm:
         """See MPI."""

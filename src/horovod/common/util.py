@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that some scripts took from Horovod, by their old import name. Beside a gradient's way.
+"""Helpers that some scripts took from Horovod, by their old import name. No step of a gradient's way.
 
 Horovod compiled one extension for each framework; here one native core serves them all. So `an extension is available`
 means that the framework's package is there and the core can be opened.
@@ -107,7 +107,7 @@ def get_ext_suffix() -> str:
 
 
 def get_extension_full_path(pkg_path: str, *args: Any) -> str:
-    """Where the native core lies; the arguments named a compiled extension and are not used."""
+    """The path of the native core; the arguments named a compiled extension and are not used."""
     return str(native.library_path())
 
 

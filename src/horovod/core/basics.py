@@ -125,8 +125,7 @@ def is_homogeneous() -> bool:
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Starts to record what happens to each tensor on this rank, for Chrome's and Perfetto's viewers.
 
-    All ranks of this machine that are given the same path write into one file, on one clock; what it held before is
-    lost.
+    All ranks of this machine that are given the same path write into one file, on one clock; its old contents are lost.
 
     mark_cycles: also mark each batch. Raises ValueError before init, or if the file cannot be written.
     """
@@ -155,7 +154,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: scripts branch on it to tell "not MPI", which is what our own transports are."""
+    """True: scripts use it to mean "not MPI", which is true of Horovod's own transports."""
     return True
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a process learns its world: who it is, who the others are, and one authenticated socket for every link to them.
 
-Runs in init, before the native core. The steps; what goes wrong in one on one rank is the same error on all of them:
+Runs in init, before the native core. If one rank fails in one of these steps, all ranks get the same error:
 
-    enter    the rendezvous says which generation this is, which rank, and where it stands in it
-    attach   the ranks of each host connect to its leader and map a piece of its memory: only then is it one host
-    meet     what every rank says of itself goes to its host's leader, from there to one of the leaders, who checks it;
-             what all need to know comes back the same way (meeting.py). Who is missing at the end of the start timeout
-             is named
+    enter    the rendezvous says which generation this is, and which rank and place this process has in it
+    attach   the ranks of each host connect to the leader and map its shared memory; only if this works do they count
+             as one host
+    meet     every rank sends its record to its host's leader, and each leader sends one for its host to one of them,
+             which checks all; the digest that all need comes back the same way (meeting.py). The error names the ranks
+             that are missing when the start timeout ends
     link     TCP between the other hosts' leaders and rank 0
 
 Links for data are opened later, by the first collective that uses them (data_links.py). All keys carry the generation,
@@ -69,7 +70,7 @@ class World:
     opener: DataLinkOpener | None = None  # while there may be data links
 
     def close_links(self) -> None:
-        """The native core holds duplicates of its own: close ours once it has started."""
+        """Closes our links; called once the native core has started, which holds duplicates."""
         if self.watch is not None:
             self.watch.close()
             self.watch = None
@@ -88,7 +89,7 @@ class World:
 def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> World:
     """Joins the generation that is being formed: the rendezvous says which, whatever this process has seen before.
 
-    Blocks for about the start timeout at most; raises StartError. `process_sets`: what all ranks must give alike.
+    Blocks for about the start timeout at most; raises StartError. `process_sets`: must be equal on all ranks.
     """
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
@@ -134,7 +135,7 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
 
 
 def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) -> None:
-    """So that the launcher names this rank, and not the one that fails first because of it."""
+    """Tells the launcher that this rank is the cause, before another rank fails because of it."""
     if rendezvous is not None:
         with contextlib.suppress(ChannelError):  # the launcher has seen it by itself
             rendezvous.first_cause(generation, {"rank": gone.rank, "code": "RANK_LOST", "text": str(gone)}, 1.0)
@@ -209,7 +210,7 @@ class _Start:
         return f"rank {self.rank}" if self.rank >= 0 else "this process"
 
     def end(self) -> RankGone | ChannelError | None:
-        """After a connection has ended: the launcher may know which rank has, or may itself have."""
+        """After a connection has ended: asks the launcher which rank ended; the launcher itself may be gone."""
         return None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
 
     def give_up(self, why: StartError) -> None:
@@ -334,7 +335,7 @@ class _Start:
         return word
 
     def _record(self, apart: str | None) -> dict[str, Any]:
-        """What this rank says of itself. Its port is open from here on."""
+        """The record of this rank. Its port is open from here on."""
         problem = None
         try:
             own = links.own_address(self.settings.network_interface, self.rendezvous)

@@ -2,12 +2,12 @@
 """What every operation means, once for all frameworks: step 3 of a gradient's way.
 
 Words. An *operation* is one call of one rank; ranks meet by *name* (`allreduce.<name>`), unnamed ones by their order. A
-*request* is what crosses into the native core; everything in it but the addresses is fixed by its *key*, so a tensor
-that comes back with the same name, dtype and shape costs one look into the cache of *prepared* requests, two addresses
-and one call. A *staged* tensor is dense host memory: the user's own, or a private copy.
+*request* is what crosses into the native core; its *key* fixes everything in it but the addresses. A repeated call with
+the same name, dtype and shape therefore costs one lookup in the cache of *prepared* requests, two addresses and one
+native call. A *staged* tensor is dense host memory: the user's own, or a private copy.
 
 A call that fails on this rank before its peers can see it would leave them waiting: it is *refused*, and they fail as
-well. (Not so for a name that is in flight: that is this rank's own business, the operation in flight is fine.)
+well. (A duplicate name is the exception: only this rank gets the error, and the operation in flight is unaffected.)
 
 Thread safety: all operations may be called from any thread. Blocking: only wait (the forms without _async) and
 synchronize.
@@ -128,7 +128,7 @@ class Collectives(Generic[T]):
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
 
     def run_allreduce(self, tensor: T, name: str | None, how: Reduction, in_place: bool) -> T:
-        """The reduction of one tensor over all ranks. Blocks. What a small tensor costs is the way through here."""
+        """Reduces one tensor over all ranks; blocks. This path sets the latency of small tensors, so keep it short."""
         context = contexts.current()
         try:
             adapter = self._adapter
@@ -214,8 +214,8 @@ class Collectives(Generic[T]):
     ) -> Operation:
         """Starts the allgather of several tensors, done or failed as a whole.
 
-        The result is a tuple; `with_rows`: of (tensor, rows that each rank gave). `label`: what it is a part of, and
-        meets its peers as.
+        The result is a tuple; `with_rows`: of (tensor, rows that each rank gave). `label`: the name of the operation
+        that this is part of; peers match by it.
         """
         return self._gather(tensors, label, name, process_set, flags, with_rows)
 
@@ -449,7 +449,7 @@ class Collectives(Generic[T]):
     def _addresses(self, staged: Sequence[Any]) -> list[int]:
         return [self._adapter.address(mine) for mine in staged]
 
-    # What a finished operation gives back
+    # The results of a finished operation
 
     def _write_back(self, operation: Operation) -> T:
         tensor, staged = operation.value
@@ -472,7 +472,7 @@ def _first(collect: Callable[[Operation], Any] | None) -> Callable[[Operation], 
 
 
 def _told_in(process_set: ProcessSet | None) -> int:
-    """The set in which the peers of a call that failed wait; the global one, if the call has no set."""
+    """The process set whose members wait for the failed call; the global set if the call names none."""
     try:
         return number_of(process_set)
     except InvalidRequestError:

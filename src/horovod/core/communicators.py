@@ -42,7 +42,7 @@ def is_built(name: str) -> bool:
 
 
 def check(transport: str) -> None:
-    """Raises StartError if there is no such communicator, or it is not to be had."""
+    """Raises StartError if the communicator does not exist or is unavailable."""
     plan(transport, [0], [0], 0)
 
 

@@ -18,12 +18,12 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What is sent in place of `tensor`, and what decompress needs to know."""
+        """Returns the tensor to send in place of `tensor`, and the context that decompress needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The result in the form that the user's tensor had."""
+        """Returns the result in the form of the user's tensor."""
         raise NotImplementedError
 
 
@@ -42,7 +42,7 @@ class NoneCompressor(Compressor):
 def casting(
     name: str, is_floating: Callable[[Any], bool], cast: Callable[[Any, Any], Any], dtype: Any
 ) -> type[Compressor]:
-    """A compressor class that sends floating tensors as `dtype`, other ones as they are. `cast(tensor, dtype)`."""
+    """A compressor class that sends floating tensors as `dtype`, and other tensors unchanged. `cast(tensor, dtype)`."""
 
     class Casting(Compressor):
         @staticmethod
@@ -64,7 +64,7 @@ class _Waitable(Protocol):
 
 
 class _Compressed:
-    """A started reduction of what a compressor made; wait() gives it back in the form that the gradient had."""
+    """A started reduction of a compressed tensor; wait() returns the result in the form of the gradient."""
 
     def __init__(self, operation: _Waitable, compression: type[Compressor], ctx: Any) -> None:
         self._operation = operation

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running generation of the native engine in this process (step 4). core/basics.py starts and ends it.
+"""The running generation of the native engine in this process (step 3). core/basics.py starts and ends it.
 
 There is one engine in a process, however many frameworks are imported. A Context is one generation: it owns the native
 context and the connection to the job's rendezvous. stop() ends it; it is freed when the last operation that was started
@@ -27,7 +27,7 @@ from horovod.core.settings import Settings
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
 
-# What a rank may get wrong in its own call.
+# Errors that a rank may make in its own call.
 LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
@@ -101,7 +101,7 @@ class Context:
         status = native.Status()
         pointer = ctypes.c_void_p()
         code = self.library.hvd_start(ctypes.addressof(options), ctypes.addressof(pointer), ctypes.addressof(status))
-        # Where a peer's end shows here, the launcher saw more of it, a moment sooner or later.
+        # If a peer's end shows here, the launcher saw more of it, a moment sooner or later.
         blames_peer = 0 <= status.failed_rank != world.rank
         gone = None
         if code != native.OK and world.watch is not None:
@@ -130,7 +130,7 @@ class Context:
             raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
 
     def stop_timeline(self) -> None:
-        """What has happened by now is in the file then. Does nothing if no timeline is on."""
+        """Stops recording; the file then holds all events so far. Does nothing if no timeline is on."""
         self.library.hvd_stop_timeline(self.pointer, None)
 
     def place(self, process_set: int) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Context:
     def stop(self) -> None:
         """Leaves the job in order.
 
-        Idempotent; what goes wrong in leaving is written to stderr, nobody can act on it.
+        Idempotent. Errors while leaving are written to stderr, as nobody can act on them.
         """
         if not self.running:
             return
@@ -181,7 +181,7 @@ class Context:
         It is the same error with rank and operation in front.
         """
         shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
-        # A name that is no str is what the peers may well have as one: they wait under it.
+        # If the name is not a str, the peers may have the same name as a str, and wait under that.
         self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
 
     def refuse_as(self, wire_name: str | None, shown: str, error: Exception, process_set: int) -> NoReturn:
@@ -265,7 +265,7 @@ def watch(watcher: Callable[[Context | None], None]) -> None:
 
 
 def tell_watchers() -> None:
-    """After a generation has started, and before it stops. The caller holds `starting`."""
+    """Calls the watchers, after a generation has started and before it stops. The caller holds `starting`."""
     for watcher in _watchers:
         watcher(_current)
 
@@ -300,5 +300,5 @@ def size() -> int:
 
 
 def statistics() -> dict[str, Any]:
-    """What the engine counts and has measured: transport, hop_ns, batches, bytes ... For benchmarks and bug reports."""
+    """The engine's counters and measurements: transport, hop_ns, batches, bytes ... For benchmarks and bug reports."""
     return current().statistics()

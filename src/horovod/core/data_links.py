@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens this rank's data links when the native core first uses them, and authenticates them, which only Python can.
 
-The native core asks for a rank over a socket pair (horovod.h, HVD_LINK_OPENER), when a collective has something for it.
-To a lower rank this one connects; a higher one connects to this one, when it uses the link itself. If that takes a
-while, this one makes a connection to the higher rank's port that says nothing, and ends if that rank does. One thread
-sleeps on the socket pair. The port is closed when every link that there may be is open.
+The native core asks for a rank over a socket pair (horovod.h, HVD_LINK_OPENER), when a collective has data for that
+rank. This rank connects to lower ranks. A higher rank connects to this one, when it uses the link itself. If that takes
+a while, this rank opens an idle connection to the higher rank's port, which closes if that rank ends. One thread sleeps
+on the socket pair. The port is closed when all possible links are open.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DataLinkOpener:
         self._thread.start()
 
     def link(self) -> Link:
-        """What the native core is given."""
+        """The end of the socket pair that the native core gets."""
         return Link(self._rank, Purpose.OPENER, self.native, len(DATA_LINKS))
 
     def expect(self, rank: int, index: int) -> None:
@@ -117,7 +117,7 @@ class DataLinkOpener:
         return True
 
     def _wait_at(self, peer: int) -> None:
-        """So that this rank learns if that one ends before it has come."""
+        """Connects to the peer's port, to notice if the peer ends before it has connected."""
         deadline = time.monotonic() + self._timeout_s
         try:
             at = self._mesh.wait_at(peer, self._places[peer], deadline, self._guard)
@@ -190,7 +190,7 @@ class DataLinkOpener:
             self._expected.discard(peer)
             last = not self._expected
         if last:
-            self._mesh.close()  # first: who has got its last link listens nowhere
+            self._mesh.close()  # first: a rank that has its last link listens nowhere
         try:
             socket.send_fds(self._ours, [_RANK.pack(peer)], [link.socket.fileno() for link in links])
         except OSError as error:

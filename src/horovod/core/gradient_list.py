@@ -42,7 +42,7 @@ class GradientList(abc.ABC):
         if options.is_adasum and contexts.is_initialized():
             check_adasum_ranks(options.process_set.size() or 1)
 
-    # What a framework's package says.
+    # Supplied by a framework's package.
 
     @abc.abstractmethod
     def key_of(self, variable: Any) -> Any:
@@ -72,7 +72,7 @@ class GradientList(abc.ABC):
         """`name`, made different from others that may be in flight at the same time."""
         return name
 
-    # What all have in common.
+    # Common to all frameworks.
 
     def register_local(self, variable: Any) -> None:
         """The gradient of `variable` is not reduced: every rank trains its own."""

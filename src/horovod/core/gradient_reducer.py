@@ -178,7 +178,7 @@ class GradientReducer(Generic[P, T]):
     def complete_step(self) -> None:
         """Reduces the gradients that no backward has reduced, before the optimizer uses them.
 
-        They were set by hand, or accumulated in fewer passes than a step has.
+        They were set by hand, or come from fewer passes than a step needs.
         """
         if self._in_flight or not self._round_done:
             self.reduce_all()

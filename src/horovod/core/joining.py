@@ -21,10 +21,10 @@ __all__ = ["UnevenData", "join", "uneven_data"]
 def join(device: Any = -1) -> int:
     """Says that this rank is out of data, and blocks until all ranks have.
 
-    Returns the rank that came last, the same on all. Until then this rank gives zeros to every allreduce of the others,
-    in all process sets (Average divides by the full size), and any other operation that it would have to take part in
-    raises HorovodInternalError on those that call it. Operations in flight keep the data they were given. `device` is
-    accepted and not used.
+    Returns the rank that came last, the same on all ranks. Until then this rank gives zeros to every allreduce of the
+    others, in all process sets (Average divides by the full size). Any other operation in which it would have to take
+    part raises HorovodInternalError on the ranks that call it. Operations in flight still use this rank's data.
+    `device` is accepted and not used.
     """
     context = contexts.current()
     handle = ctypes.c_uint64()
@@ -36,16 +36,16 @@ def join(device: Any = -1) -> int:
 
 
 class UnevenData:
-    """What uneven_data() gives: `last_rank` is the rank that had data longest, once the block has been left."""
+    """The result of uneven_data(): `last_rank` is the rank that had data longest, once the block has been left."""
 
     last_rank: int | None = None
 
 
 @contextlib.contextmanager
 def uneven_data() -> Iterator[UnevenData]:
-    """A block in which ranks may do different numbers of steps: who leaves it joins.
+    """A block in which ranks may do different numbers of steps: a rank that leaves the block joins.
 
-    One that is left by an exception does not.
+    A rank that leaves it by an exception does not join.
     """
     data = UnevenData()
     yield data

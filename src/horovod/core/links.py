@@ -59,7 +59,7 @@ class Purpose(enum.IntEnum):
     OPENER = 4
 
 
-# The links with one peer, as (purpose, index): what data travels on, and what rank 0 and the other leaders have.
+# The links with one peer, as (purpose, index): those for data, and those between rank 0 and the other leaders.
 DATA_LINKS = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
 LEADER_LINKS = [(Purpose.CONTROL, 0), (Purpose.BEAT, 0)]
 Wanted = dict[int, list[tuple[Purpose, int]]]  # by peer
@@ -83,7 +83,7 @@ def tell(link: Link, message: Any, deadline: float) -> None:
 
 
 def hear(link: Link, deadline: float) -> Any:
-    """What the other end tells next. Raises ChannelError."""
+    """The next message of the other end. Raises ChannelError."""
     channel = Channel(link.socket, f"rank {link.peer}")
     try:
         return channel.receive(deadline)
@@ -162,7 +162,7 @@ class LocalLeader:
         return taken
 
     def attached(self) -> list[Link]:
-        """The links that there are now, whosever they are."""
+        """The links that exist now, of any peer."""
         return self._links.take(0, time.monotonic())
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class Mesh:
         close_in_forked_child(self._listening)
 
     def open(self, wanted: Wanted, data: DataLinkTaker | None = None) -> None:
-        """Serves the higher ones of these ranks. Data links go to `data`, on threads of their own."""
+        """Serves those of these ranks that are higher. Data links go to `data`, each on a separate thread."""
         self._wanted = wanted
         self._data = data
         self._listener = Listener(self._listening, self._secret, _MESH, self._serve)
@@ -291,7 +291,7 @@ class Mesh:
         return Link(peer, purpose, self._greet(peer, place, hello, deadline, guard), index)
 
     def wait_at(self, peer: int, place: tuple[str, int], deadline: float, guard: Guard) -> socket.socket:
-        """A connection to a higher rank that ends when its process does; it carries nothing. As `link_with`."""
+        """An idle connection to a higher rank, which closes when that process ends. Errors as in `link_with`."""
         return self._greet(peer, place, {"waits": True}, deadline, guard)
 
     def _greet(
@@ -339,7 +339,7 @@ class Mesh:
 
 
 def own_address(interface: str, rendezvous: Rendezvous) -> str:
-    """Where other ranks reach this one: on `interface`, by default the one that leads to the rendezvous."""
+    """This rank's address for other ranks: on `interface`, by default the one that leads to the rendezvous."""
     return interface_address(interface) if interface else rendezvous.local_address()
 
 

@@ -3,11 +3,11 @@
 
     leader    the ranks of a host learn who its leader is: its local rank 0
     member    each gives its record to the leader
-    host      each leader gives one record of its host: its members' places, and each setting that they have once
-    digest    one leader, the judge, checks all that, and says in one text who is where, or what is wrong
+    host      each leader gives one record of its host: its members' places, and each distinct set of settings once
+    digest    one leader, the judge, checks these records and publishes one text: who is where, or what is wrong
 
-All through the rendezvous; but only the leaders fetch the digest there: they hand it on inside of their hosts
-(bootstrap.py). What everybody says of itself is checked before it is used.
+All of it goes through the rendezvous. Only the leaders fetch the digest there; they pass it on inside their hosts
+(bootstrap.py). Every record is checked before it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from horovod.core.topology import Identity, Topology, hosts_of, ranks_text
 
 __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 
-# What every rank must have alike: (keyword, how the user spells it).
+# Settings that must be equal on all ranks: (keyword, how the user spells it).
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
@@ -34,7 +34,7 @@ _EQUAL_SETTINGS = (
     ("version", "the installed version of Horovod"),
 )
 
-# What is published: the fields and their types, checked before any is used.
+# The published records: their fields and types, checked before any is used.
 Fields = dict[str, tuple[type, ...]]
 _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None))
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
@@ -103,7 +103,7 @@ class Meeting:
         self._claim(f"leader/{self._hostname}", mine, f"local rank 0 of host {self._hostname!r}")
 
     def leader(self) -> dict[str, Any]:
-        """What the host's leader has offered."""
+        """The offer of the host's leader."""
         return self._one(f"leader/{self._hostname}", LEADER)
 
     def report(self, record: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ class Meeting:
     # a step of the hosts' leaders
 
     def finish(self, leader: int, leaders: Sequence[int], problem: str | None) -> dict[str, Any]:
-        """After the leaders have linked: what went wrong, the same on all of them. Rank 0 judges."""
+        """After the leaders have linked: exchanges what went wrong, so that all get the same error. Rank 0 judges."""
         if leader != 0:
             self._put(f"linked/{leader}", {"problem": problem})
             return self._one("outcome", OUTCOME)
@@ -246,7 +246,7 @@ class Meeting:
 
 
 def _whose(name: str) -> str:
-    """Who publishes this key, in words."""
+    """Names the publisher of this key, in words."""
     kind, _, where = name.partition("/")
     host, _, local_rank = where.rpartition("/")
     return {
@@ -260,7 +260,7 @@ def _whose(name: str) -> str:
 
 
 def check_record(whose: str, record: Any, fields: Fields) -> None:
-    """What another rank has published has these fields, of these types."""
+    """Checks that another rank's record has these fields, of these types; raises StartError."""
     wrong = list(fields)
     if isinstance(record, dict):
         wrong = [name for name, kinds in fields.items() if not isinstance(record.get(name, _MISSING), kinds)]

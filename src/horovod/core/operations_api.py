@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations as users call them: every signature, docstring and form once, for all frameworks (step 3).
 
-A framework's package binds Operations to its tensors by an adapter, and exports the bound methods as functions. What it
-does otherwise, it says in the methods that open with an underscore: PyTorch makes the blocking forms differentiable
-there. What an operation means, its names, checks and errors: core/collectives.py.
+A framework's package binds Operations to its tensors by an adapter, and exports the bound methods as functions. It
+overrides the methods that begin with an underscore if it differs: PyTorch makes the blocking forms differentiable
+there. core/collectives.py has the meaning of an operation, its names, checks and errors.
 
 Forms ending in _async return a handle for poll and synchronize; forms ending in _ write the result into the tensor
 given. All ranks call the same operations; an allreduce has equal shapes and dtypes on all ranks, an allgather or
@@ -346,7 +346,7 @@ class Operations(Generic[T]):
         """An operation writes into `tensors`: it has started, or starts now."""
 
     def _is_group(self, tensors: Any) -> bool:
-        """Whether they can be compressed. What is no group is the collectives' to refuse, so that peers are told."""
+        """Whether they can be compressed. The collectives refuse anything else, so that peers are told."""
         return isinstance(tensors, (list, tuple))
 
     def _compressed(
@@ -355,7 +355,7 @@ class Operations(Generic[T]):
         compression: type[Compressor],
         run: Callable[[Sequence[T]], Sequence[T]],
     ) -> list[T]:
-        """What `run` makes of the tensors as they travel."""
+        """Runs `run` on the compressed tensors, and decompresses the results."""
         if not self._is_group(tensors):
             return list(run(tensors))
         pairs = [compression.compress(tensor) for tensor in tensors]

@@ -4,7 +4,7 @@
 The global set, all ranks, is number 0 in the native core; others are given to init, or come and go with add_process_set
 and remove_process_set, which all ranks call in the same order.
 
-A set of a generation that has ended is no longer registered. Thread safety: any thread; one change at a time.
+When a generation has ended, its sets are no longer registered. Thread safety: any thread; one change at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProcessSet:
     def rank(self) -> int | None:
         """This process' index in the set; None if it is not registered.
 
-        Raises ValueError if this process is no member.
+        Raises ValueError if this process is not a member.
         """
         if self.process_set_id is None:
             return None
@@ -93,7 +93,7 @@ global_process_set = _GlobalProcessSet()
 def number_of(process_set: ProcessSet | None) -> int:
     """The native core's number of a set.
 
-    Raises InvalidRequestError if it is not registered or this rank is no member.
+    Raises InvalidRequestError if it is not registered or this rank is not a member.
     """
     if process_set is global_process_set or process_set is None:
         return 0
@@ -113,8 +113,8 @@ def number_of(process_set: ProcessSet | None) -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a set of ranks (an empty list: all) and returns it.
 
-    All ranks call it, members or not; blocks until they have. Raises ValueError if the set exists already, or the
-    job does not allow changes (see init), and HorovodInternalError if the ranks disagree.
+    All ranks must call it, members or not; blocks until all have called it. Raises ValueError if the set exists
+    already, or the job does not allow changes (see init), and HorovodInternalError if the ranks disagree.
     """
     context = contexts.current()
     _check_dynamic(context, "add_process_set")
@@ -155,8 +155,8 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a set away; its object is not registered any more.
 
-    All ranks call it; blocks until they have. False for the global set and for one that is not registered. Raises
-    HorovodInternalError if the ranks disagree, or an operation is in flight in the set.
+    All ranks must call it; blocks until all have called it. Returns False for the global set and for a set that is not
+    registered. Raises HorovodInternalError if the ranks disagree, or an operation is in flight in the set.
     """
     context = contexts.current()
     number = getattr(process_set, "process_set_id", None)

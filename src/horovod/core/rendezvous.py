@@ -34,7 +34,7 @@ Taker = Callable[[Any], None]
 
 
 class RankGone(Exception):
-    """What was waited for can never come: the launcher saw a rank of the job end or stop. `str()`: which, and how."""
+    """The awaited key can never come: the launcher saw a rank of the job end or stop. `str()`: which, and how."""
 
     def __init__(self, text: str, rank: int) -> None:
         super().__init__(text)
@@ -172,10 +172,10 @@ class Rendezvous:
     ) -> dict[str, Any]:
         """The generation that this process' init belongs to, whatever it has seen before, and its place there.
 
-        `rank`: the one that this process proposes, or None: the rendezvous knows it, or has one that is free.
-        `process` tells two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer:
-        generation, rank; place: what the launcher has assigned to the rank, if it has; other: `who` of a process that
-        has entered the generation as the same rank.
+        `rank`: the rank that this process proposes; None if the rendezvous knows it, or has a free one. `process` tells
+        two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer: generation, rank;
+        place: the place that the launcher has assigned to the rank, if any; other: `who` of a process that has entered
+        the generation as the same rank.
         """
         request = {"op": "enter", "rank": rank, "process": process, "who": who}
         answer: dict[str, Any] = self._ask(request, timeout_s, "entry", dict)

@@ -89,7 +89,7 @@ class RequestCache:
     def add(
         self, key: Key, request: native.Request, failed: Callable[[int, native.Status], Exception]
     ) -> Prepared | native.Request:
-        """What to submit for a key that get() does not know. `failed`: makes an exception of a native code."""
+        """Returns what to submit for a key that get() does not know. `failed`: makes an exception of a native code."""
         if key not in self._sighted:
             if len(self._sighted) >= MAX_ENTRIES:
                 self._sighted.clear()
@@ -178,7 +178,7 @@ def request_of(
     root_rank: int = -1,
     splits: Sequence[int] | None = None,
 ) -> native.Request:
-    """What crosses into the native core, without addresses."""
+    """The request for the native core, without addresses."""
     tensors = (native.Tensor * len(metas))()
     for tensor, (dtype, shape) in zip(tensors, metas, strict=True):
         tensor.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)

@@ -45,7 +45,7 @@ class StartWatch:
             _shut(connection)
 
     def end(self, timeout_s: float) -> RankGone | ChannelError | None:
-        """Which rank is gone, or that the launcher is, if that is known within the time."""
+        """Says which rank is gone, or that the launcher is gone, if that is known within the time."""
         self._told.wait(timeout_s)
         return self._end
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where multiprocessing puts its temporary files in a rank: into the job's own folder, which ends with the job.
+"""Makes multiprocessing put its temporary files into the job's folder, which is removed with the job.
 
 A rank that is killed leaves the sockets of its DataLoader workers behind, in folders `pymp-*`. Only that is moved:
 TMPDIR, where scripts keep what they want to find again, stays the user's.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the core sees a framework's tensors (step 1): the adapter that every sibling supplies, and the one for NumPy.
+"""How the core sees a framework's tensors (step 3): the adapter that every sibling supplies, and the one for NumPy.
 
 The native core takes dense, row-major, aligned host memory. A tensor that is something else (a view, a device tensor)
 is staged: copied to private host memory, and the result is written back.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Adapter(Protocol[T]):
-    """What core/collectives.py asks of a framework. Everything runs on the caller's thread."""
+    """The adapter of a framework, for core/collectives.py. Everything runs on the caller's thread."""
 
     def stage(self, tensor: T) -> T:
         """`tensor` itself or a private copy of it that the native core can read and write, with `dtype` and `shape`.
@@ -43,7 +43,7 @@ class Adapter(Protocol[T]):
         ...
 
     def address(self, staged: T) -> int:
-        """Where the memory of a staged tensor begins."""
+        """The address at which the memory of a staged tensor begins."""
         ...
 
     def empty_like(self, staged: T) -> T:
@@ -108,7 +108,7 @@ class NumpyAdapter:
         return self._learn(staged.dtype) if number is None else number
 
     def _learn(self, dtype: np.dtype[Any]) -> int:
-        # ml_dtypes is not imported here: whoever gives such an array has imported it.
+        # ml_dtypes is not imported here: a caller that has such an array has imported it.
         if dtype.name != "bfloat16" or "ml_dtypes" not in sys.modules:
             raise unsupported_dtype(dtype)
         self._number_of[dtype] = native.BFLOAT16

@@ -59,7 +59,7 @@ class Topology:
         return [ranks[0] for ranks in self.hosts]
 
     def split(self, hosts: Collection[int]) -> Topology:
-        """The same, except that each rank of these hosts is a host of its own."""
+        """The same, except that each rank of these hosts is a separate host."""
         kept = [ranks for host, ranks in enumerate(self.hosts) if host not in hosts]
         return Topology.of(kept + [[rank] for rank, host in enumerate(self.host_of_rank) if host in hosts])
 
@@ -93,8 +93,8 @@ def proposed_rank(settings: Settings) -> int:
 def identity_of(settings: Settings, assigned: Any) -> tuple[Identity, str]:
     """Who this process is in a generation, and the name of its host.
 
-    `assigned`: what the rendezvous says, the fields of Identity and `hostname`; if it says nothing (None), the
-    environment stands. HOROVOD_PRETEND_HOSTS divides what comes out.
+    `assigned`: the place that the rendezvous has assigned, with the fields of Identity and `hostname`; if it is None,
+    the environment decides. HOROVOD_PRETEND_HOSTS divides the host of the result.
     """
     place = assigned
     if place is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Horovod's callbacks do, for Keras 3 and for tf-keras: mixed into a class of either's Callback."""
+"""The work of Horovod's callbacks, for Keras 3 and for tf-keras: mixed into a subclass of either's Callback."""
 
 from __future__ import annotations
 

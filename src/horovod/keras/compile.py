@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Keras' own classes must do for distributed training, and what old scripts give them.
+"""Changes to Keras' own classes for distributed training, and for old scripts.
 
 A loss-scaled optimizer is distributed outside of the scaling, so that all ranks skip the same steps, whether
 model.compile() scales or the script does. keras.Model.compile accepts `experimental_run_tf_function`, which Keras 3 has

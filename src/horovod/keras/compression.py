@@ -21,7 +21,7 @@ def _cast(tensor: Any, dtype: Any) -> Any:
 
 
 class Compression:
-    """What gradients travel as. Any class with compress and decompress as in Compressor will do as well."""
+    """The forms in which gradients are sent. Any class with compress and decompress as in Compressor works, too."""
 
     none = NoneCompressor
     fp16 = casting("FP16Compressor", _is_floating, _cast, "float16")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a Keras optimizer becomes distributed (steps 1 and 2 of a gradient's way): in place.
 
-So its slots, its iterations and the name it is saved under stay what they are.
+So its slots, its iterations and the name under which it is saved do not change.
 
 Keras 3, on every backend: one subclass of the optimizer's own class that overrides apply(). Clipping and Keras' own
 gradient accumulation come after that, so they see averages. tf-keras: aggregate_gradients (new optimizers) and
@@ -172,7 +172,7 @@ def _own_class(made: type) -> Any:
 
 
 def mixin_of(optimizer: Any) -> type[_Distributed]:
-    """What is mixed into the optimizer's class. Raises ValueError for anything but an optimizer object."""
+    """The class to mix into the optimizer's class. Raises ValueError for anything but an optimizer object."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _LossScale
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -191,15 +191,15 @@ def mixin_of(optimizer: Any) -> type[_Distributed]:
 def reducing(optimizer: Any) -> Any:
     """The optimizer that reduces, or is to reduce.
 
-    tf-keras' LossScaleOptimizer asks the one inside of it to put the gradients together, before it looks for
-    infinities.
+    tf-keras' LossScaleOptimizer asks its inner optimizer to put the gradients together, before it checks them for
+    overflow.
     """
     is_scaling = not isinstance(optimizer, keras.optimizers.Optimizer) and hasattr(optimizer, "get_scaled_loss")
     return optimizer.inner_optimizer if is_scaling else optimizer
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether DistributedOptimizer has made it so."""
+    """Whether DistributedOptimizer has made it distributed."""
     return isinstance(reducing(optimizer), _Distributed)
 
 

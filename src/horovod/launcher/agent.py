@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher's hand on one host: starts its ranks, reads what they print, and sees to it that nothing of them stays.
+"""The launcher's hand on one host: starts its ranks, reads their output, and leaves no process of theirs behind.
 
 Run as `python -m horovod.launcher.agent` with two pipes, each carrying JSON, one object a line: orders on stdin, events
-on stdout. The first order is the job (`start`, with the secret, which so never stands on a command line or in an
-environment); then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends the
-job as well. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends the ranks too.
+on stdout. The first order is the job (`start`; it carries the secret, so that this never stands on a command line or in
+an environment); then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends
+the job as well. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends the ranks
+too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -287,7 +288,7 @@ class Agent:
         self._flush()
 
     def _say_alive(self) -> None:
-        """A stopped agent would leave the launcher silent for ever."""
+        """Sends a sign of life every second: else the launcher could not tell a stopped agent from a quiet job."""
         if time.monotonic() >= self._alive_at and not self._unsent:
             self._alive_at = time.monotonic() + _ALIVE_S
             self._tell(event="alive")
@@ -326,7 +327,7 @@ class Agent:
 
 
 def remove_directory(path: str) -> None:
-    """The job's folder. What cannot be removed is named; the job's end is no place to fail."""
+    """Removes the job's folder. Prints what cannot be removed, and never raises: the job has ended already."""
     shutil.rmtree(path, onerror=lambda _, name, why: _say(f"horovodrun: {name} could not be removed: {why[1]}"))
 
 

@@ -72,14 +72,17 @@ class AgentLink:
         return True
 
     def read(self) -> list[dict[str, Any]]:
-        """The events that have arrived; sets `done` at their end. Raises LineError for anything that is not one."""
+        """Returns the events that have arrived; sets `done` when the stream ends.
+
+        Raises LineError for a line that is not an event.
+        """
         data = os.read(self.events, 1 << 16)
         self.heard_s = time.monotonic()
         self.done = self.done or not data
         return self._lines.feed(data) if data else []
 
     def end(self, grace_s: float) -> None:
-        """Ends the agent, once. One that is not done is killed: it may hang, or be stopped."""
+        """Ends the agent, once. An agent that is not done is killed: it may hang, or be stopped."""
         if self._process.returncode is not None:
             return
         if not self.done:

@@ -42,7 +42,7 @@ _FRAME = re.compile(r'  File ".*", line \d+')
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
-# What is known of a SIGKILL, whose sender the kernel does not tell, by the out-of-memory killer's counters.
+# What the counters of the out-of-memory killer tell about a SIGKILL; the kernel does not tell its sender.
 _KILL_HINTS = {
     memory.IN_CGROUP: "the job's memory limit (cgroup) was reached: fewer ranks, smaller batches, fewer DataLoader "
     "workers, or a higher limit",
@@ -105,9 +105,9 @@ def root_cause(
 ) -> Cause | None:
     """None: nothing failed. `exits` in the order in which they were noticed.
 
-    What the ranks recorded decides; the first record of a generation is the only one. Without it: the first exit, but
-    a death by signal goes before a nonzero exit of about the same time, which is more likely its consequence.
-    `stopped`: ranks that stood still too long and the signals that did it, the first one first.
+    The ranks' record decides; a generation has only one, the first. Without a record, the first exit counts. A death by
+    signal is preferred to a nonzero exit at about the same time, because the exit is more likely its consequence.
+    `stopped`: ranks that stood still too long, with the signals that stopped them, in order.
     """
     stopped = stopped or {}
     failed = [one for one in exits if one.failed]

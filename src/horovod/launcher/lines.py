@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launcher and its agents say to each other: JSON objects, one a line."""
+"""The messages between the launcher and its agents: JSON objects, one a line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 __all__ = ["LineError", "LineReader", "line"]
 
-# Nothing that is said is longer: the longest are the environment in the first order and 64 KiB of output, escaped.
+# No message is longer: the longest are the environment in the first order and 64 KiB of output, escaped.
 MAX_LINE_BYTES = 16 << 20
 
 
 class LineError(ValueError):
-    """What came is no message: the other side is something else, or its memory is damaged."""
+    """A line is not a message: the other side is another program, or its memory is damaged."""
 
 
 class LineReader:

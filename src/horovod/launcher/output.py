@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks print: line by line to the terminal with the rank in front, and unchanged into files if asked for."""
+"""The ranks' output: line by line to the terminal with the rank in front, and unchanged into files if asked for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Prefixer:
         return lines
 
     def finish(self) -> list[str]:
-        """What stands behind the last newline, as a line."""
+        """Returns the text after the last newline, as a line."""
         partial, self._partial = self._partial, ""
         return [f"{self._prefix}{partial}\n"] if partial else []
 
@@ -72,7 +72,7 @@ def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
 
 
 class OutputError(OSError):
-    """What the ranks write cannot be written any more, for another reason than that nobody reads it."""
+    """The ranks' output cannot be written any more, for another reason than a closed pipe."""
 
 
 @contextlib.contextmanager

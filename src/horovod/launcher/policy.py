@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a job after one of its ranks has ended. Pure: an exit in, a decision out."""
+"""How long the other ranks of a job may go on after one has ended. Pure: an exit in, a decision out."""
 
 from __future__ import annotations
 

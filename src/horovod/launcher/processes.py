@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux offers to keep a tree of processes together: subreaper, death signal, and a walk over all descendants."""
+"""Linux's means to keep a tree of processes together: subreaper, death signal, and a walk over all descendants."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place where the ranks of one job meet: a key-value store in the launcher, open to holders of the job's secret.
 
-This file has the connections; rendezvous_store.py has what the requests mean.
+This file handles the connections; rendezvous_store.py handles the requests.
 
-One thread serves all ranks. Each connection proves the secret on a thread of its own (channel.Listener), which ends
-when the connection has joined the others.
+One thread serves all ranks. Each connection proves the secret on a separate thread (channel.Listener), which ends when
+the connection has joined the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 16
 class _Connection:
     """One rank's connection: requests in, answers out.
 
-    Its peer may ask again before it has taken an answer, but is not read while it takes none.
+    The peer may send requests without reading answers. While answers pile up, no request is read from it.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -106,7 +106,7 @@ class RendezvousServer:
             self._store.replaced(rank)
 
     def assign(self, places: list[dict[str, Any]]) -> None:
-        """What each rank is told of its place from now on: see Store.assign."""
+        """Sets the place that each rank is told from now on: see Store.assign."""
         with self._lock:
             self._store.assign(places)
 
@@ -182,7 +182,7 @@ class RendezvousServer:
     def _ask(self, connection: _Connection, request: Any) -> None:
         """The answer may come now or later, from any thread, but always with the lock."""
 
-        # Who has several requests under way numbers them.
+        # A client that has several requests under way numbers them.
         number = {"id": request["id"]} if isinstance(request, dict) and isinstance(request.get("id"), int) else {}
 
         def reply(answer: dict[str, Any]) -> None:

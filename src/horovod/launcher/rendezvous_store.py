@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rendezvous knows: keys and values, who waits for which, the current generation, and which ranks are gone.
+"""The state of the rendezvous: keys and values, who waits for which, the current generation, and which ranks are gone.
 
 Pure: no thread, no clock, no socket. rendezvous_server.py feeds it with requests and carries its answers.
 
@@ -82,8 +82,8 @@ class Store:
     def gone(self, rank: int, text: str) -> None:
         """A rank has ended or stopped.
 
-        Everyone who waits for a key, as every start does that needs all ranks, is told so instead. Of several ranks the
-        first one is named.
+        All who wait for a key are told so instead; every start that needs all ranks waits for one. If several ranks are
+        gone, the first one is named.
         """
         self._gone.setdefault(rank, text)
         for _, _, wait in self._deadlines:
@@ -99,7 +99,10 @@ class Store:
         self._abandoned |= rank in self._entered
 
     def assign(self, places: list[dict[str, Any]]) -> None:
-        """What each rank that enters from now on is told of its place; nothing, and it believes its environment."""
+        """Sets the place that a rank is told when it enters from now on.
+
+        Without this, the rank uses its environment.
+        """
         self._places = places
 
     def expire(self, now_s: float) -> float | None:
@@ -142,8 +145,9 @@ class Store:
     def _enter(self, proposed: int | None, process: str, who: Any) -> dict[str, Any]:
         """The generation that a process which calls init belongs to, and its rank there.
 
-        A process that is in the current one already starts the next. Two processes of one rank get the same one, in
-        which they find each other out. A process that knows no rank gets that of one that was replaced, and keeps it.
+        If the process is already in the current generation, it starts the next one. Two processes with the same rank
+        get the same generation, and the start then detects the duplicate. A process that knows no rank gets the rank of
+        a replaced process, and keeps it.
         """
         rank = self._rank_of.get(process) if proposed is None else proposed
         if rank is None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovod.run: a Python function as a job. Beside a gradient's way: it starts the ranks, as horovodrun does.
+"""horovod.run: a Python function as a job. No step of a gradient's way: it starts the ranks, as horovodrun does.
 
     results = horovod.run(train, args=(0.1,), np=4)
 
 The caller keeps the pickled function and one empty file a rank in memory (memfd), which its ranks open under /proc, as
 the job's secret: nothing is left on any disk however the job ends, and no other user can read it. The job runs in a
-process of its own, `python -m horovod.launcher.run_function` with horovodrun's flags, since a supervisor adopts
-orphans, handles signals and ends all its descendants, which in the caller's process may be somebody else's.
+separate process, `python -m horovod.launcher.run_function` with horovodrun's flags, because the supervisor adopts
+orphans, handles signals and kills all its descendants; in the caller's process these could belong to other code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(
     """Runs func(*args, **kwargs) in `num_proc` ranks on this machine; returns the results in rank order.
 
     `np` is another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The
-    function calls init() itself. What the ranks print goes to this process' stdout and stderr.
+    function calls init() itself. The ranks' output goes to this process' stdout and stderr.
 
     Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
     RuntimeError if a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
@@ -148,7 +148,7 @@ def _supervised(arguments: list[str]) -> int:
 
 
 def _answer(rank: int, file: int) -> Answer | None:
-    """What the rank has left; None if it has ended before it could."""
+    """The rank's answer; None if it has ended before it could write one."""
     with open(file, "rb", closefd=False) as stream:
         stream.seek(0)
         data = stream.read()
@@ -165,7 +165,7 @@ def _answer(rank: int, file: int) -> Answer | None:
 def _results(answers: list[Answer | None], code: int) -> list[Any]:
     failed = [answer for answer in answers if answer is not None and answer.error is not None]
     if failed:
-        # What a rank got wrong goes before what its peers make of it, which may be noticed first.
+        # A rank's own error goes before the errors that it causes on its peers, which may be noticed first.
         first = min(failed, key=lambda answer: (isinstance(answer.error, HorovodInternalError), answer.time_ns))
         assert first.error is not None
         raise first.error from (_WorkerTraceback(first.traceback) if first.traceback else None)

@@ -2,7 +2,7 @@
 """A rank of horovod.run: reads the function, runs it, leaves its result or exception where the caller reads it.
 
 Run as `python -m horovod.launcher.run_task TASK RESULT...` with one result file a rank. The files are the caller's
-memory, which this user alone can open; what is in them is pickled by design.
+memory, which this user alone can open; their contents are pickled by design.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _called(rank: int, task: str) -> Answer:
     except Exception as error:
         return Answer(rank, error=error, traceback=f"rank {rank}:\n{traceback.format_exc()}")
     except SystemExit as end:
-        # As an exception of its own kind it would end the caller without a word.
+        # As a SystemExit it would end the caller without a word.
         text = f"rank {rank} called sys.exit({end.code!r})"
         return Answer(rank, error=RuntimeError(text), traceback=f"{text}\n{traceback.format_exc()}")
 
@@ -72,7 +72,7 @@ def _portable(answer: Answer) -> tuple[Answer, bytes]:
     try:
         data = dumps(answer, f"the result of rank {answer.rank}")
         if answer.error is not None:
-            pickle.loads(data)  # an exception with arguments of its own may be pickled, but not loaded
+            pickle.loads(data)  # an exception class with another constructor may be pickled, but not loaded
     except Exception as error:
         if answer.error is None:
             print(error, file=sys.stderr)

@@ -3,8 +3,8 @@
 
 The supervisor is one loop over what can happen: an agent says something, a signal arrives, a time is reached. It runs a
 list of agents, one for each host (agent_link.py, placement/). The job ends in this order: `_terminate` asks the agents
-to end their ranks, each agent says `done` when no process of its ranks is left, and `_conclude` names the cause. What
-the end of a rank means for the others is a policy (policy.py).
+to end their ranks, each agent says `done` when no process of its ranks is left, and `_conclude` names the cause. A
+policy decides how long the others may go on after a rank has ended (policy.py).
 """
 
 from __future__ import annotations
@@ -312,8 +312,7 @@ class _Supervisor:
     def _act_on_stops(self, now: float) -> None:
         """Ranks that wait in init are told at once.
 
-        All others notice by themselves, and end; what does not, because it has nothing to do with the others right now,
-        is ended after a while.
+        Ranks in a collective notice by themselves and end. A rank that is not in one is ended after a while.
         """
         if not self._job.frozen_timeout_s or self._asked:
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """op=Adasum for optimizers of tf.compat.v1.train (step 2 of a gradient's way).
 
-Each rank takes a step of its own, and Adasum combines how far the variables moved. Gradients are never reduced, so
-clipping and momentum are each rank's own. Keras optimizers do the same in horovod.keras.distributed.
+Each rank takes its own step, and Adasum combines the changes of the variables. Gradients are never reduced, so clipping
+and momentum are each rank's own. Keras optimizers do the same in horovod.keras.distributed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["Moves"]
 
 
 class Moves:
-    """From where variables were before a step to where they are after it."""
+    """The changes of variables in one step."""
 
     def __init__(self, reduction: TensorFlowGradients) -> None:
         self._reduction = reduction
         self._starts: dict[Any, Any] = {}
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """In a graph of TensorFlow 1: makes a variable for each start, which no condition may do.
+        """In a graph of TensorFlow 1: makes a variable for each old value; this cannot be done inside a condition.
 
-        What a graph reads of a variable that is no resource shares its memory, and changes with it; only a variable of
-        that kind copies.
+        If a variable is not a resource, a graph's read of it shares its memory and changes with it; only a variable of
+        the same kind makes a copy.
         """
         if tf.compat.v1.executing_eagerly_outside_functions():
             return
@@ -43,9 +43,9 @@ class Moves:
                 )
 
     def combined(self, variables: Sequence[Any], update: Callable[[], Any]) -> Any:
-        """Runs `update`, and then puts the variables to where Adasum makes them go.
+        """Runs `update`, then sets the variables to their old values plus Adasum's combination of the changes.
 
-        Local ones stay where `update` put them. In a graph: the node that does.
+        Local variables keep the values of `update`. In a graph: returns the node that does all this.
         """
         shared = [variable for variable in variables if not self._reduction.is_local(variable)]
         if not self._reduction.is_active:

@@ -39,10 +39,10 @@ def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
 
 
 class Sums:
-    """The variables.
+    """The variables that hold the sums of gradients.
 
-    Each is made by the first pass that has its gradient, in the graph that it is in; they are no part of an optimizer
-    that is saved. Not for two optimizers at once.
+    Each is made by the first pass that has its gradient, in the graph of that gradient. They are not saved with an
+    optimizer. Not for two optimizers at once.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:

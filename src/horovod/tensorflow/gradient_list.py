@@ -3,10 +3,10 @@
 
 The tape and every optimizer wrapper share this.
 
-In a graph each dense gradient is a node of its own, which runs as soon as backward has computed it; the native engine
-fuses what is ready together. Eagerly there is nothing to overlap with, so all dense gradients are one operation.
-Sparse gradients (tf.IndexedSlices) stay sparse, except with `sparse_as_dense` or if XLA compiles, which
-wants to know all shapes before.
+In a graph each dense gradient is a separate node, which runs as soon as backward has computed it; the native engine
+fuses the gradients that are ready together. Eagerly there is nothing to overlap with, so all dense gradients are one
+operation. Sparse gradients (tf.IndexedSlices) stay sparse, except with `sparse_as_dense`, or if XLA compiles, as XLA
+must know all shapes beforehand.
 """
 
 from __future__ import annotations

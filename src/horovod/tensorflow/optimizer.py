@@ -121,8 +121,8 @@ def DistributedOptimizer(  # noqa: N802
 
     backward_passes_per_step: gradients of so many passes are summed (averaged with average_aggregated_gradients) before
     they are reduced and applied; other passes apply nothing. groups: a number of groups, or lists of variables, whose
-    gradients are reduced as one. op=Adasum: each rank takes a step of its own, and Adasum combines how far the
-    variables moved.
+    gradients are reduced as one. op=Adasum: each rank takes its own step, and Adasum combines the changes of the
+    variables.
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, _LegacyOptimizer):

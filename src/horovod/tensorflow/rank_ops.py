@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this process stands, as nodes: so that a graph may be built before the job's size is known."""
+"""Rank and size as nodes, so that a graph may be built before the job's size is known."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ def broadcast_variables(
 ) -> Any:
     """Assigns the root's values to `variables`, all as one operation.
 
-    In a graph of TensorFlow 1: returns the node that does. `inplace` is accepted for old scripts. Raises
-    FailedPreconditionError if the ranks' variables differ in number, shape or dtype. Without variables (a model that
-    is not built has none) it is no operation.
+    In a graph of TensorFlow 1: returns the node that does this. `inplace` is accepted for old scripts. Raises
+    FailedPreconditionError if the ranks' variables differ in number, shape or dtype. Without variables (a model that is
+    not built has none) it does nothing.
     """
     plain = [plain_variable(variable) for variable in variables]
     assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)

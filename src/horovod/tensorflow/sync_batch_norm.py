@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SyncBatchNormalization: batch normalization over the batches of all ranks.
 
-Beside a gradient's way: its statistics travel in forward, the sums of their gradients in backward, a few numbers per
-channel each.
+No step of a gradient's way: its statistics travel in forward, the sums of their gradients in backward, a few numbers
+per channel each.
 
 Forward reduces twice: counts and sums give the mean, then the squared distances from it the variance. Sums of squares
 would need one reduction, and cancel if the mean is large beside the deviation. Both are plain allreduces of float64,
@@ -31,10 +31,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     It is tf.keras.layers.BatchNormalization, of Keras 3 or tf-keras. Each rank may have a different number of rows,
     also none.
 
-    It is local outside of training, with one rank, and on a rank that is no member of the set. The gradients of gamma
-    and beta are this rank's part, as those of any other layer: what is distributed reduces them. Blocks in forward and
-    in backward until every rank has got there. `fused` is accepted as False only: a fused kernel keeps its statistics
-    to itself. Raises ValueError for that, for renorm and for a backend of Keras that is not TensorFlow.
+    It is local outside of training, with one rank, and on a rank that is not a member of the set. The gradients of
+    gamma and beta are this rank's part, as those of any other layer: what is distributed reduces them. Blocks in
+    forward and in backward until every rank has got there. `fused` is accepted as False only: a fused kernel keeps its
+    statistics to itself. Raises ValueError for that, for renorm and for a backend of Keras that is not TensorFlow.
     """
 
     def __init__(self, fused: Any = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer(op=Adasum): each rank takes a step of its own, and Adasum combines how far the parameters moved.
+"""DistributedOptimizer(op=Adasum): each rank takes its own step, and Adasum combines the changes of the parameters.
 
-Gradients are never reduced, so clipping and momentum are each rank's own, and backward_passes_per_step says nothing
-that step() does not: it uses what has been accumulated. Every rank calls step() equally often, also under a GradScaler,
-which would leave out the step of a rank with an overflow alone: unscaling and leaving out are done here.
+Gradients are never reduced, so clipping and momentum are each rank's own. backward_passes_per_step has no effect:
+step() uses whatever has been accumulated. All ranks must call step() equally often. A GradScaler would skip the step
+only on the rank that overflows, so unscaling and skipping are done here, for all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["AdasumOptimizer", "adasum_optimizer"]
 
 
 class AdasumOptimizer:
-    """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
+    """Mixed in before the optimizer's class. Its attributes begin with `_hvd_`."""
 
     param_groups: list[dict[str, Any]]
     grad_scale: Tensor | None
@@ -42,10 +42,10 @@ class AdasumOptimizer:
     _step_supports_amp_scaling = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's own step, and then from where the parameters were, what Adasum makes of all ranks' steps.
+        """Takes the optimizer's own step, then combines the changes of all ranks by Adasum.
 
-        Where that fails they are back where they were, and the error is raised. Under a GradScaler: no step on any rank
-        if one has an overflow.
+        The parameters become their old values plus the combined changes. If that fails, they get their old values back,
+        and the error is raised. Under a GradScaler, no rank takes a step if one has an overflow.
         """
         if self._hvd_overflows():
             return None
@@ -111,7 +111,7 @@ class AdasumOptimizer:
         yield
 
     def skip_synchronize(self) -> NoReturn:
-        """Raises AssertionError: there are no reduced gradients to be had before step()."""
+        """Raises AssertionError: there are no reduced gradients before step()."""
         raise AssertionError(
             "skip_synchronize() is not for op=Adasum: step() combines what each rank's own step has changed\n"
             "hint: gradients are the rank's own, and can be changed at any time before step()"
@@ -124,7 +124,7 @@ class AdasumOptimizer:
 def adasum_optimizer(
     optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: type[Compressor], process_set: ProcessSet
 ) -> Any:
-    """Wraps the optimizer. Raises NotImplementedError if the set's size is no power of two."""
+    """Wraps the optimizer. Raises NotImplementedError if the set's size is not a power of two."""
     active = process_set.included() and (process_set.size() or 0) > 1
     if active:
         check_adasum_ranks(process_set.size() or 0)

@@ -6,12 +6,12 @@ Every backward is itself an operation: all ranks run it, under the name of the f
     allreduce       the same allreduce of the gradient
     allgather       the average of the gradients, of which each rank takes its rows
     broadcast       the average of the gradients on the root, zeros elsewhere
-    alltoall        the gradient's rows go back where they came from; zeros for rows that went to nobody
+    alltoall        the gradient's rows go back to the ranks that sent the inputs; zeros for rows sent to no rank
     reducescatter   the allgather of the gradients, times the factors; for Sum also times the number of ranks
 
-The functions gradient_of_... are that, for eager execution here and for torch/compiled.py alike. They can be
-differentiated themselves (backward with create_graph=True, as a penalty on gradients needs it): by the same rules.
-The parameters of the functions are those that horovod.torch.mpi_ops has them with.
+The functions gradient_of_... implement this table, for eager execution here and for torch/compiled.py. They can
+themselves be differentiated by the same rules (backward with create_graph=True, which a penalty on gradients needs).
+The functions take the same parameters as in horovod.torch.mpi_ops.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _averaged(process_set: ProcessSet | None) -> Reduction:
     return (Average, None, 1.0, 1.0, process_set)
 
 
-# The operations as a gradient uses them. Where it shall be differentiated as well, they are those below.
+# The operations as a gradient uses them. If the gradient shall be differentiated as well, these are the functions
+# below.
 
 
 def _kept(*gradients: Tensor) -> bool:

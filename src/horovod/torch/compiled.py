@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations inside torch.compile: torch.ops.horovod.*, which a graph can hold. Beside a gradient's way.
+"""The operations inside torch.compile, as graph operators torch.ops.horovod.*. No step of a gradient's way.
 
 Each operator has what a compiler asks for: a fake form that tells shapes, and a gradient made of operators again. All
 share one *effect*, so that no pass of the compiler drops, folds, repeats or reorders them: ranks may compile different
-graphs, the order of their collectives must be one. Nothing is checked ahead of time: what arguments mean, and their
-errors, are core/collectives.py's when the operator runs. An operator takes a list, of one tensor if the call is not
-`grouped`, and a process set by its number.
+graphs, but must run their collectives in the same order. Nothing is checked ahead of time: core/collectives.py checks
+the arguments and raises errors when the operator runs. An operator takes a list of tensors (one if the call is not
+`grouped`) and the number of a process set.
 
 The rows of an allgather's or alltoall's result are known at run time only. A graph that shall hold one needs
 `torch._dynamo.config.capture_dynamic_output_shape_ops = True`; otherwise the compiler breaks the graph there. Inductor
-cannot size the result of an operator with an effect, so these two are cut in halves: `<name>_run` has the effect and
-gives a ticket and the numbers of rows; what the ticket stands for comes out of `<name>`, which has none.
+cannot size the result of an operator with an effect, so each of the two is split: `<name>_run` has the effect and
+returns a ticket and the row counts; `<name>`, without an effect, exchanges the ticket for the tensor.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _allreduce_operator = _operator(
 
 
 def allreduce(tensors: Sequence[Tensor], grouped: bool, name: str | None, how: Reduction) -> list[Tensor]:
-    """What a compiled function does for allreduce and grouped_allreduce."""
+    """Runs allreduce and grouped_allreduce in a compiled function."""
     results: list[Tensor] = _allreduce_operator(list(tensors), grouped, name, *_flat(how))
     return results
 
@@ -224,7 +224,7 @@ _allgather_operator = _taking_operator(
 def allgather(
     tensors: Sequence[Tensor], grouped: bool, name: str | None, process_set: ProcessSet | None
 ) -> list[Tensor]:
-    """What a compiled function does for allgather and grouped_allgather."""
+    """Runs allgather and grouped_allgather in a compiled function."""
     sent, place = [tensor.detach() for tensor in tensors], _place_of(process_set)
     ticket, rows = _allgather_run_operator(sent, grouped, name, *place)
     results: list[Tensor] = _allgather_operator(list(tensors), ticket, rows, grouped, name, place[0])
@@ -254,7 +254,7 @@ _broadcast_operator = _operator(
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None) -> Tensor:
-    """What a compiled function does for broadcast."""
+    """Runs broadcast in a compiled function."""
     return _broadcast_operator([tensor], root_rank, name, _number_of(process_set))[0]
 
 
@@ -302,7 +302,7 @@ _alltoall_operator = _taking_operator(
 def alltoall(
     tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet | None
 ) -> tuple[Tensor, Tensor]:
-    """What a compiled function does for alltoall: always the pair."""
+    """Runs alltoall in a compiled function; always returns the pair."""
     both = (None, splits) if splits is None or isinstance(splits, Tensor) else (splits, None)
     place = _place_of(process_set)
     ticket, received = _alltoall_run_operator(tensor.detach(), *both, name, *place)
@@ -353,7 +353,7 @@ _reducescatter_operator = _operator(
 
 
 def reducescatter(tensors: Sequence[Tensor], grouped: bool, name: str | None, how: Reduction) -> list[Tensor]:
-    """What a compiled function does for reducescatter and grouped_reducescatter."""
+    """Runs reducescatter and grouped_reducescatter in a compiled function."""
     _, members, index = _place_of(how[-1])
     results: list[Tensor] = _reducescatter_operator(list(tensors), grouped, name, *_flat(how), members, index)
     return results
@@ -368,5 +368,5 @@ _barrier_operator = _operator(
 
 
 def barrier(process_set: ProcessSet | None) -> None:
-    """What a compiled function does for barrier."""
+    """Runs barrier in a compiled function."""
     _barrier_operator(_number_of(process_set))

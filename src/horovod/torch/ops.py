@@ -75,7 +75,7 @@ def _differentiated(*tensors: Any) -> bool:
 
 
 def _written(tensor: Tensor, result: Tensor) -> Tensor:
-    """How a compiled function writes in place: as eagerly, behind autograd's back."""
+    """Writes in place without autograd noticing, as in eager mode."""
     with torch.no_grad():
         return tensor.copy_(result)
 

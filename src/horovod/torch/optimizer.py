@@ -4,7 +4,7 @@
 All reductions are awaited at the end of backward(), by autograd's end-of-graph callback, so that clipping, GradScaler
 and step() see reduced gradients.
 
-Where a whole training step is given to torch.compile, what is here stays Python: the compiler would take it apart.
+If a whole training step is given to torch.compile, the code here stays Python: the compiler would take it apart.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["DistributedOptimizer"]
 class _EndOfBackward:
     """Called by autograd at the end of the backward that owns it.
 
-    It dies with that backward, so one that is alive says that this very backward still runs; a backward inside of it (a
-    checkpointed layer) is a part of it.
+    The object lives as long as its backward; while it exists, that backward runs. A nested backward (activation
+    checkpointing) belongs to the outer one.
     """
 
     def __init__(self, reducer: GradientReducer[Tensor, Tensor]) -> None:
@@ -52,7 +52,7 @@ class _EndOfBackward:
 
 
 class _DistributedOptimizer:
-    """Mixed in before the optimizer's own class. Attributes of its own open with `_hvd_`."""
+    """Mixed in before the optimizer's class. Its attributes begin with `_hvd_`."""
 
     param_groups: list[dict[str, Any]]
     _hvd_reducer: GradientReducer[Tensor, Tensor]
@@ -82,8 +82,8 @@ class _DistributedOptimizer:
     def _hvd_free_name(self, name: str, parameter: Tensor) -> str:
         """Gives `name`, unless another optimizer reduces another parameter under it.
 
-        Two optimizers may be in one backward, and ranks meet by name. Ranks that wrap their optimizers in one order
-        choose alike.
+        Two optimizers may be in one backward, and ranks meet by name. Ranks that wrap their optimizers in the same
+        order choose the same names.
         """
 
         def is_taken() -> bool:
@@ -137,7 +137,7 @@ class _DistributedOptimizer:
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate on this rank and do not count as passes of the step.
 
-        The next one outside, or step(), reduces the sum. All ranks use it alike.
+        The next pass outside, or step(), reduces the sum. All ranks must use it for the same passes.
         """
         before, self._hvd_reducer.paused = self._hvd_reducer.paused, True
         try:
@@ -155,9 +155,9 @@ class _DistributedOptimizer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step.
 
-        Gradients that no backward has reduced (set by hand, or accumulated in fewer passes than a step has) are reduced
-        first, those that a closure computes after each of its calls. What an optimizer decides by the closure's loss,
-        as LBFGS does, each rank decides for itself, unless the closure returns the average of the ranks' losses.
+        Gradients that no backward has reduced (set by hand, or from too few passes) are reduced first. With a closure,
+        they are reduced after each call of it. An optimizer that decides by the closure's loss, such as LBFGS, decides
+        on each rank separately, unless the closure returns the average of the ranks' losses.
         """
         if self._hvd_active:
             if closure is None:
@@ -219,13 +219,13 @@ def DistributedOptimizer(
 ) -> Any:
     """Wraps an optimizer so that gradients are reduced over the ranks of `process_set` during backward().
 
-    On other ranks it stays as it is.
+    On other ranks the optimizer stays as it is.
 
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
     Average, Sum, Min, Max, Product, or Adasum, which is another way of training (see adasum_optimizer.py): ranks step
     by themselves, and Adasum combines how far the parameters moved. gradient_predivide_factor f: gradients are scaled
-    by 1/f before and f / size after the sum; needs op=Average. groups: accepted and checked; tensors are fused without
+    by 1/f before and f / size after the sum; needs op=Average. groups: checked, otherwise ignored. Fusion does not use
     it, and results do not depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and
     coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
     class. Raises ValueError for arguments that do not fit together, TypeError for anything but an optimizer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of PyTorch's parameters: how they are read, written and sent (steps 1 and 2 of a gradient's way)."""
+"""The gradients of PyTorch's parameters: how they are read, written and sent (step 2 of a gradient's way)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["ParameterGradients"]
 class ParameterGradients:
     """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them.
 
-    A parameter whose last gradient was sparse contributes no elements if it has none, which its peers expect.
+    If a parameter has no gradient now but its last one was sparse, it contributes an empty sparse tensor, as its peers
+    expect.
     """
 
     def __init__(self, options: ReductionOptions) -> None:
@@ -45,7 +46,7 @@ class ParameterGradients:
             return gradient
         self._sparse_dims.pop(parameter, None)
         if has_overlap(gradient):
-            # sum().backward() gives an expanded gradient; the result needs memory of its own.
+            # sum().backward() gives an expanded gradient; the result needs separate memory.
             gradient = parameter.grad = gradient.contiguous()
         return gradient
 

@@ -19,7 +19,7 @@ from horovod.torch.tensors import collectives
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 _OBJECTS = (bool, int, float, type(None))
-# Under which the ranks tell each other what they have.
+# The name under which the ranks tell each other which keys they have.
 _KEYS = "broadcast_parameters.keys"
 _GROUPS = "optimizer_state.groups"
 
@@ -56,9 +56,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank's optimizer the root's options and state.
 
-    No step is ever run: what a rank lacks is made, what the root has not is dropped. `model` is accepted for old
-    scripts. Raises ValueError for LBFGS, whose state is no fixed set of tensors, and HorovodInternalError if the
-    ranks' parameter groups differ.
+    Never runs a step: state that only the root has is created on this rank; state that the root lacks is deleted.
+    `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is not a fixed set of tensors, and
+    HorovodInternalError if the ranks' parameter groups differ.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         error = InvalidRequestError(
@@ -134,7 +134,7 @@ def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_se
 
 
 def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
-    """Keys that one rank lacks would leave the others waiting for its broadcasts."""
+    """Checks that all ranks have the same keys: if one rank lacks a key, the others wait for its broadcast."""
     by_rank = allgather_object(mine, _KEYS, process_set=process_set)
     ranks = process_set.ranks or []
     for rank, theirs in zip(ranks, by_rank, strict=True):

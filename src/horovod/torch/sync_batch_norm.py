@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SyncBatchNorm: batch normalization over the batches of all ranks.
 
-Beside a gradient's way: its statistics travel in forward and the sums of its gradient in backward, both as blocking
+No step of a gradient's way: its statistics travel in forward and the sums of its gradient in backward, both as blocking
 operations of a few numbers per channel.
 
 Each rank sends its count, mean and sum of squared deviations by channel, in float64. They are combined by the formula
@@ -36,10 +36,10 @@ class SyncBatchNorm(_BatchNorm):
 
     Each rank may have a different number of rows, also none. Input (N, C, ...) with C = `num_features`, on any device.
 
-    It is local in eval(), with one rank, and on a rank that is no member of the set. The gradients of weight and bias
-    are this rank's part of the sum, as those of any other layer: DistributedOptimizer reduces them. Blocks in forward
-    and, if the input needs a gradient, in backward until every rank has got there. Raises ValueError for an input
-    of another shape, and if all ranks together have one value per channel; HorovodInternalError if a rank is lost
+    It is local in eval(), with one rank, and on a rank that is not a member of the set. The gradients of weight and
+    bias are this rank's part of the sum, as those of any other layer: DistributedOptimizer reduces them. Blocks in
+    forward and, if the input needs a gradient, in backward until every rank has got there. Raises ValueError for an
+    input of another shape, and if all ranks together have one value per channel; HorovodInternalError if a rank is lost
     or another rank's input is refused.
     """
 

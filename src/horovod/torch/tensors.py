@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's tensors as the core sees them: step 1 of a gradient's way.
+"""PyTorch's tensors as the core sees them: step 3 of a gradient's way.
 
 Dense CPU tensors are used in place. Views, lazily negated tensors and device tensors are copied to host memory first,
 and the result is written back; reading a CUDA tensor waits for the current stream, as any copy to the host does.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an optimizer becomes a distributed one (step 1).
 
-It becomes an instance of a subclass of its own class that shares its parameter groups and state, so that isinstance,
+It becomes an instance of a subclass of its class that shares its parameter groups and state, so that isinstance,
 schedulers and checkpoints keep working.
 """
 
@@ -30,7 +30,7 @@ def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
 
 
 def find_duplicates(lst: Iterable[Any]) -> set[Any]:
-    """What stands in `lst` more than once."""
+    """Returns the items that `lst` contains more than once."""
     return {item for item, times in Counter(lst).items() if times > 1}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs by the backend of Keras 3: a module for each, with the same functions.
+"""The code that differs by the backend of Keras 3: a module for each, with the same functions.
 
     gradient_list(options, name)   how a list of gradients is reduced (core/gradient_list.py)
     accumulation(options)          sums the gradients of several passes: called with a pass' gradients and with what

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a placement is: a way to start the launcher's agent on a host (launcher/agent.py)."""
+"""A placement: a way to start the launcher's agent on a host (launcher/agent.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training ranks whose data is prepared elsewhere, by TensorFlow's data service. Beside a gradient's way.
+"""Training ranks whose data is prepared elsewhere, by TensorFlow's data service. No step of a gradient's way.
 
     horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker config.json        # the compute job
 
@@ -43,14 +43,14 @@ _LOOK_S = 0.1  # a file on a shared disk tells nobody that it is there
 
 @dataclasses.dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What the training job must know of the compute job. `key` proves to either that the other has read this."""
+    """The training job's view of the compute job. With `key`, each proves to the other that it has read this."""
 
     dispatchers: int
     workers_per_dispatcher: int
     dispatcher_side: str  # "compute" or "training"
     addresses: Mapping[str, Sequence[tuple[str, int]]]
     key: bytes
-    timeout: int = 60  # seconds that one waits for another's registration
+    timeout: int = 60  # seconds to wait for the others' registration
 
     def __post_init__(self) -> None:
         if self.dispatcher_side not in ("compute", "training"):
@@ -78,9 +78,9 @@ class TfDataServiceConfig:
             raise InvalidRequestError(f"not a config of the data service: {error!r}") from error
 
     def write(self, filename: str) -> None:
-        """Writes a file for this user only, as whoever has read it may use the compute job.
+        """Writes a file that only this user can read, because every reader may use the compute job.
 
-        It is there as a whole, or not yet.
+        The file appears as a whole.
         """
         folder = os.path.dirname(os.path.abspath(filename))
         descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(filename)}.")
@@ -111,7 +111,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """For a training rank: the address of its dispatcher, grpc://..., for tf.data.experimental.service.distribute.
 
     With dispatchers on the training side the dispatcher runs in this process while the context is open. Blocks until
-    the dispatcher and all of its workers are there; raises TimeoutError that says who is missing.
+    the dispatcher and all of its workers are there; raises a TimeoutError that names the missing ones.
     """
     own = rank if compute_config.dispatchers > 1 else 0
     with compute_config.compute_client() as compute:
@@ -141,7 +141,7 @@ def send_to_data_service(
 
     `reuse_dataset`: all ranks of one dispatcher share its elements, each element going to one of them. `round_robin`:
     in turns, which needs `size` and an endless dataset. All ranks send such datasets in the same order. Raises
-    RuntimeError for dispatchers on the training side, which live in a context of their own: tf_data_service.
+    RuntimeError for dispatchers on the training side, which live in the context tf_data_service.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(

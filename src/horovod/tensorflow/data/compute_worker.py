@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """What each rank runs.
+    """Runs a worker, on each rank.
 
     `timeout`: seconds to wait for each other part's registration. Raises ValueError if the ranks cannot be dealt to
     the dispatchers evenly.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry through which the parts of TensorFlow's data service find each other.
 
-These are its dispatchers, its workers and the training ranks, which may be two jobs. Beside a gradient's way.
+These are its dispatchers, its workers and the training ranks, which may be two jobs. No step of a gradient's way.
 
-A rendezvous (launcher/rendezvous_server.py) with a key of its own, which only the owner of the config file knows. Each
-entry is written once, so a part that registers twice must say the same.
+It is a rendezvous (launcher/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
+Each entry is written once, so a part that registers twice must say the same.
 """
 
 from __future__ import annotations
