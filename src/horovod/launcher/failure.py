@@ -48,7 +48,7 @@ _KILL_HINTS = {
     "workers, or a higher limit",
     memory.ON_MACHINE: "the kernel ended a process of this machine for lack of memory at that time, most likely this "
     "one: fewer ranks, smaller batches, fewer DataLoader workers",
-    memory.NOBODY: "not for lack of memory: the process itself sent it, or somebody outside, for example a batch "
+    memory.NOBODY: "memory did not run out; the process itself or somebody outside sent SIGKILL, for example a batch "
     "system at a limit",
     memory.UNKNOWN: "who sent it is not known; if memory ran out, `dmesg | grep -i oom` says so",
 }

@@ -111,7 +111,6 @@ class Fuzzed final : public PlainWorld::Owner {
       for (const ContributionPtr& call : world_.member(rank).give_up_all()) {
         require(given_up.insert(call.get()).second);
       }
-      if (!given_up.empty()) world_.member(rank).name_in_flight(0);
       world_.member(rank).remove_set(1);
     }
     for (int host = 0; host < world_.topology().hosts(); ++host) world_.leader_of(host).remove_set(1);
