@@ -17,8 +17,10 @@ namespace {
 
 Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
 
-std::string describe(int rank, const std::string& name) {
-  return "rank " + std::to_string(rank) + ", " + (name.empty() ? "unnamed request" : quote_name(name));
+// `kind`: as the caller gave it, so it may be none.
+std::string describe(int rank, const std::string& name, int32_t kind) {
+  const std::string unnamed = std::string("unnamed ") + name_of(static_cast<hvd_kind>(kind));
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? unnamed : quote_name(name));
 }
 
 Status name_too_long(const std::string& what) {
@@ -86,8 +88,8 @@ Status check_splits(const hvd_request& request, int members, const std::string& 
 Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
   const hvd_kind kind = prepared.descriptor.kind;
   const auto missing = [&](size_t i, const char* end) {
-    return invalid(describe(rank, prepared.name) + ": expected an " + end + " for tensor " + std::to_string(i + 1) +
-                   " of " + std::to_string(prepared.tensors.size()) + ", got NULL");
+    return invalid(describe(rank, prepared.name, kind) + ": expected an " + end + " for tensor " +
+                   std::to_string(i + 1) + " of " + std::to_string(prepared.tensors.size()) + ", got NULL");
   };
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
@@ -131,7 +133,7 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
 
 Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
-  const std::string what = describe(map_.rank, name);
+  const std::string what = describe(map_.rank, name, request.kind);
   auto prepared = std::make_shared<Prepared>();
   HVD_RETURN_IF_ERROR(find_set_for_use(request.process_set, what, &prepared->set));
   HVD_RETURN_IF_ERROR(check_request(request, *prepared->set, what));
@@ -225,7 +227,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
   const Prepared& prepared = *submission->prepared;
   // Under the lock: after that, fail_all() finds the submission.
   if (Status over = refuse_if_over(); !over.ok()) {
-    over = std::move(over).while_doing(describe(map_.rank, prepared.name));
+    over = std::move(over).while_doing(describe(map_.rank, prepared.name, prepared.descriptor.kind));
     ending_->remember(over);
     return over;
   }
@@ -257,10 +259,12 @@ Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr&
 
 Status Engine::refuse(const char* name, int32_t process_set, const std::string& why) {
   const std::string given = name == nullptr ? "" : name;
-  if (given.size() > kMaxNameBytes) return name_too_long(describe(map_.rank, given));
+  const std::string what =
+      "rank " + std::to_string(map_.rank) + ", " + quote_name(given.empty() ? kUnnamedPrefix : given);
+  if (given.size() > kMaxNameBytes) return name_too_long(what);
   auto submission = std::make_shared<Submission>();
   std::shared_ptr<ProcessSet> set;
-  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, describe(map_.rank, given), &set));
+  HVD_RETURN_IF_ERROR(find_set_for_use(process_set, what, &set));
   submission->is_refusal = true;
   submission->refusal = why.substr(0, kMaxReasonBytes);
   Member::Announcement announcement;

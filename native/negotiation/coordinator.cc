@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "negotiation/frames.h"
 #include "negotiation/names.h"
 
 namespace hvd {
@@ -221,10 +222,8 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
   if (is_any(entry->host_ready_to_come)) return;
   const std::vector<int> none_from = absent(*entry);
   if (here + none_from.size() < set.ranks.size()) return;
-  int culprit = -1;
-  const std::string text = verdict(*entry, none_from, &culprit);
-  if (!text.empty()) {
-    fail(index, culprit, text, {}, effects);
+  if (Status why = verdict(*entry, none_from); !why.ok()) {
+    fail(index, std::move(why), {}, effects);
     return;
   }
   const std::string agreed = entry->descriptor();
@@ -239,28 +238,27 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
            effects);
 }
 
-// Why an operation cannot run without these ranks; empty if it can.
-std::string Coordinator::without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
-                                 int* culprit) {
+// Why an operation cannot run without these ranks.
+Status Coordinator::without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from) {
   Descriptor descriptor;
-  if (none_from.empty() || !Descriptor::decode(agreed, &descriptor) || descriptor.kind == HVD_ALLREDUCE) return "";
-  *culprit = none_from.front();
+  if (none_from.empty() || !Descriptor::decode(agreed, &descriptor) || descriptor.kind == HVD_ALLREDUCE) return {};
   const bool one = none_from.size() == 1;
-  return list_ranks(none_from, kShownRanks) + (one ? " has" : " have") + " joined and " + (one ? "gives" : "give") +
-         " no data to " + in_words(entry) + ": expected an allreduce, got " + name_of(descriptor.kind) +
-         "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)";
+  return {HVD_JOINED,
+          list_ranks(none_from, kShownRanks) + (one ? " has" : " have") + " joined and " + (one ? "gives" : "give") +
+              " no data to " + in_words(entry, agreed) + ": expected an allreduce, got " + name_of(descriptor.kind) +
+              "\nhint: until all ranks have joined, only allreduce can go on (it gets zeros from those that have)",
+          none_from.front()};
 }
 
-// Why this round cannot run; empty if it can. The value of most ranks is the expected one; of equally many, that of the
-// lowest rank.
-std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const {
+// Why this round cannot run. The value of most ranks is the expected one; of equally many, that of the lowest rank.
+Status Coordinator::verdict(const Entry& entry, const std::vector<int>& none_from) const {
   std::map<std::string_view, std::vector<int>> ranks_by_descriptor;
   for (const int rank : sets_.at(entry.set).ranks) {
     if (const auto found = entry.slow.find(rank); found != entry.slow.end()) {
       const Said& said = entry.said_by(found->second);
       if (!said.refusal.empty()) {
-        *culprit = rank;
-        return "rank " + std::to_string(rank) + " could not submit " + in_words(entry) + ": " + said.refusal;
+        const std::string what = in_words(entry, entry.descriptor());
+        return {HVD_REFUSED, "rank " + std::to_string(rank) + " could not submit " + what + ": " + said.refusal, rank};
       }
       ranks_by_descriptor[said.descriptor].push_back(rank);
     } else if (!std::ranges::binary_search(none_from, rank)) {
@@ -269,26 +267,27 @@ std::string Coordinator::verdict(const Entry& entry, const std::vector<int>& non
   }
   if (ranks_by_descriptor.size() < 2) {
     const bool told = !ranks_by_descriptor.empty();  // not, where a host counts ranks that have joined
-    return without(entry, told ? std::string(ranks_by_descriptor.begin()->first) : entry.definition, none_from,
-                   culprit);
+    return without(entry, told ? std::string(ranks_by_descriptor.begin()->first) : entry.definition, none_from);
   }
 
   const auto& [expected, expected_by] = *std::ranges::min_element(ranks_by_descriptor, {}, [](const auto& group) {
     return std::pair(-static_cast<int64_t>(group.second.size()), group.second.front());
   });
-  std::string text = "the ranks disagree about " + in_words(entry);
+  std::string text = "the ranks disagree about " + in_words(entry, expected);
+  int culprit = -1;
+  const char* hint = nullptr;
   Descriptor want, got;
   Descriptor::decode(expected, &want);
   for (const auto& [bytes, ranks] : ranks_by_descriptor) {
     if (bytes == expected) continue;
     Descriptor::decode(bytes, &got);
-    if (*culprit < 0) *culprit = ranks.front();
-    text += "; " + list_ranks(ranks, kShownRanks) + ": " + difference(want, got) + " (expected as on " +
+    const Difference differs = difference(want, got);
+    if (culprit < 0) culprit = ranks.front();
+    if (hint == nullptr) hint = differs.hint;
+    text += "; " + list_ranks(ranks, kShownRanks) + ": " + differs.text + " (expected as on " +
             list_ranks(expected_by, kShownRanks) + ")";
   }
-  return text +
-         "\nhint: all ranks must give a tensor of one name the same shape, dtype and arguments; look for uneven "
-         "batches, or a branch on the rank";
+  return {HVD_MISMATCH, text + "\nhint: " + hint, culprit};
 }
 
 // All members wait, but for different operations about one subject. A rank that does not wait may still submit the
@@ -311,7 +310,7 @@ void Coordinator::decide_conflict(size_t index, Effects* effects) {
       ++waiting;
       ranks.push_back(rank);
     }
-    text += "; " + list_ranks(ranks, kShownRanks) + ": " + in_words(other);
+    text += "; " + list_ranks(ranks, kShownRanks) + ": " + in_words(other, other.descriptor());
   }
   for (const int rank : set.ranks) waiting += has_joined(rank) && !waits[rank] ? 1 : 0;
   if (waiting < set.ranks.size()) return;
@@ -320,18 +319,14 @@ void Coordinator::decide_conflict(size_t index, Effects* effects) {
     // A rank that has read the first of these errors may submit another one's entry before it reads that one.
     std::vector<int> ranks;
     for (const auto& [rank, slow] : entries_[failed].slow) ranks.push_back(rank);
-    fail(failed, -1, text, ranks, effects);
+    fail(failed, {HVD_MISMATCH, text}, std::move(ranks), effects);
   }
 }
 
-void Coordinator::fail(size_t index, int culprit, const std::string& text, const std::vector<int>& ranks,
-                       Effects* effects) {
+void Coordinator::fail(size_t index, Status why, std::vector<int> ranks, Effects* effects) {
   const Entry& entry = entries_[index];
-  Writer payload;
-  payload.put(entry.set).put_string(entry.name).put(culprit);
-  payload.put_string(std::string_view(text).substr(0, kMaxTextBytes)).put(static_cast<uint32_t>(ranks.size()));
-  for (const int rank : ranks) payload.put(rank);
-  conclude(index, {{RecordKind::kError, kNoId, true, payload.take()}}, effects);
+  std::string payload = failure_payload({entry.set, entry.name, std::move(why), std::move(ranks)});
+  conclude(index, {{RecordKind::kError, kNoId, true, std::move(payload)}}, effects);
 }
 
 void Coordinator::finish(Entry* entry) {

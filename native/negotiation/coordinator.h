@@ -54,7 +54,7 @@ struct Decision {
   uint32_t id = 0;
   bool reset = false;
   // DEFINE: string name | string descriptor, which holds the set
-  // ERROR: i32 set | string name | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
+  // ERROR: i32 set | string name | i32 code | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
   std::string payload;
   bool stays_recalled = false;
 };
@@ -165,9 +165,12 @@ class Coordinator {
     bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
     bool may_go() const { return !recalled && hosts_ready == 0; }
     const Said& said_by(const Slow& of) const { return said[of.said]; }
-    // As the first rank sees it that asked the slow way; otherwise as all know it.
+    // As the first rank sees it that asked the slow way and was not refused; otherwise as all know it.
     const std::string& descriptor() const {
-      return slow.empty() ? definition : said_by(slow.begin()->second).descriptor;
+      for (const auto& [rank, one] : slow) {
+        if (!said_by(one).descriptor.empty()) return said_by(one).descriptor;
+      }
+      return definition;
     }
   };
   struct Id {
@@ -192,10 +195,9 @@ class Coordinator {
   void end_if_all_joined(Effects* effects);
   bool has_arrived(const Entry& entry, int rank) const;
   std::vector<int> absent(const Entry& entry) const;
-  std::string verdict(const Entry& entry, const std::vector<int>& none_from, int* culprit) const;
-  static std::string without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from,
-                             int* culprit);
-  void fail(size_t index, int culprit, const std::string& text, const std::vector<int>& ranks, Effects* effects);
+  Status verdict(const Entry& entry, const std::vector<int>& none_from) const;
+  static Status without(const Entry& entry, const std::string& agreed, const std::vector<int>& none_from);
+  void fail(size_t index, Status why, std::vector<int> ranks, Effects* effects);
   void conclude(size_t index, std::vector<Decision> decisions, Effects* effects);
   void finish(Entry* entry);
   void forget(size_t index);

@@ -288,16 +288,29 @@ bool parse_failure(std::string_view payload, int world_size, Failure* out) {
   Reader reader(payload);
   out->set = reader.get<int32_t>();
   out->name = reader.get_string();
-  out->culprit = reader.get<int32_t>();
-  out->text = reader.get_string();
+  const auto code = reader.get<int32_t>();
+  const auto culprit = reader.get<int32_t>();
+  std::string text(reader.get_string());
   const auto length = reader.get<uint32_t>();
   out->ranks.clear();
   for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
     out->ranks.push_back(reader.get<int32_t>());
     if (!is_rank(out->ranks.back(), world_size)) return false;
   }
-  return is_whole(reader) && is_name(out->name) && out->text.size() <= kMaxTextBytes &&
-         (out->culprit == -1 || is_rank(out->culprit, world_size));
+  const bool of_an_operation = code == HVD_MISMATCH || code == HVD_REFUSED || code == HVD_JOINED;
+  if (!is_whole(reader) || !is_name(out->name) || !of_an_operation || text.size() > kMaxTextBytes) return false;
+  out->why = {static_cast<hvd_code>(code), std::move(text), culprit};
+  return culprit == -1 || is_rank(culprit, world_size);
+}
+
+std::string failure_payload(const Failure& failure) {
+  Writer payload;
+  payload.put(failure.set).put_string(failure.name);
+  payload.put(static_cast<int32_t>(failure.why.code())).put(static_cast<int32_t>(failure.why.failed_rank()));
+  payload.put_string(std::string_view(failure.why.text()).substr(0, kMaxTextBytes));
+  payload.put(static_cast<uint32_t>(failure.ranks.size()));
+  for (const int rank : failure.ranks) payload.put(static_cast<int32_t>(rank));
+  return payload.take();
 }
 
 }  // namespace hvd

@@ -72,8 +72,7 @@ struct Definition {  // of a DEFINE record
 struct Failure {  // of an ERROR record
   int32_t set = 0;
   std::string name;
-  int culprit = -1;
-  std::string text;
+  Status why;              // HVD_MISMATCH, HVD_REFUSED or HVD_JOINED
   std::vector<int> ranks;  // that it is for; empty: for all
 };
 
@@ -108,5 +107,6 @@ std::string abort_payload(const Status& cause);
 // Payloads of records, which also lie in shared memory.
 bool parse_definition(std::string_view payload, Definition* out);
 bool parse_failure(std::string_view payload, int world_size, Failure* out);
+std::string failure_payload(const Failure& failure);
 
 }  // namespace hvd

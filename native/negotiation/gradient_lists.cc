@@ -54,7 +54,7 @@ std::string first_difference(const List& expected, const List& seen) {
     Descriptor want, got;
     Descriptor::decode(found->second->descriptor, &want);
     Descriptor::decode(gradient->descriptor, &got);
-    if (const std::string text = difference(want, got); !text.empty()) return gradient->name + ": " + text;
+    if (const std::string text = difference(want, got).text; !text.empty()) return gradient->name + ": " + text;
   }
   if (expected.gradients.size() != seen.gradients.size()) {
     return "expected " + std::to_string(expected.gradients.size()) + " gradients from " +

@@ -238,7 +238,7 @@ Status Member::apply_error(uint32_t id, Applied* out) {
   if (found == set->second.slots.end() || entries_[found->second].in_flight == nullptr) return {};
   out->what = Applied::What::kFailed;
   out->call = entries_[found->second].in_flight;
-  out->status = {HVD_MISMATCH, failure.text, failure.culprit};
+  out->status = std::move(failure.why);
   return {};
 }
 

@@ -88,8 +88,18 @@ const char* name_of(hvd_kind kind) {
 
 namespace {
 
-std::string differ(const std::string& what, const std::string& expected, const std::string& seen) {
-  return "expected " + what + " " + expected + ", got " + seen;
+constexpr const char* kSameCall = "all ranks must call the same operation under a name; look for a branch on the rank";
+constexpr const char* kSameList = "all ranks must give the same list of tensors; look for a branch on the rank";
+constexpr const char* kSameDtype = "all ranks must give the same dtype; look for a cast that only some ranks make";
+constexpr const char* kSameShape =
+    "all ranks must give the same shape; look for uneven batches (only allgather and alltoall take any number of "
+    "rows), "
+    "or a branch on the rank";
+constexpr const char* kSameArgument = "all ranks must give the same argument; look for a branch on the rank";
+constexpr const char* kSameSets = "all ranks must add and remove the same process sets, in the same order";
+
+Difference differ(const std::string& what, const std::string& expected, const std::string& seen, const char* hint) {
+  return {"expected " + what + " " + expected + ", got " + seen, hint};
 }
 
 std::string shape_for_people(const Descriptor& descriptor, const TensorSpec& tensor) {
@@ -113,42 +123,44 @@ std::string scale_text(double value) {
 
 }  // namespace
 
-std::string difference(const Descriptor& expected, const Descriptor& seen) {
+Difference difference(const Descriptor& expected, const Descriptor& seen) {
   const bool same_count = expected.tensors.size() == seen.tensors.size();
   const size_t index = same_count ? first_difference(expected, seen) : 0;
   const TensorSpec* a = same_count && index < expected.tensors.size() ? &expected.tensors[index] : nullptr;
   const TensorSpec* b = a != nullptr ? &seen.tensors[index] : nullptr;
   const std::string which =
       expected.tensors.size() > 1 ? " of tensor " + std::to_string(index + 1) + " of the group" : "";
-  if (a != nullptr && a->dtype != b->dtype) return differ("dtype" + which, name_of(a->dtype), name_of(b->dtype));
-  if (expected.kind != seen.kind) return differ("operation", name_of(expected.kind), name_of(seen.kind));
+  if (a != nullptr && a->dtype != b->dtype)
+    return differ("dtype" + which, name_of(a->dtype), name_of(b->dtype), kSameDtype);
+  if (expected.kind != seen.kind) return differ("operation", name_of(expected.kind), name_of(seen.kind), kSameCall);
   if (!same_count) {
-    return differ("number of tensors", std::to_string(expected.tensors.size()), std::to_string(seen.tensors.size()));
+    return differ("number of tensors", std::to_string(expected.tensors.size()), std::to_string(seen.tensors.size()),
+                  kSameList);
   }
   if (a != nullptr) {
-    return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b));
+    return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b), kSameShape);
   }
   if (expected.prescale != seen.prescale) {
-    return differ("prescale factor", scale_text(expected.prescale), scale_text(seen.prescale));
+    return differ("prescale factor", scale_text(expected.prescale), scale_text(seen.prescale), kSameArgument);
   }
   if (expected.postscale != seen.postscale) {
-    return differ("postscale factor", scale_text(expected.postscale), scale_text(seen.postscale));
+    return differ("postscale factor", scale_text(expected.postscale), scale_text(seen.postscale), kSameArgument);
   }
-  if (expected.op != seen.op) return differ("reduce operation", name_of(expected.op), name_of(seen.op));
+  if (expected.op != seen.op) return differ("reduce operation", name_of(expected.op), name_of(seen.op), kSameArgument);
   if (expected.ranks != seen.ranks) {
     return differ("ranks of the set", describe_shape({expected.ranks.begin(), expected.ranks.end()}),
-                  describe_shape({seen.ranks.begin(), seen.ranks.end()}));
+                  describe_shape({seen.ranks.begin(), seen.ranks.end()}), kSameSets);
   }
   if (expected.kind == HVD_REMOVE_PROCESS_SET && expected.root_rank != seen.root_rank) {
-    return differ("process set", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
+    return differ("process set", std::to_string(expected.root_rank), std::to_string(seen.root_rank), kSameSets);
   }
   if (expected.root_rank != seen.root_rank) {
-    return differ("root rank", std::to_string(expected.root_rank), std::to_string(seen.root_rank));
+    return differ("root rank", std::to_string(expected.root_rank), std::to_string(seen.root_rank), kSameArgument);
   }
   if (expected.process_set != seen.process_set) {
-    return differ("process set", std::to_string(expected.process_set), std::to_string(seen.process_set));
+    return differ("process set", std::to_string(expected.process_set), std::to_string(seen.process_set), kSameArgument);
   }
-  return "";
+  return {};
 }
 
 std::string make_frame(FrameKind kind, std::string_view payload) {

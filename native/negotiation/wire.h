@@ -117,10 +117,14 @@ const char* name_of(DataType dtype);
 const char* name_of(ReduceOp op);
 const char* name_of(hvd_kind kind);
 
-// The first difference that matters, as "expected ..., got ..." words; empty if there is none.
-// Checked in this order: dtype, kind, number of tensors, shape, scales, op, root. Of a group, its first tensor that
-// differs.
-std::string difference(const Descriptor& expected, const Descriptor& seen);
+struct Difference {
+  std::string text;            // "expected ..., got ..."; empty: there is none
+  const char* hint = nullptr;  // how to mend it
+};
+
+// The first difference that matters. Checked in this order: dtype, kind, number of tensors, shape, scales, op, root. Of
+// a group, its first tensor that differs.
+Difference difference(const Descriptor& expected, const Descriptor& seen);
 
 // "Up" is to rank 0: from a rank to its host's leader, and from there on. "Down" is from rank 0 to the other leaders.
 enum class FrameKind : uint8_t {

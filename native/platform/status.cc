@@ -9,6 +9,10 @@ const char* Status::name_of(int code) {
       return "duplicate-name";
     case HVD_MISMATCH:
       return "mismatch";
+    case HVD_REFUSED:
+      return "refused";
+    case HVD_JOINED:
+      return "joined";
     case HVD_RANK_LOST:
       return "rank-lost";
     case HVD_RANK_LEFT:

@@ -32,7 +32,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "shape": (
         lambda hvd, f: hvd.allreduce(ones(f, 4), name="shape"),
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="shape"),
-        ["shape", "[4]", "[3]"],
+        ["shape", "[4]", "[3]", "hint: all ranks must give the same shape"],
     ),
     "dimensions": (
         lambda hvd, f: hvd.allreduce(ones(f, 2, 2), name="dimensions"),
@@ -42,12 +42,12 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "dtype": (
         lambda hvd, f: hvd.allreduce(ones(f, 3, dtype=np.float64), name="dtype"),
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="dtype"),
-        ["dtype", "float64", "float32"],
+        ["dtype", "float64", "float32", "hint: all ranks must give the same dtype"],
     ),
     "op": (
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Sum),
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Max),
-        ["Sum", "Max"],
+        ["Sum", "Max", "hint: all ranks must give the same argument"],
     ),
     "scale": (
         lambda hvd, f: hvd.allreduce(ones(f, 3), name="scale", prescale_factor=0.5),
@@ -57,7 +57,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "root": (
         lambda hvd, f: hvd.broadcast(ones(f, 3), 1, name="root"),
         lambda hvd, f: hvd.broadcast(ones(f, 3), 0, name="root"),
-        ["root", "0", "1"],
+        ["root", "0", "1", "hint: all ranks must give the same argument"],
     ),
     "columns": (
         lambda hvd, f: hvd.allgather(ones(f, 2, 4), name="columns"),
@@ -67,7 +67,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "group": (
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3)], name="group"),
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group"),
-        ["1", "2"],
+        ["1", "2", "hint: all ranks must give the same list"],
     ),
     "group member": (
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5)], name="group member"),
@@ -142,12 +142,12 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "unnamed": (
         lambda hvd, f: hvd.allreduce(ones(f, 4)),
         lambda hvd, f: hvd.allreduce(ones(f, 3)),
-        ["shape", "[4]", "[3]"],
+        ["shape", "[4]", "[3]", "the ranks disagree about unnamed allreduce"],
     ),
     "kind": (
         lambda hvd, f: hvd.allgather(ones(f, 3)),
         lambda hvd, f: hvd.barrier(),
-        ["allgather", "barrier"],
+        ["allgather", "barrier", "about unnamed barrier"],
     ),
 }
 
@@ -337,6 +337,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
         return text
 
     texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework)
+    assert all(text.endswith("\nmore: horovodrun --explain refused") for text in texts[:last]), texts
     for rank, text in enumerate(texts):
         assert re.search(pattern, text, re.DOTALL), f"rank {rank}: {text}"
         assert f"rank {last}" in text and case in text, f"rank {rank}: {text}"

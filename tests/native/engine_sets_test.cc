@@ -304,7 +304,7 @@ TEST(errors_in_a_set_reach_its_members_alone) {
         // One refuses: its peers in the set fail, and nobody else.
         if (rank == 1) EXPECT(engine.refuse("u", set, "no tensor").ok());
         if (rank > 1) {
-          EXPECT(has(Call(HVD_ALLREDUCE, "u").in(set).tensor(values, HVD_FLOAT32).run(engine), HVD_MISMATCH,
+          EXPECT(has(Call(HVD_ALLREDUCE, "u").in(set).tensor(values, HVD_FLOAT32).run(engine), HVD_REFUSED,
                      {"rank 1", "no tensor"}));
         }
         std::vector<float> all(1, 1);

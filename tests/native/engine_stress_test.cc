@@ -87,7 +87,8 @@ class Operation {
     if (handle_ == 0) return;  // the refusal itself
     const Status status = engine_.wait(handle_, kWaitMs);
     const bool fails = size_ > 1 && (step_.kind == Step::kMismatch || step_.kind == Step::kRefusal);
-    if (status.code() != (fails ? HVD_MISMATCH : HVD_OK)) {
+    const hvd_code failure = step_.kind == Step::kRefusal ? HVD_REFUSED : HVD_MISMATCH;
+    if (status.code() != (fails ? failure : HVD_OK)) {
       std::printf("rank %d, `%s`: code %d: %s\n", rank_, step_.name.c_str(), status.code(), status.text().c_str());
       ++check::failures();
     } else if (!fails) {

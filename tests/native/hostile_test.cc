@@ -94,9 +94,11 @@ std::string record(RecordKind kind, uint32_t id, const std::string& payload, uin
   return writer.take();
 }
 
-std::string failure(const std::string& name, int culprit, const std::string& text, std::vector<int> ranks = {}) {
+std::string failure(const std::string& name, int culprit, const std::string& text, std::vector<int> ranks = {},
+                    int32_t code = HVD_MISMATCH) {
   Writer payload;
-  payload.put(int32_t{0}).put_string(name).put(culprit).put_string(text).put(static_cast<uint32_t>(ranks.size()));
+  payload.put(int32_t{0}).put_string(name).put(code).put(culprit).put_string(text);
+  payload.put(static_cast<uint32_t>(ranks.size()));
   for (const int rank : ranks) payload.put(rank);
   return payload.take();
 }
@@ -210,6 +212,10 @@ std::vector<Nonsense> for_another_leader() {
        record(RecordKind::kDefine, 0, numbers(uint32_t{4000}))},
       {"a definition of a bad shape", FrameKind::kRecords, record(RecordKind::kDefine, 0, bad_definition)},
       {"an error without a text", FrameKind::kRecords, record(RecordKind::kError, 0, "")},
+      {"an error of no operation", FrameKind::kRecords,
+       record(RecordKind::kError, 0, failure("x", 0, "t", {}, HVD_RANK_LOST))},
+      {"an error with an unknown code", FrameKind::kRecords,
+       record(RecordKind::kError, 0, failure("x", 0, "t", {}, 99))},
       {"an error whose text has no end", FrameKind::kRecords,
        record(RecordKind::kError, 0, failure("x", 0, std::string(4u << 20, 't')))},
       {"a far rank's leave", FrameKind::kRecords, record(RecordKind::kLeave, 2, "")},

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "fusion/batch.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/frames.h"
 #include "negotiation/gradient_lists.h"
 #include "negotiation/segment.h"
 #include "negotiation/wire.h"
@@ -26,11 +27,8 @@ Descriptor descriptor(std::vector<int64_t> shape, DataType dtype = HVD_FLOAT32, 
 std::string error_text(const Effects& effects) {
   for (const Decision& decision : effects.decisions) {
     if (decision.kind != RecordKind::kError) continue;
-    Reader reader(decision.payload);
-    reader.get<int32_t>();
-    reader.get_string();
-    reader.get<int32_t>();
-    return std::string(reader.get_string());
+    Failure failure;
+    if (parse_failure(decision.payload, 64, &failure)) return failure.why.text();
   }
   return "";
 }
@@ -281,12 +279,12 @@ TEST(what_waits_for_a_number_is_said_before_the_join_ends) {
 TEST(dtype_is_named_before_shape_and_shape_before_the_operation) {
   Descriptor a = descriptor({4});
   Descriptor b = descriptor({5}, HVD_FLOAT64, HVD_MAX);
-  EXPECT(difference(a, b).find("dtype float32, got float64") != std::string::npos);
+  EXPECT(difference(a, b).text.find("dtype float32, got float64") != std::string::npos);
   b.tensors[0].dtype = HVD_FLOAT32;
-  EXPECT(difference(a, b).find("shape [4], got [5]") != std::string::npos);
+  EXPECT(difference(a, b).text.find("shape [4], got [5]") != std::string::npos);
   b.tensors[0].shape = {4};
-  EXPECT(difference(a, b).find("reduce operation Sum, got Max") != std::string::npos);
-  EXPECT(difference(a, a).empty());
+  EXPECT(difference(a, b).text.find("reduce operation Sum, got Max") != std::string::npos);
+  EXPECT(difference(a, a).text.empty());
 }
 
 TEST(equal_things_fuse_up_to_the_threshold_and_nothing_else) {

@@ -42,6 +42,25 @@ def test_the_last_words_show_what_the_rank_said_last(tmp_path: Path) -> None:
     )
 
 
+def test_the_rank_whose_call_was_wrong_is_named_though_the_one_that_waited_for_it_ended_first(tmp_path: Path) -> None:
+    code = """
+import numpy, time
+import horovod.core as hvd
+hvd.init()
+waiting = hvd.allgather_object(os.getpid(), name="pids")[0]
+try:
+    hvd.allreduce(numpy.ones(2), op=17 if rank == 1 else hvd.Sum)
+finally:
+    while rank == 1 and os.path.exists(f"/proc/{waiting}/cwd"):  # a zombie has none
+        time.sleep(0.01)
+"""
+    done = run_job(tmp_path, "-np", "2", python(code))
+    assert "PeerRefusedError: rank 1 could not submit unnamed allreduce: op=17: expected one of Average" in done.stderr
+    said = done.stderr.partition("horovodrun: the last lines of rank 1's stderr:\n")[2]
+    assert "InvalidRequestError: rank 1: unnamed allreduce: op=17: expected one of Average" in said
+    assert "horovodrun: rank 1 on host localhost exited with code 1\n" in said
+
+
 def test_lines_written_long_before_a_kill_are_no_last_words(tmp_path: Path) -> None:
     code = "print('a warning at the start', file=sys.stderr, flush=True); ready(); signal.pause()"
     with Job(tmp_path, "-np", "2", python(code)) as job:

@@ -32,6 +32,9 @@ RECORD = {"rank": 1, "code": 5, "text": "rank 1 died"}
         # What died of the launcher's own SIGTERM is no cause.
         ([RankExit(2, 3, 1.0), RankExit(0, -15, 1.1, asked=True)], None, Cause(2, 3)),
         ([RankExit(0, -15, 1.1, asked=True)], None, None),
+        # The call of rank 1 was wrong; rank 0, which waited for it, ended first.
+        ([RankExit(0, 1, 1.0, blames_a_peer=True), RankExit(1, 3, 1.9)], None, Cause(1, 3)),
+        ([RankExit(0, 1, 1.0, blames_a_peer=True), RankExit(2, 1, 1.1, blames_a_peer=True)], None, Cause(0, 1)),
         # The ranks' record decides.
         ([RankExit(0, 1, 1.0), RankExit(1, 4, 1.1)], RECORD, Cause(1, 4, "rank 1 died")),
         # The named rank left with 0, hangs, or was ended with the others: the code is that of the first who failed.

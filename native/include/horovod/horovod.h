@@ -44,7 +44,9 @@ typedef enum {
   HVD_OUT_OF_MEMORY = 10,
   HVD_WOULD_DEADLOCK = 11, /* hvd_wait from inside a completion callback */
   HVD_FORKED = 12,         /* the caller is a forked child */
-  HVD_INTERNAL = 13        /* a defect of this library */
+  HVD_INTERNAL = 13,       /* a defect of this library */
+  HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
+  HVD_JOINED = 15          /* a rank has joined and gives no data to the operation, which is no allreduce */
 } hvd_code;
 
 typedef enum {
@@ -222,7 +224,7 @@ HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_
 HVD_EXPORT int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output,
                              int32_t timeout_ms, hvd_handle* handle, hvd_status* status);
 /* Tells the other ranks that this rank's call of `name` failed before it could be submitted, so that they fail too
-   (HVD_MISMATCH with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
+   (HVD_REFUSED with `why`) instead of waiting. `name` may be NULL for an unnamed call. */
 HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why,
                           hvd_status* status);
 

@@ -46,6 +46,8 @@ Code code_of(int code) {
     case HVD_DUPLICATE_NAME:
       return kInvalidArgument;
     case HVD_MISMATCH:
+    case HVD_REFUSED:
+    case HVD_JOINED:
       return kFailedPrecondition;
     case HVD_OUT_OF_MEMORY:
       return kResourceExhausted;
@@ -128,7 +130,7 @@ void refuse(const Invocation& invocation, const hvd_status& status) {
   const Collective& collective = invocation.kernel->collective();
   if (status.code != HVD_INVALID_ARGUMENT) return;
   // The text for the peers begins with rank and operation, too.
-  const std::string shown = collective.name.empty() ? ", unnamed request: " : ", `" + collective.name + "`: ";
+  const std::string shown = collective.name.empty() ? ": " : ", `" + collective.name + "`: ";
   const char* const found = std::strstr(status.text, shown.c_str());
   hvd_refuse(invocation.engine, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,
              found == nullptr ? status.text : found + shown.size(), nullptr);

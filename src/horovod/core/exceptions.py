@@ -4,6 +4,8 @@
     RuntimeError
     +-- HorovodInternalError         an operation failed on the job's side; elastic training catches it and retries
     |   +-- MismatchError            the ranks disagree about a tensor; all of them get the same text
+    |   |   +-- PeerRefusedError     another rank's call of the operation was wrong
+    |   |   +-- RankJoinedError      a rank has joined, and the operation needs its data
     |   +-- RankLostError            a rank died, froze, or its host is unreachable   .failed_rank
     |   |   +-- RankLeftError        a rank shut down or exited while others still waited for it
     |   +-- AbortedError             the job was aborted, or the stall limit passed
@@ -44,6 +46,8 @@ __all__ = [
     "NotInitializedError",
     "NotRunningError",
     "OutOfMemoryError",
+    "PeerRefusedError",
+    "RankJoinedError",
     "RankLeftError",
     "RankLostError",
     "StartError",
@@ -81,6 +85,18 @@ class MismatchError(HorovodInternalError):
     """The ranks disagree about a tensor: its dtype, shape, operation, scale or root. The job keeps running."""
 
     code = "mismatch"
+
+
+class PeerRefusedError(MismatchError):
+    """Another rank could not submit this operation: its call was wrong. It has raised what the text says."""
+
+    code = "refused"
+
+
+class RankJoinedError(MismatchError):
+    """A rank has joined, so it gives no data to this operation, which is no allreduce."""
+
+    code = "joined"
 
 
 class RankLostError(HorovodInternalError):

@@ -188,7 +188,7 @@ EXPLANATIONS = (
         "InvalidRequestError (a ValueError); InvalidArgumentError in TensorFlow",
         ("expected ..., got ...",),
         "The call was refused before anything was sent. The other ranks, which may wait for this call, get a "
-        "MismatchError (a HorovodInternalError) that names this rank. The job goes on if the script catches the error.",
+        "PeerRefusedError (a MismatchError) that names this rank. The job goes on if the script catches the error.",
         ("The message names the argument, what was expected and what it got.",),
     ),
     Explanation(
@@ -207,16 +207,40 @@ EXPLANATIONS = (
         "mismatch",
         "The ranks disagree about a tensor",
         "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
-        ("the ranks disagree about `...`", "the ranks disagree about their gradients", "could not submit"),
+        ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
         "All ranks must call an operation of one name with the same dtype, shape and arguments. What most ranks say is "
         "taken as expected; the message names the ranks that differ. All members of the operation get the same error, "
-        "and the world keeps running. If the message says `could not submit`, another rank's call was refused, and "
-        "that rank has the error that says why.",
+        "and the world keeps running.",
         (
             "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
             "not depend on its size.",
             "Look for a branch on hvd.rank() around the operation or around the model.",
             "Build the same model on all ranks.",
+        ),
+    ),
+    Explanation(
+        "refused",
+        "Another rank's call of this operation was wrong",
+        "PeerRefusedError (a MismatchError); FailedPreconditionError in TensorFlow",
+        ("could not submit",),
+        "The message names the rank whose arguments were wrong, and says what was wrong with them. That rank has "
+        "raised the same as an error of its own, with a traceback that shows the call. This rank's call was right, but "
+        "cannot complete without the other. The world keeps running.",
+        (
+            "Mend the call on the rank that is named.",
+            "If only some ranks make the wrong call, look for a branch on hvd.rank(), or for data that differs.",
+        ),
+    ),
+    Explanation(
+        "joined",
+        "A rank has joined, and the operation needs its data",
+        "RankJoinedError (a MismatchError); FailedPreconditionError in TensorFlow",
+        ("joined and ... no data to",),
+        "After hvd.join(), a rank takes part in allreduce with zeros. Other operations need real data from every rank, "
+        "so they fail until all ranks have joined.",
+        (
+            "Until all ranks have joined, call allreduce only.",
+            "Move broadcasts and gathers in front of hvd.join(), or behind it on all ranks (docs/uneven-data.md).",
         ),
     ),
     Explanation(

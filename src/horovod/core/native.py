@@ -48,6 +48,8 @@ OUT_OF_MEMORY = 10
 WOULD_DEADLOCK = 11
 FORKED = 12
 INTERNAL = 13
+REFUSED = 14
+JOINED = 15
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
@@ -257,6 +259,8 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         INVALID_ARGUMENT: exceptions.InvalidRequestError,
         DUPLICATE_NAME: exceptions.DuplicateNameError,
         MISMATCH: exceptions.MismatchError,
+        REFUSED: exceptions.PeerRefusedError,
+        JOINED: exceptions.RankJoinedError,
         ABORTED: exceptions.AbortedError,
         NOT_RUNNING: exceptions.NotRunningError,
         OUT_OF_MEMORY: exceptions.OutOfMemoryError,

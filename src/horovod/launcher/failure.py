@@ -10,11 +10,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod.core.exceptions import AbortedError, RankLeftError, RankLostError, explain_command
+from horovod.core.exceptions import AbortedError, PeerRefusedError, RankLeftError, RankLostError, explain_command
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
-__all__ = ["Cause", "Line", "RankExit", "describe_end", "report", "root_cause"]
+__all__ = ["Cause", "Line", "RankExit", "describe_end", "report", "root_cause", "was_refused_by_a_peer"]
 
 # A rank that a signal ended has not explained itself: older lines of its stderr are not about its end.
 _RECENT_S = 2.0
@@ -67,7 +67,7 @@ class RankExit:
     """`code` as Python counts it: negative for a signal.
 
     `asked`: the launcher had already told the ranks to end. `memory`: for SIGKILL, what the out-of-memory killer's
-    counters say (launcher/memory.py).
+    counters say (launcher/memory.py). `blames_a_peer`: its last words are that another rank's call was wrong.
     """
 
     rank: int
@@ -75,6 +75,7 @@ class RankExit:
     time_s: float
     asked: bool = False
     memory: str = memory.UNKNOWN
+    blames_a_peer: bool = False
 
     @property
     def failed(self) -> bool:
@@ -106,7 +107,8 @@ def root_cause(
     """None: nothing failed. `exits` in the order in which they were noticed.
 
     The ranks' record decides; a generation has only one, the first. Without a record, the first exit counts. A death by
-    signal is preferred to a nonzero exit at about the same time, because the exit is more likely its consequence.
+    signal is preferred to a nonzero exit at about the same time, because the exit is more likely its consequence. An
+    exit that blames a peer is a consequence, however long the peer took to end.
     `stopped`: ranks that stood still too long, with the signals that stopped them, in order.
     """
     stopped = stopped or {}
@@ -114,7 +116,8 @@ def root_cause(
     first = None
     if failed:
         together = [one for one in failed if one.time_s - failed[0].time_s <= _TOGETHER_S]
-        first = next((one for one in together if one.code < 0), failed[0])
+        own_fault = [one for one in failed if not one.blames_a_peer]
+        first = next((one for one in together if one.code < 0), next(iter(own_fault), failed[0]))
     named = record.get("rank") if record else None
     text = str(record.get("text", "")) if record else ""
     if first is None and stopped:
@@ -128,6 +131,11 @@ def root_cause(
         code = own.code if own is not None and own.failed else first.code
         return Cause(named, code, text, stopped.get(named, 0), record is not None and record.get("code") == "ABORTED")
     return Cause(first.rank, first.code, text)
+
+
+def was_refused_by_a_peer(last_lines: Sequence[Line]) -> bool:
+    """Whether a rank ended with the error of a rank whose peer could not make the same call."""
+    return any(explain_command(PeerRefusedError.code) in line.text for line in last_lines)
 
 
 def describe_end(ended: RankExit, pid: int) -> str:

@@ -25,7 +25,7 @@ from horovod.core.secret import new_secret
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
-from horovod.launcher.failure import RankExit, describe_end, report, root_cause
+from horovod.launcher.failure import RankExit, describe_end, report, root_cause, was_refused_by_a_peer
 from horovod.launcher.hosts import RankIdentity
 from horovod.launcher.lines import LineError
 from horovod.launcher.output import OutputError, Outputs
@@ -379,11 +379,15 @@ class _Supervisor:
         record = self._server.failure()
         if record is not None and record.get("rank") not in range(-1, len(self._job.ranks)):
             record = None  # not of this job's world: it would name nobody
-        cause = root_cause(self._exits, record, stopped)
+        exits = [
+            dataclasses.replace(one, blames_a_peer=was_refused_by_a_peer(self._outputs.last_lines(one.rank)))
+            for one in self._exits
+        ]
+        cause = root_cause(exits, record, stopped)
         if cause is None:
             return None
         hostname = self._job.ranks[cause.rank].hostname
-        self._print(report(cause, self._exits, hostname, self._outputs.last_lines(cause.rank)))
+        self._print(report(cause, exits, hostname, self._outputs.last_lines(cause.rank)))
         return cause.exit_code
 
     def _agents_end(self) -> int:
