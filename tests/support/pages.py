@@ -27,7 +27,6 @@ _START = re.compile(r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+) pyth
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    page: str
     code: str
     ranks: int
     file: str
@@ -57,19 +56,16 @@ def unknown_names(code: str) -> set[str]:
     return used - made
 
 
-def scripts() -> list[Script]:
-    """The whole scripts. Raises ValueError if a page does not say how to start one."""
+def scripts_of(page: Path) -> list[Script]:
+    """The whole scripts of a page. Raises ValueError if it does not say how to start one."""
+    text = page.read_text()
     found = []
-    for page in PAGES:
-        text = page.read_text()
-        for block in _BLOCK.finditer(text):
-            if unknown_names(block[1]):
-                continue
-            start = _START.match(text, block.end())
-            if start is None:
-                raise ValueError(
-                    f"{page.name}: after a whole script, expected a line `    $ horovodrun -np N python FILE`"
-                )
-            printed = [line.strip() for line in start[3].splitlines()]
-            found.append(Script(str(page.relative_to(ROOT)), block[1], int(start[1]), start[2], printed))
+    for block in _BLOCK.finditer(text):
+        if unknown_names(block[1]):
+            continue
+        start = _START.match(text, block.end())
+        if start is None:
+            raise ValueError(f"{page.name}: after a whole script, expected a line `    $ horovodrun -np N python FILE`")
+        printed = [line.strip() for line in start[3].splitlines()]
+        found.append(Script(block[1], int(start[1]), start[2], printed))
     return found
