@@ -74,9 +74,16 @@ def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(wo
         inner = torch.optim.SGD([used, unused, frozen], lr=0.5)
         scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.1)
         optimizer = hvd.DistributedOptimizer(
-            inner, op=hvd.Adasum, backward_passes_per_step=2, compression=hvd.Compression.fp16
+            inner,
+            op=hvd.Adasum,
+            backward_passes_per_step=2,
+            compression=hvd.Compression.fp16,
+            groups=1,
+            sparse_as_dense=True,
         )
         optimizer.set_backward_passes_per_step(2)
+        with pytest.raises(ValueError, match="backward_passes_per_step=0"):
+            optimizer.set_backward_passes_per_step(0)
         for _ in range(2):
             with optimizer.no_sync():
                 used.sum().backward()
@@ -95,6 +102,16 @@ def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(wo
 
     for result in worlds(2, SHM).run(run):
         assert result == [0.0, 0.5, 1.0]
+
+
+def test_an_option_that_adasum_does_not_know_is_refused_by_name() -> None:
+    from horovod.core.native import Adasum
+    from horovod.core.reduction_options import ReductionOptions
+    from horovod.torch.adasum_optimizer import adasum_optimizer
+
+    options = ReductionOptions(op=Adasum, average_aggregated_gradients=True)
+    with pytest.raises(ValueError, match="average_aggregated_gradients is not for op=Adasum"):
+        adasum_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0), {}, options)
 
 
 def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(worlds: WorldPool) -> None:

@@ -1,21 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links between the pages lead somewhere, and pages that are made from tables are up to date."""
+"""Links between the pages lead somewhere, their Python code parses, and pages that are made from tables are up to date.
+
+tests/processes/test_scripts_of_pages.py runs the scripts.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+from support.pages import PAGES, ROOT, blocks_of, unknown_names
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", page.read_text())]
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#]+)", page.read_text())]
     local = [(page, link) for page, link in links if not link.startswith(("http:", "https:"))]
     assert len(local) > 30
     assert [f"{page.name}: {link}" for page, link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_code_of_a_page_parses(page: Path) -> None:
+    for line, code in blocks_of(page):
+        try:
+            ast.parse(code)
+        except SyntaxError as error:
+            pytest.fail(f"{page.name}, line {line + (error.lineno or 0)}: {error.msg}")
+
+
+def test_python_code_stands_between_fences() -> None:
+    """So that the test before sees it."""
+    fences = [
+        line for page in PAGES for line in page.read_text().splitlines() if line.lstrip().startswith(("```", "~~~"))
+    ]
+    assert set(fences) == {"```python", "```"}
+
+
+def test_names_that_a_script_does_not_make_are_found() -> None:
+    assert unknown_names("import a.b as c, d.e\nprint(c, d, [f for f in g])\nfor h in c: h.i = len(j)") == {"g", "j"}
+    assert unknown_names("def f(x, *y, z=1):\n    return x + y + z + w\nwith f() as (k, l): k(l)\nf()") == {"w"}
 
 
 def test_pages_are_made_from_their_tables() -> None:

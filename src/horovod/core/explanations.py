@@ -147,10 +147,11 @@ EXPLANATIONS = (
         "start-resources",
         "The system did not give this rank what it needs to start",
         _START,
-        ("raise the limits of processes", "raise the limit of open files", "in shared memory"),
+        ("raise the limits of processes", "raise the limit of open files", "bytes of shared memory"),
         "A thread, a file descriptor or shared memory could not be had. The message names it, with sizes.",
         (
-            "Containers often have a small /dev/shm: start them with more (`--shm-size=1g`).",
+            "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm does "
+            "not matter here.",
             "Raise the limit that the message names: `ulimit -u`, `ulimit -n`, `ulimit -v`.",
             "Place fewer ranks on this host.",
         ),
@@ -391,8 +392,8 @@ EXPLANATIONS = (
         "A rank crashed in native code",
         _LAUNCHER,
         ("was killed by SIGSEGV", "was killed by SIGABRT", "was killed by SIGBUS", "was killed by SIGILL"),
-        "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm; SIGILL means that a "
-        "library was built for another processor.",
+        "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm, which PyTorch's "
+        "DataLoader uses (Horovod does not); SIGILL means that a library was built for another processor.",
         (
             "Set PYTHONFAULTHANDLER=1: it prints where each thread stood.",
             "Check /dev/shm: `df -h /dev/shm`.",

@@ -267,8 +267,8 @@ class Settings:
         "HOROVOD_LOST_TIMEOUT_SECONDS",
         _number(0),
         5.0,
-        "How long a rank of another host may give no sign of life before it counts as lost, in seconds; 0 means for "
-        "ever.",
+        "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
+        "as lost, in seconds; 0 means for ever.",
     )
     termination_grace_s: float = _setting(
         "HOROVOD_TERMINATION_GRACE_SECONDS",
@@ -297,7 +297,7 @@ class Settings:
         "HOROVOD_LOG_HIDE_TIME",
         _switch(),
         True,
-        "Write warnings without the local time in front, which is the default.",
+        "Warnings carry no local time (the default). With 0 they do.",
         flag="--log-hide-timestamp",
         yaml="logging.hide_timestamp",
     )

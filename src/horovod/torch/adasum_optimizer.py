@@ -9,6 +9,7 @@ only on the rank that overflows, so unscaling and skipping are done here, for al
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -16,14 +17,20 @@ import torch
 from torch import Tensor
 
 from horovod.core.compression import Compressor
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_reducer import Waitable
 from horovod.core.native import Adasum, Max
 from horovod.core.process_sets import ProcessSet
+from horovod.core.reduction_options import ReductionOptions, check_passes
 from horovod.core.requests import check_adasum_ranks
 from horovod.torch.tensors import collectives
 from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["AdasumOptimizer", "adasum_optimizer"]
+
+_USED = ("op", "compression", "process_set")
+# step() uses what has been accumulated; the ranks' moves are dense; results do not depend on groups.
+_WITHOUT_EFFECT = ("backward_passes_per_step", "groups", "sparse_as_dense")
 
 
 class AdasumOptimizer:
@@ -118,19 +125,26 @@ class AdasumOptimizer:
         )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accepted: step() uses what has been accumulated."""
+        """Checked, otherwise ignored: step() uses what has been accumulated."""
+        check_passes(passes)
 
 
-def adasum_optimizer(
-    optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: type[Compressor], process_set: ProcessSet
-) -> Any:
-    """Wraps the optimizer. Raises NotImplementedError if the set's size is not a power of two."""
+def adasum_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], options: ReductionOptions) -> Any:
+    """Wraps the optimizer.
+
+    Raises ValueError for an option that Adasum does not know, NotImplementedError if the set's size is not a power of
+    two.
+    """
+    for field in dataclasses.fields(options):
+        if field.name not in _USED + _WITHOUT_EFFECT and getattr(options, field.name) != field.default:
+            raise InvalidRequestError(f"{field.name} is not for op=Adasum")
+    process_set = options.process_set
     active = process_set.included() and (process_set.size() or 0) > 1
     if active:
         check_adasum_ranks(process_set.size() or 0)
     wrapped = wrapped_as(optimizer, AdasumOptimizer)
     wrapped._hvd_names = names
-    wrapped._hvd_compression = compression
+    wrapped._hvd_compression = options.compression
     wrapped._hvd_process_set = process_set
     wrapped._hvd_active = active
     return wrapped

@@ -224,11 +224,12 @@ def DistributedOptimizer(
     named_parameters: as model.named_parameters(); names that all ranks share. Without it `<group>.<index>`.
     compression: what travels. backward_passes_per_step: passes that are summed locally before one reduction. op:
     Average, Sum, Min, Max, Product, or Adasum, which is another way of training (see adasum_optimizer.py): ranks step
-    by themselves, and Adasum combines how far the parameters moved. gradient_predivide_factor f: gradients are scaled
-    by 1/f before and f / size after the sum; needs op=Average. groups: checked, otherwise ignored. Fusion does not use
-    it, and results do not depend on it. Sparse gradients (COO; op Average or Sum) are gathered and come back sparse and
-    coalesced; sparse_as_dense: they are reduced as dense ones. Returns an instance of a subclass of the optimizer's
-    class. Raises ValueError for arguments that do not fit together, TypeError for anything but an optimizer.
+    by themselves, and Adasum combines how far the parameters moved; backward_passes_per_step and sparse_as_dense have
+    no effect then. gradient_predivide_factor f: gradients are scaled by 1/f before and f / size after the sum; needs
+    op=Average. groups: checked, otherwise ignored. Fusion does not use it, and results do not depend on it. Sparse
+    gradients (COO; op Average or Sum) are gathered and come back sparse and coalesced; sparse_as_dense: they are
+    reduced as dense ones. Returns an instance of a subclass of the optimizer's class. Raises ValueError for arguments
+    that do not fit together, TypeError for anything but an optimizer.
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -241,7 +242,7 @@ def DistributedOptimizer(
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
     _check_groups(options.groups, parameters)
     if options.is_adasum:
-        return adasum_optimizer(optimizer, names, compression, process_set)
+        return adasum_optimizer(optimizer, names, options)
 
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     gradients = ParameterGradients(options)

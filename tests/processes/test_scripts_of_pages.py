@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole scripts in README.md and docs run as the pages say, and print what the pages show."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import run_job
+from support.pages import PAGES, ROOT, scripts_of
+
+WITH_SCRIPTS = {"README.md", "docs/numpy.md", "docs/process-sets.md", "docs/quickstart.md"}
+_FRACTION = re.compile(r"\d+\.\d+")
+
+
+def test_the_pages_with_whole_scripts_are_those_that_run_here() -> None:
+    """A script that uses a name which nothing makes would not count as whole."""
+    assert {str(page.relative_to(ROOT)) for page in PAGES if scripts_of(page)} == WITH_SCRIPTS
+
+
+@pytest.mark.parametrize("page", sorted(WITH_SCRIPTS))
+def test_a_script_runs_and_prints_what_its_page_shows(tmp_path: Path, page: str) -> None:
+    for script in scripts_of(ROOT / page):
+        if "import torch" in script.code:
+            pytest.importorskip("torch", reason="not run: torch is not installed")
+        (tmp_path / script.file).write_text(script.code)
+        env = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}  # torch's folder would stay in TMPDIR
+        done = run_job(tmp_path, "-np", str(script.ranks), [sys.executable, script.file], env=env)
+        assert done.code == 0, done.stderr
+        if script.printed:
+            assert _in_any_order(done.stdout.splitlines()) == _in_any_order(script.printed)
+
+
+def _in_any_order(lines: list[str]) -> list[str]:
+    """Without fractions: the digits of a loss are the framework's."""
+    return sorted(_FRACTION.sub("0.0", line) for line in lines)

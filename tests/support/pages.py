@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python code of the pages.
+
+A block between ```python and ``` is a whole script if it makes all the names that it uses. Then the page must show how
+it is started, in an indented line right after the block; what was printed may follow:
+
+    $ OMP_NUM_THREADS=1 horovodrun -np 2 python train.py
+    [0]<stdout>:epoch 0: loss 0.0075
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
+_START = re.compile(r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+) python (\S+)\n((?:    .*\n)*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    code: str
+    ranks: int
+    file: str
+    printed: list[str]  # empty: the page does not show it
+
+
+def blocks_of(page: Path) -> list[tuple[int, str]]:
+    """The code between fences, and what is indented and begins with an import; with the number of the line before."""
+    text = page.read_text()
+    found = [*_BLOCK.finditer(text), *_INDENTED.finditer(text)]
+    return [(text.count("\n", 0, block.start(1)), textwrap.dedent(block[1])) for block in found]
+
+
+def unknown_names(code: str) -> set[str]:
+    """The names that the code uses and does not make."""
+    used, made = set(), set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name):
+                made.add(name)
+            case ast.alias(name=name, asname=other):
+                made.add(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                made.add(name)
+    return used - made
+
+
+def scripts_of(page: Path) -> list[Script]:
+    """The whole scripts of a page. Raises ValueError if it does not say how to start one."""
+    text = page.read_text()
+    found = []
+    for block in _BLOCK.finditer(text):
+        if unknown_names(block[1]):
+            continue
+        start = _START.match(text, block.end())
+        if start is None:
+            raise ValueError(f"{page.name}: after a whole script, expected a line `    $ horovodrun -np N python FILE`")
+        printed = [line.strip() for line in start[3].splitlines()]
+        found.append(Script(block[1], int(start[1]), start[2], printed))
+    return found
