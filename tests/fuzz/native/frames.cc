@@ -94,7 +94,12 @@ void check_payload(FrameKind kind, std::string_view payload) {
       return;
     case FrameKind::kRecords:
       if (!parse_records(payload, kWorldSize, &decisions)) return;
-      for (const Decision& decision : decisions) require(decision.id <= kMaxEntries);
+      for (const Decision& decision : decisions) {
+        require(decision.id <= kMaxEntries);
+        if (Failure failure; parse_failure(decision.payload, kWorldSize, &failure)) {
+          require(!failure.why.ok() && failure_payload(failure) == decision.payload);
+        }
+      }
       require(parse_records(records_payload(decisions), kWorldSize, &decisions));
       return;
     case FrameKind::kMayRetire:
