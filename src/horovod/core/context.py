@@ -23,6 +23,7 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
+from horovod.core.wording import quoted
 
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
@@ -180,7 +181,7 @@ class Context:
 
         It is the same error with rank and operation in front.
         """
-        shown = f"{label} of an unnamed tensor" if name is None else f"{label} of `{name}`"
+        shown = f"{label} of an unnamed tensor" if name is None else f"{label} of {quoted(name)}"
         # If the name is not a str, the peers may have the same name as a str, and wait under that.
         self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
 
@@ -189,7 +190,7 @@ class Context:
         if isinstance(error, (DuplicateNameError, NotAMemberError)):
             raise error
         # The native core says itself on which rank and in which operation.
-        reason = re.sub(rf"^rank {self.rank}, (?:unnamed request|`.*?`): ", "", str(error))
+        reason = re.sub(rf"^rank {self.rank}, (?:unnamed \w+|`.*?`(?: \(\d+ bytes\))?): ", "", str(error))
         text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
         # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
         raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error

@@ -28,7 +28,7 @@ from horovod.core import context
 from horovod.core.collectives import Reduction
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
 from horovod.torch import autograd
 from horovod.torch.tensors import collectives
 
@@ -79,8 +79,10 @@ def _set_of(number: int) -> ProcessSet:
 
 
 def _number_of(process_set: ProcessSet | None) -> int:
-    number = 0 if process_set is None else process_set.process_set_id
-    return -1 if number is None else number
+    if process_set is None:
+        return 0
+    check_process_set(process_set)
+    return -1 if process_set.process_set_id is None else process_set.process_set_id
 
 
 def _place_of(process_set: ProcessSet | None) -> tuple[int, int, int]:
