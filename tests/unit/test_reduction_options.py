@@ -17,7 +17,7 @@ def test_an_option_of_a_wrong_type_is_named() -> None:
         ({"process_set": None}, "process_set: expected a ProcessSet, got None"),
         ({"compression": "bf16"}, "compression='bf16': .*\nhint: hvd.Compression.bf16"),
         ({"gradient_predivide_factor": "2"}, "gradient_predivide_factor='2': expected a number"),
-        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor=0.0: expected a number above 0"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor=0: expected a number above 0"),
         ({"backward_passes_per_step": "2"}, "backward_passes_per_step='2': expected a whole number"),
         ({"op": "Sum"}, "op='Sum': expected one of Average, Sum"),
     ]:

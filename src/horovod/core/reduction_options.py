@@ -51,7 +51,8 @@ class ReductionOptions:
         if factor != 1.0 and self.op != Average:
             raise InvalidRequestError("gradient_predivide_factor is for op=Average only")
         if not factor > 0:
-            raise InvalidRequestError(f"gradient_predivide_factor={factor}: expected a number above 0")
+            given = shown(self.gradient_predivide_factor)
+            raise InvalidRequestError(f"gradient_predivide_factor={given}: expected a number above 0")
         check_compression(self.compression)
         check_process_set(self.process_set)
         check_passes(self.backward_passes_per_step)
