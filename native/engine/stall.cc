@@ -37,7 +37,11 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
   shown = std::min(shown, group.names.size());
   for (size_t i = 0; i < shown; ++i) names += (i == 0 ? "" : ", ") + group.names[i];
   const size_t others = group.names.size() - shown;
-  if (others > 0) names += (shown == 0 ? "" : " and ") + std::to_string(others) + (shown == 0 ? " tensors" : " more");
+  if (shown == 0) {
+    names = std::to_string(others) + (others == 1 ? " tensor" : " tensors");
+  } else if (others > 0) {
+    names += " and " + std::to_string(others) + " more";
+  }
   return list_ranks(arrived, kShownRanks) + " waited " + seconds + " for " + names + ": missing " +
          list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
 }

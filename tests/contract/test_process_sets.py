@@ -124,7 +124,18 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] 
     "negative": (lambda hvd, f, s: hvd.add_process_set([-1]), ValueError, "expected ranks from 0 to 2"),
     "repeated": (lambda hvd, f, s: hvd.add_process_set([1, 1]), ValueError, "each rank once"),
     "text": (lambda hvd, f, s: hvd.add_process_set(["one"]), ValueError, "expected ints, got"),
-    "no list": (lambda hvd, f, s: hvd.add_process_set(1), TypeError, "not iterable"),
+    "no list": (lambda hvd, f, s: hvd.add_process_set(1), TypeError, "expected a list, got 1"),
+    "list removed": (lambda hvd, f, s: hvd.remove_process_set([0, 2]), ValueError, "expected a ProcessSet, got"),
+    "ranks": (
+        lambda hvd, f, s: hvd.barrier(process_set=[0, 2]),
+        ValueError,
+        r"process_set: expected a ProcessSet, got \[0, 2\]\nhint: hvd.add_process_set\(\[0, 2\]\) makes one",
+    ),
+    "objects": (
+        lambda hvd, f, s: hvd.allgather_object(1, name="objects", process_set=[0, 2]),
+        ValueError,
+        r"process_set: expected a ProcessSet, got \[0, 2\]",
+    ),
     "unregistered": (
         lambda hvd, f, s: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0, 2])),
         ValueError,

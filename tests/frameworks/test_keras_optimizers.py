@@ -329,3 +329,23 @@ def test_a_scaled_model_of_tf_keras_that_is_built_by_its_first_batch(legacy: Wor
         return float(np.max(np.abs(trained(True) - trained(False))))
 
     assert max(legacy.run(run)) < 2e-5
+
+
+def test_a_compression_that_is_none_is_named_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
+    def run() -> str:
+        import keras
+
+        import horovod.keras as hvd
+        from horovod.core.exceptions import HorovodInternalError
+
+        wrong = hvd.rank() == 1
+        with pytest.raises(ValueError if wrong else HorovodInternalError) as caught:
+            hvd.allreduce(np.ones(2), name="compressed", compression="fp16" if wrong else hvd.Compression.fp16)
+        with pytest.raises(ValueError, match="compression='fp16': expected a class"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression="fp16")
+        assert hvd.allreduce(1.0) == 1.0
+        return str(caught.value)
+
+    for text in started(worlds, "tensorflow").run(run):
+        assert "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compression.fp16" in text
+        assert "rank 1" in text and "compressed`" in text, text

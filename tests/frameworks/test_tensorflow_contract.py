@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from contract import test_adasum as adasum
+from contract import test_arguments as arguments
 from contract import test_errors as errors
 from contract import test_join as joining
 from contract import test_process_sets as process_sets
@@ -88,6 +89,15 @@ def test_local_errors(tensorflow_worlds: Any, case: str) -> None:
     errors.test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait(
         tensorflow_worlds, EAGERLY, 2, "", case
     )
+
+
+@pytest.mark.parametrize("case", arguments.WRONG)
+def test_wrong_arguments(tensorflow_worlds: Any, case: str) -> None:
+    arguments.test_a_wrong_argument_is_named_and_the_others_do_not_wait(tensorflow_worlds, EAGERLY, 2, "", case)
+
+
+def test_numbers_in_arrays(tensorflow_worlds: Any) -> None:
+    arguments.test_a_number_may_come_as_an_array_of_one(tensorflow_worlds, EAGERLY)
 
 
 @pytest.mark.parametrize("framework", TENSORFLOW)

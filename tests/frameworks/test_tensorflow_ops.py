@@ -5,6 +5,7 @@ gradients and errors."""
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -345,3 +346,73 @@ def test_torch_and_tensorflow_share_one_engine(world: World) -> None:
         return [float(hvd.allreduce(tf.ones(2), op=hvd.Sum)[0]), float(horovod.torch.synchronize(started)[0])]
 
     assert world.run(run) == [[2.0, 2.0]] * 2
+
+
+# name: (what rank 1 calls, the operation in which rank 0 waits, what the text holds)
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "one variable": (
+        lambda hvd, tf: hvd.broadcast_variables(tf.Variable([1.0, 2.0]), 0),
+        lambda hvd, tf: hvd.broadcast_variables([tf.Variable([1.0, 2.0])], 0),
+        r"broadcast of `broadcast_variables`: variables: expected a list of variables, got \w+\n"
+        "hint: put it into a list",
+    ),
+    "no variable": (
+        lambda hvd, tf: hvd.broadcast_variables([tf.constant([1.0, 2.0])], 0),
+        lambda hvd, tf: hvd.broadcast_variables([tf.Variable([1.0, 2.0])], 0),
+        r"variables: expected a list of variables, got \w+ in it",
+    ),
+    "a number": (
+        lambda hvd, tf: hvd.broadcast_(5, 0, name="numbers"),
+        lambda hvd, tf: hvd.broadcast_([tf.Variable([1.0, 2.0])], 0, name="numbers"),
+        "broadcast of `numbers`: variables: expected a list of variables, got int",
+    ),
+    "sparse": (
+        lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), op=hvd.Max, name="sparse"),
+        lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), name="sparse"),
+        "sparse_allreduce of `sparse`: tf.IndexedSlices can be reduced by Average and Sum, got op=Max",
+    ),
+    "sparse in a list": (
+        lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), process_set=[0, 1], name="sparse in a list"),
+        lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), name="sparse in a list"),
+        r"process_set: expected a ProcessSet, got \[0, 1\]",
+    ),
+    "one tensor": (
+        lambda hvd, tf: hvd.grouped_allreduce(tf.ones(3), name="one tensor"),
+        lambda hvd, tf: hvd.grouped_allreduce([tf.ones(3)], name="one tensor"),
+        "a grouped operation takes a list of tensors, got EagerTensor",
+    ),
+    "one gathered tensor": (
+        lambda hvd, tf: hvd.grouped_allgather(tf.ones(3), name="one gathered tensor"),
+        lambda hvd, tf: hvd.grouped_allgather([tf.ones(3)], name="one gathered tensor"),
+        "a grouped operation takes a list of tensors, got EagerTensor",
+    ),
+    "one scattered tensor": (
+        lambda hvd, tf: hvd.grouped_reducescatter(tf.ones(3), name="one scattered tensor"),
+        lambda hvd, tf: hvd.grouped_reducescatter([tf.ones(3)], name="one scattered tensor"),
+        "a grouped operation takes a list of tensors, got EagerTensor",
+    ),
+    "barrier": (
+        lambda hvd, tf: hvd.barrier(process_set=[0, 1]),
+        lambda hvd, tf: hvd.barrier(),
+        r"process_set: expected a ProcessSet, got \[0, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_named_and_the_other_rank_does_not_wait(world: World, case: str) -> None:
+    def run(case: str) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        wrong, right, _ = WRONG[case]
+        kinds = (TypeError, ValueError, NotImplementedError) if hvd.rank() == 1 else tf.errors.FailedPreconditionError
+        with pytest.raises(kinds) as caught:
+            (wrong if hvd.rank() == 1 else right)(hvd, tf)
+        assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy().tolist() == [2.0]
+        return str(caught.value)
+
+    here, there = reversed(world.run(run, case))
+    assert re.search(WRONG[case][2], here), here
+    assert re.search(WRONG[case][2].partition("`: ")[2] or WRONG[case][2], there) and "rank 1" in there, there

@@ -341,3 +341,30 @@ def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that
 
     for seen in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
         assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch._dynamo.reset()
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
+        wrong: dict[str, Any] = {"process_set": [0, 1]} if hvd.rank() == 1 else {}
+        calls: dict[str, Callable[[Any], Any]] = {
+            "reduced": lambda x: hvd.allreduce(x, name="reduced", **wrong),
+            "gathered": lambda x: hvd.allgather(x, name="gathered", **wrong),
+            "scattered": lambda x: hvd.reducescatter(x, name="scattered", **wrong),
+        }
+        texts = []
+        for name, call in calls.items():
+            with pytest.raises(ValueError if wrong else hvd.HorovodInternalError) as caught:
+                torch.compile(call, fullgraph=True, backend="eager")(torch.ones(2))
+            texts.append(f"{name}: {caught.value}")
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+        return texts
+
+    for texts in worlds(2).run(run):
+        for text in texts:
+            assert "the process_set of a compiled function is not registered\nhint: " in text, text
+            assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text

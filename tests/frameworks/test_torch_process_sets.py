@@ -63,4 +63,5 @@ def test_state_that_differs_in_a_set_names_its_world_ranks(worlds: WorldPool) ->
     texts = worlds(3, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(run)
     assert texts[0] == ""
     for text in texts[1:]:
-        assert "rank 2 has parameter groups of [2] parameters, rank 1 of [1]" in text, text
+        assert "the optimizer of rank 2 is not like that of rank 1, the root" in text, text
+        assert "expected parameter groups of [1] parameters, got [2]" in text, text

@@ -4,6 +4,7 @@ themselves."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,8 +105,81 @@ def test_groups_that_differ_and_lbfgs_are_refused_on_all_ranks(worlds: WorldPool
         return str(caught.value), str(refused.value)
 
     for differ, lbfgs in worlds(2, SHM).run(run):
-        assert "rank 1 has parameter groups of [2] parameters, rank 0 of [1]" in differ
+        assert "expected parameter groups of [1] parameters, got [2]" in differ
         assert "LBFGS" in lbfgs
+
+
+# name: (the optimizer of rank 2, and that of the others, which are given two parameters; what the text holds)
+UNLIKE: dict[str, tuple[Any, Any, str]] = {
+    "class": (
+        lambda weights: torch.optim.SGD(weights, lr=0.5),
+        lambda weights: torch.optim.Adam(weights, lr=0.25),
+        r"expected a torch\.optim\.adam\.Adam, got a torch\.optim\.sgd\.SGD",
+    ),
+    "groups": (
+        lambda weights: torch.optim.Adam([{"params": [weight]} for weight in weights], lr=0.5),
+        lambda weights: torch.optim.Adam(weights, lr=0.25),
+        r"expected parameter groups of \[2\] parameters, got \[1, 1\]",
+    ),
+    "order": (
+        lambda weights: torch.optim.Adam(weights[::-1], lr=0.5),
+        lambda weights: torch.optim.Adam(weights, lr=0.25),
+        r"parameter 0 of group 0: expected shape \[2\], got \[3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_an_optimizer_that_is_not_like_the_roots_is_named_and_left_alone(worlds: WorldPool, case: str) -> None:
+    def run(case: str) -> tuple[str, float, int]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weights = [torch.nn.Parameter(torch.ones(length)) for length in (2, 3)]
+        optimizer = UNLIKE[case][0 if hvd.rank() == 2 else 1](weights)
+        if hvd.rank() == 1:  # the root
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
+        return str(caught.value), optimizer.param_groups[0]["lr"], len(optimizer.state)
+
+    outcomes = worlds(3, SHM).run(run, case)
+    for rank, (text, _, _) in enumerate(outcomes):
+        assert re.search(UNLIKE[case][2], text), text
+        assert "the optimizer of rank 2 is not like that of rank 1, the root: " in text and "hint:" in text, text
+        assert f"(this is rank {rank})" in text, text
+    assert [outcome[1:] for outcome in outcomes] == [(0.25, 0), (0.25, 2), (0.5, 0)]
+
+
+def test_how_many_optimizers_are_not_like_the_roots(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+        kind = torch.optim.SGD if hvd.rank() == 0 else torch.optim.Adagrad
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.broadcast_optimizer_state(kind([torch.nn.Parameter(torch.ones(1))], lr=1.0), root_rank=0)
+        return str(caught.value)
+
+    for text in worlds(3, SHM).run(run):
+        assert "the optimizer of rank 1 " in text and "; nor is that of 1 other rank " in text, text
+
+
+def test_a_wrapped_optimizer_is_like_the_one_that_it_wraps(worlds: WorldPool) -> None:
+    def run() -> float:
+        import horovod.torch as hvd
+
+        hvd.init()
+        optimizer: Any = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=float(1 + hvd.rank()))
+        if hvd.rank() == 1:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        return float(optimizer.param_groups[0]["lr"])
+
+    assert worlds(2, SHM).run(run) == [2.0, 2.0]
 
 
 def test_gradients_of_the_operations(worlds: WorldPool) -> None:
@@ -192,23 +266,42 @@ def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> No
         hvd.init()
         wrong = hvd.rank() == 1
         weights = [torch.nn.Parameter(torch.ones(2))]
-        optimizer = (torch.optim.LBFGS if wrong else torch.optim.SGD)(weights, lr=1.0)
+        sgd = torch.optim.SGD(weights, lr=1.0)
+        optimizer = torch.optim.LBFGS(weights, lr=1.0) if wrong else sgd
+        model = torch.nn.Linear(2, 2)
+        deeper = torch.nn.Sequential(model)
         calls: list[tuple[bool, Any]] = [
             (True, lambda: hvd.broadcast_parameters({"a": "text" if wrong else torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_parameters(3 if wrong else {"a": torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_parameters({3 if wrong else "a": torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_parameters([("a",)] if wrong else {"a": torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_parameters(model if wrong else model.state_dict(), 0)),
+            (True, lambda: hvd.broadcast_parameters(deeper if wrong else deeper.state_dict(), 0)),
+            (True, lambda: hvd.broadcast_parameters(sgd if wrong else {"a": torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_optimizer_state(optimizer, 0)),
+            (True, lambda: hvd.broadcast_optimizer_state(model if wrong else sgd, 0)),
             (False, lambda: hvd.broadcast_parameters({"a": 1 if wrong else torch.ones(2), "b": 1}, 0)),
         ]
         texts = []
         for here, call in calls:
-            with pytest.raises(ValueError if here and wrong else hvd.HorovodInternalError) as caught:
+            with pytest.raises((TypeError, ValueError) if here and wrong else hvd.HorovodInternalError) as caught:
                 call()
             texts.append(str(caught.value))
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
         return texts
 
-    expected = ["`a` is a str", "got int", "keys are names", "LBFGS", "`a (no tensor)`"]
+    expected = [
+        "`a` is a str",
+        "got int",
+        "keys are names",
+        "expected pairs of a name and a tensor, got ('a',)",
+        "got Linear\nhint: give model.state_dict()",
+        "`0` is a Linear: expected a tensor\nhint: give model.state_dict()",
+        "got SGD\nhint: broadcast_optimizer_state(optimizer, root_rank) is for optimizers",
+        "LBFGS",
+        "expected a torch.optim.Optimizer, got Linear\nhint: broadcast_parameters(",
+        "`a (no tensor)`",
+    ]
     for texts in worlds(3, SHM).run(run):
         for text, part in zip(texts, expected, strict=True):
             assert part in text and "rank 1" in text, text

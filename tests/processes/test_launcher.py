@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support.jobs import Job, python, run_job
 
+from horovod.launcher.lines import MAX_LINE_BYTES, line
+
 
 def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", python("print('out', rank); print('err', rank, file=sys.stderr)"))
@@ -118,6 +120,31 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
     assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
 
 
+def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
+    order = {
+        "secret": "00" * 32,
+        "command": ["sh", "-c", "echo $HOROVOD_SIZE $HOROVOD_RANK"],
+        "directory": str(tmp_path),
+        "environment": {"PATH": os.environ["PATH"]},
+        "ranks": {"common": {"HOROVOD_SIZE": "2"}, "own": ["HOROVOD_RANK"], "ranks": [[0, "0"], [1, "1"]]},
+        "grace_s": 3.0,
+        "padding": "x" * (MAX_LINE_BYTES + 1),
+    }
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "horovod.launcher.agent"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert agent.stdin is not None and agent.stdout is not None
+    agent.stdin.write(line(order="start", **order))
+    agent.stdin.flush()
+    events = list(map(json.loads, agent.stdout))  # to its end: the agent has ended
+    assert agent.wait() == 0
+    agent.stdin.close()
+    assert sorted(event["text"] for event in events if event["event"] == "output") == ["2 0\n", "2 1\n"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
@@ -149,6 +176,12 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
         (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
         (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
+        # More than the kernel has process ids, however it is set.
+        (
+            ["-np", "1000000000", "ls"],
+            2,
+            "1000000000 ranks on this machine were asked for, but it allows at most ",
+        ),
         (
             ["-np", "2", "--output-filename", "train.py/x", "ls"],
             2,

@@ -70,6 +70,27 @@ def test_an_unnamed_operation_is_shown_by_what_it_does(tmp_path: Path) -> None:
         assert job.wait().code == 0
 
 
+def test_a_single_tensor_that_is_no_longer_named_is_one_tensor(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+        "mine = ['both', *(f'only.{i}' for i in range(10))]\n"
+        "if hvd.rank() == 2: os.read(os.open('go', os.O_RDONLY), 1)\n"
+        "handles = [hvd.allreduce_async(np.ones(3), name=name) for name in mine[: 1 if hvd.rank() == 1 else 11]]\n"
+        "if hvd.rank() == 1: os.read(os.open('go too', os.O_RDONLY), 1)\n"
+        "handles += [hvd.allreduce_async(np.ones(3), name=name) for name in mine[len(handles) :]]\n"
+        "for handle in handles: hvd.synchronize(handle)\n"
+    )
+    for name in ("go", "go too"):
+        os.mkfifo(tmp_path / name)
+    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}) as job:
+        job.wait_for_line(
+            r"ranks 0, 1 waited \d+\.\d s for 1 tensor: missing rank 2, which did not submit it", "stderr"
+        )
+        for name in ("go", "go too"):
+            os.close(os.open(tmp_path / name, os.O_WRONLY))
+        assert job.wait().code == 0
+
+
 # By default it is told after ten seconds, and not after sixty.
 @pytest.mark.parametrize("limits", [{"CHECK": "1", "SHUTDOWN": "4"}, {"SHUTDOWN": "13"}], ids=["set", "default"])
 def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(tmp_path: Path, limits: dict[str, str]) -> None:

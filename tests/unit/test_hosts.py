@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hosts
+from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, packed, parse_hosts, unpacked
+from horovod.launcher.lines import MAX_LINE_BYTES, line
 
 
 def test_hosts_are_read_in_order() -> None:
@@ -53,6 +54,9 @@ def test_too_few_slots() -> None:
 def test_identities_are_consistent(slots: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, sum(slots)))
     seen = assign_ranks([Host(f"h{i}", count) for i, count in enumerate(slots)], size)
+    for host in {p.hostname for p in seen}:
+        there = [p for p in seen if p.hostname == host]
+        assert list(unpacked(packed(there))) == [(p.rank, p.environment()) for p in there]
     assert [p.rank for p in seen] == list(range(size))
     assert len({(p.hostname, p.local_rank) for p in seen}) == size
     assert len({(p.local_rank, p.cross_rank) for p in seen}) == size
@@ -60,6 +64,14 @@ def test_identities_are_consistent(slots: list[int], data: st.DataObject) -> Non
         assert sum(q.hostname == p.hostname for q in seen) == p.local_size
         assert sum(q.local_rank == p.local_rank for q in seen) == p.cross_size
         assert 0 <= p.cross_rank < p.cross_size and 0 <= p.local_rank < p.local_size
+
+
+def test_what_is_common_to_a_hosts_ranks_is_said_once() -> None:
+    ranks = assign_ranks([Host("localhost", 100_000)], 100_000)
+    message = packed(ranks)
+    assert message["own"] == ["HOROVOD_RANK", "HOROVOD_LOCAL_RANK"]
+    assert message["ranks"][99_999] == [99_999, "99999", "99999"]
+    assert len(line(order="start", ranks=message)) < MAX_LINE_BYTES // 4
 
 
 def test_local_names() -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from horovod import __version__
 from horovod import core as hvd
+from horovod.core.wording import counted
 
 __all__ = ["Session", "hop_changed", "write_record"]
 
@@ -45,7 +46,7 @@ class Session:
         self._before = hvd.statistics()
         self._why_no_gloo = why_no_gloo
         facts = [f"{name} {self._before[name]}" for name in ("transport", "isa", "stores") if name in self._before]
-        self.print(f"{hvd.size()} ranks, {', '.join(facts)}")
+        self.print(f"{counted(hvd.size(), 'rank')}, {', '.join(facts)}")
         if why_no_gloo:
             self.print(f"Gloo: not run, {why_no_gloo}")
 

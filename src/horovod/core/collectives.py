@@ -41,11 +41,12 @@ from horovod.core.native import (
     Sum,
 )
 from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
-from horovod.core.process_sets import ProcessSet, number_of
+from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.requests import (
     Key,
     Metas,
     Prepared,
+    as_factors,
     check_adasum_ranks,
     check_name,
     check_reduction,
@@ -54,8 +55,9 @@ from horovod.core.requests import (
     wire_name,
 )
 from horovod.core.tensors import Adapter
+from horovod.core.wording import shown
 
-__all__ = ["Collectives", "Reduction", "checked_root", "resolve_op", "resolved"]
+__all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
 
 T = TypeVar("T")
 # (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
@@ -73,7 +75,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         )
         return Average if average else Sum
     if op is True or op is False:  # which would count as the numbers of Sum and Average
-        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
+        raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
     return Average if op is None else op
 
 
@@ -88,20 +90,15 @@ def _level_of_script() -> int:
 def resolved(how: Reduction) -> tuple[int, float, float, int]:
     """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
     op, average, prescale, postscale, process_set = how
-    prescale, postscale = float(prescale), float(postscale)
-    if prescale != prescale or postscale != postscale:
-        raise InvalidRequestError(
-            f"prescale_factor={prescale}, postscale_factor={postscale}: expected numbers, got not-a-number"
-        )
-    return resolve_op(op, average), prescale, postscale, number_of(process_set)
+    return resolve_op(op, average), *as_factors(prescale, postscale), number_of(process_set)
 
 
 def _as_key(how: Reduction) -> Reduction:
     """`how` as a part of a key. Raises ValueError if it has no meaning."""
     op, average, prescale, postscale, process_set = how
     # resolve_op: a bool as op would count as the number of Sum or Average, and `average` shall warn at every call.
-    # float: a scale may come as a tensor, whose value can change; the key must not.
-    return resolve_op(op, average), None, float(prescale), float(postscale), process_set
+    # as_factors: a scale may come as a tensor, whose value can change; the key must not.
+    return resolve_op(op, average), None, *as_factors(prescale, postscale), process_set
 
 
 class Collectives(Generic[T]):
@@ -158,7 +155,11 @@ class Collectives(Generic[T]):
         if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
             how = _as_key(how)
         key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
-        return context.requests.get(key) or self._reduction(context, key, "allreduce", how, [staged])
+        try:
+            known = context.requests.get(key)  # as find(), whose call costs time here
+        except TypeError:
+            known = None
+        return known or self._reduction(context, key, "allreduce", how, [staged])
 
     def grouped_allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, in_place: bool, flags: int = 0
@@ -173,7 +174,7 @@ class Collectives(Generic[T]):
             how = _as_key(how)
             staged = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, how, *_forms(staged))
-            request = context.requests.get(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
+            request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = [
                 mine if in_place or mine is not tensor else adapter.empty_like(mine)
                 for mine, tensor in zip(staged, tensors, strict=True)
@@ -234,7 +235,7 @@ class Collectives(Generic[T]):
         try:
             staged = self._stage_group(tensors, False)
             key = (ALLGATHER, name, group, process_set, *_forms(staged))
-            request: Prepared | native.Request | None = context.requests.get(key)
+            request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 request = self._prepared(context, key, label, staged, process_set)
             members, _ = context.place(request.process_set)
@@ -276,7 +277,7 @@ class Collectives(Generic[T]):
             staged: Any = adapter.stage(tensor)
             dtype = adapter.dtype_of(staged)
             key = (ALLTOALL, name, rows_to_send, process_set, staged.dtype, staged.shape)
-            request: Prepared | native.Request | None = context.requests.get(key)
+            request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 request = self._prepared(context, key, "alltoall", [staged], process_set, splits=rows_to_send)
             members, _ = context.place(request.process_set)
@@ -301,9 +302,14 @@ class Collectives(Generic[T]):
     def _integers(self, splits: Any) -> tuple[int, ...]:
         """`splits` as the user may give it: a list or tuple of ints, or a tensor."""
         if isinstance(splits, (list, tuple)):
-            return tuple(operator.index(rows) for rows in splits)
-        staged: Any = self._adapter.stage(splits)
-        dtype, shape = self._adapter.dtype_of(staged), staged.shape
+            if all(hasattr(rows, "__index__") for rows in splits):
+                return tuple(map(operator.index, splits))
+            raise TypeError(f"splits={shown(splits)}: expected a list of ints")
+        try:
+            staged: Any = self._adapter.stage(splits)
+            dtype, shape = self._adapter.dtype_of(staged), staged.shape
+        except (TypeError, InvalidRequestError) as error:
+            raise type(error)(f"splits: {error}") from None
         if dtype != INT32 or len(shape) != 1:
             raise InvalidRequestError(
                 f"splits: expected a list of ints or a one-dimensional int32 tensor, got {native.DTYPE_NAMES[dtype]} "
@@ -336,7 +342,7 @@ class Collectives(Generic[T]):
             how = _as_key(how)
             staged = self._stage_group(tensors, False)
             key = (REDUCESCATTER, name, label, how, *_forms(staged))
-            request = context.requests.get(key) or self._reduction(context, key, label, how, staged)
+            request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
             outputs = [adapter.empty(_own_rows(place, shape), dtype) for dtype, shape in self._metas(staged)]
             handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
@@ -367,7 +373,7 @@ class Collectives(Generic[T]):
                 checked_root(context, root_rank, 0)  # as keys they would count as ranks 1 and 0
             staged: Any = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, process_set, staged.dtype, staged.shape)
-            request: Prepared | native.Request | None = context.requests.get(key)
+            request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 root = checked_root(context, root_rank, number_of(process_set))
                 request = self._prepared(context, key, "broadcast", [staged], process_set, root_rank=root)
@@ -387,7 +393,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             key = (BARRIER, process_set)
-            request = context.requests.get(key) or self._prepared(context, key, "barrier", [], process_set)
+            request = context.requests.find(key) or self._prepared(context, key, "barrier", [], process_set)
         except LOCAL_ERRORS as error:
             context.refuse("barrier", None, error, _told_in(process_set))
         Operation(context, submit_group(context, request, [], [], SYNC), None, None, None).wait()
@@ -491,17 +497,3 @@ def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tu
         return tensor
     operation.value = pair
     return finish(operation)
-
-
-def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
-    """The root as a world rank. Raises ValueError or TypeError."""
-    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
-        raise InvalidRequestError(f"root_rank={root_rank!r}: expected the number of a rank")
-    root = operator.index(root_rank)
-    if not 0 <= root < context.size:
-        raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")
-    if set_number != 0 and root not in context.sets[set_number].ranks:
-        raise InvalidRequestError(
-            f"root_rank={root}: expected one of the ranks {context.sets[set_number].ranks} of the process set"
-        )
-    return root

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Compressor", "NoneCompressor", "casting", "compressing"]
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.wording import shown
+
+__all__ = ["Compressor", "NoneCompressor", "casting", "check_compression", "compressing"]
 
 
 class Compressor:
@@ -37,6 +40,17 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+def check_compression(compression: Any) -> None:
+    """Raises ValueError for anything that is not a compressor."""
+    if not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+        is_choice = isinstance(compression, str) and compression in ("none", "fp16", "bf16")
+        choice = compression if is_choice else "none, .fp16 and .bf16"
+        raise InvalidRequestError(
+            f"compression={shown(compression)}: expected a class with compress and decompress\n"
+            f"hint: hvd.Compression.{choice}"
+        )
 
 
 def casting(

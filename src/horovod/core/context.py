@@ -23,6 +23,7 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
+from horovod.core.wording import quoted
 
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
@@ -180,7 +181,7 @@ class Context:
 
         It is the same error with rank and operation in front.
         """
-        shown = f"unnamed {label}" if name is None else f"{label} of `{name}`"
+        shown = f"unnamed {label}" if name is None else f"{label} of {quoted(name)}"
         # If the name is not a str, the peers may have the same name as a str, and wait under that.
         self.refuse_as(None if name is None else f"{label}.{name}".partition("\0")[0], shown, error, process_set)
 

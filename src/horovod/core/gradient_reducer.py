@@ -23,6 +23,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from horovod.core.wording import counted, quoted
+
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
 
 P = TypeVar("P")
@@ -130,9 +132,10 @@ class GradientReducer(Generic[P, T]):
         self._note("ready", slot)
         if slot.spent:
             if self._gradients.current(slot.parameter) is slot.reduced():
+                passes = counted(self.passes_per_step, "backward pass", "backward passes")
                 raise AssertionError(
-                    f"gradient `{slot.name}` was computed again after it had been reduced, before step() or "
-                    f"zero_grad(): expected {self.passes_per_step} backward pass(es) per step\n"
+                    f"gradient {quoted(slot.name)} was computed again after it had been reduced, before step() or "
+                    f"zero_grad(): expected {passes} a step\n"
                     "hint: set backward_passes_per_step to accumulate gradients over several passes"
                 )
             slot.spent = slot.kept = False  # cleared by other means than this optimizer's zero_grad()

@@ -20,6 +20,7 @@ from typing import Any
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.rendezvous import Rendezvous
 from horovod.core.topology import Identity, Topology, hosts_of, ranks_text
+from horovod.core.wording import counted
 
 __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 
@@ -158,8 +159,8 @@ class Meeting:
         listed = sorted(rank for _, ranks in settings for rank in ranks)
         if not listed == sorted(places) == list(range(self._identity.size)):
             raise StartError(
-                f"the places of the ranks do not fit together: {len(hosts)} hosts have {ranks_text(sorted(places))}, "
-                f"expected 0 to {self._identity.size - 1}\n"
+                f"the places of the ranks do not fit together: on {counted(len(hosts), 'host')} are "
+                f"{ranks_text(sorted(places))}, expected 0 to {self._identity.size - 1}\n"
                 "hint: HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE number the hosts; horovodrun sets them",
                 "start-settings",
             )

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from horovod.core.collectives import Collectives, Reduction
-from horovod.core.compression import Compressor, NoneCompressor
+from horovod.core.compression import Compressor, NoneCompressor, check_compression
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC, Average
 from horovod.core.operations import register
 from horovod.core.process_sets import ProcessSet, global_process_set
@@ -51,9 +52,11 @@ class Operations(Generic[T]):
         The result is postscale * reduce(prescale * x), divided by the size for Average, which is the default. Raises
         HorovodInternalError if the ranks disagree or one is lost, ValueError for what is wrong on this rank.
         """
-        sent, ctx = compression.compress(tensor)
-        result = self._reduce(sent, name, (op, average, prescale_factor, postscale_factor, process_set))
-        return compression.decompress(result, ctx)  # type: ignore[no-any-return]
+        how = (op, average, prescale_factor, postscale_factor, process_set)
+        if compression is NoneCompressor:  # the short way: the latency of a small tensor
+            return self._reduce(tensor, name, how)
+        self.check_compression(compression, "allreduce", name, process_set)
+        return self._compressed([tensor], compression, lambda sent: [self._reduce(sent[0], name, how)])[0]
 
     def allreduce_async(
         self,
@@ -111,6 +114,7 @@ class Operations(Generic[T]):
     ) -> list[T]:
         """Does allreduce of several tensors as a whole: all of them or none."""
         how = (op, average, prescale_factor, postscale_factor, process_set)
+        self.check_compression(compression, "grouped_allreduce", name, process_set)
         return self._compressed(tensors, compression, lambda sent: self._reduce_group(sent, name, how))
 
     def grouped_allreduce_async(
@@ -221,9 +225,9 @@ class Operations(Generic[T]):
 
         They are dealt in rank order, one more to the first ranks if they do not come out even.
         """
-        sent, ctx = compression.compress(tensor)
-        result = self._scatter(sent, name, (op, None, prescale_factor, postscale_factor, process_set))
-        return compression.decompress(result, ctx)  # type: ignore[no-any-return]
+        how = (op, None, prescale_factor, postscale_factor, process_set)
+        self.check_compression(compression, "reducescatter", name, process_set)
+        return self._compressed([tensor], compression, lambda sent: [self._scatter(sent[0], name, how)])[0]
 
     def reducescatter_async(
         self,
@@ -250,6 +254,7 @@ class Operations(Generic[T]):
     ) -> list[T]:
         """Does reducescatter of several tensors as a whole: all of them or none."""
         how = (op, None, prescale_factor, postscale_factor, process_set)
+        self.check_compression(compression, "grouped_reducescatter", name, process_set)
         return self._compressed(tensors, compression, lambda sent: self._scatter_group(sent, name, how))
 
     def grouped_reducescatter_async(
@@ -348,6 +353,17 @@ class Operations(Generic[T]):
     def _is_group(self, tensors: Any) -> bool:
         """Whether they can be compressed. The collectives refuse anything else, so that peers are told."""
         return isinstance(tensors, (list, tuple))
+
+    def check_compression(
+        self, compression: Any, label: str, name: str | None, process_set: ProcessSet = global_process_set
+    ) -> None:
+        """Raises ValueError for what is no compressor, and tells the peers that the call of `label` will not come."""
+        if compression is NoneCompressor:
+            return
+        try:
+            check_compression(compression)
+        except InvalidRequestError as error:
+            self.collectives.refuse(label, name, error, process_set)
 
     def _compressed(
         self,

@@ -10,6 +10,7 @@ When a generation has ended, its sets are no longer registered. Thread safety: a
 from __future__ import annotations
 
 import ctypes
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +20,17 @@ from horovod.core import native
 from horovod.core.context import LOCAL_ERRORS, Context, NotAMemberError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.operations import Operation, number_given
+from horovod.core.wording import shown
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "number_of", "remove_process_set"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "check_process_set",
+    "checked_root",
+    "global_process_set",
+    "number_of",
+    "remove_process_set",
+]
 
 _changing = threading.Lock()
 
@@ -33,9 +43,12 @@ class ProcessSet:
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
-        ranks = list(ranks_or_comm)
+        try:
+            ranks = list(ranks_or_comm)
+        except TypeError:
+            raise TypeError(f"a process set is a list of ranks: expected a list, got {shown(ranks_or_comm)}") from None
         if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
-            raise InvalidRequestError(f"a process set is a list of ranks: expected ints, got {ranks!r}")
+            raise InvalidRequestError(f"a process set is a list of ranks: expected ints, got {shown(ranks)}")
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
@@ -90,6 +103,16 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 
+def check_process_set(process_set: Any) -> None:
+    """Raises ValueError for anything but a ProcessSet, registered or not."""
+    if not isinstance(process_set, ProcessSet):
+        got = shown(process_set)
+        ranks = got if isinstance(process_set, (list, tuple)) else "ranks"
+        raise InvalidRequestError(
+            f"process_set: expected a ProcessSet, got {got}\nhint: hvd.add_process_set({ranks}) makes one"
+        )
+
+
 def number_of(process_set: ProcessSet | None) -> int:
     """The native core's number of a set.
 
@@ -97,8 +120,7 @@ def number_of(process_set: ProcessSet | None) -> int:
     """
     if process_set is global_process_set or process_set is None:
         return 0
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidRequestError(f"process_set: expected a ProcessSet, got {process_set!r}")
+    check_process_set(process_set)
     context = contexts.current()
     number = process_set.process_set_id
     if number is None or context.sets.get(number) is not process_set:
@@ -108,6 +130,20 @@ def number_of(process_set: ProcessSet | None) -> int:
     if context.place(number)[1] < 0:
         raise NotAMemberError(f"rank {context.rank} is no member of {process_set}")
     return number
+
+
+def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
+    """The root as a world rank. Raises ValueError or TypeError."""
+    if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__"):
+        raise InvalidRequestError(f"root_rank={shown(root_rank)}: expected the number of a rank")
+    root = operator.index(root_rank)
+    if not 0 <= root < context.size:
+        raise InvalidRequestError(f"root_rank={root}: expected 0 to {context.size - 1}, as the size is {context.size}")
+    if set_number != 0 and root not in context.sets[set_number].ranks:
+        raise InvalidRequestError(
+            f"root_rank={root}: expected one of the ranks {context.sets[set_number].ranks} of the process set"
+        )
+    return root
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -156,10 +192,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a set away; its object is not registered any more.
 
     All ranks must call it; blocks until all have called it. Returns False for the global set and for a set that is not
-    registered. Raises HorovodInternalError if the ranks disagree, or an operation is in flight in the set.
+    registered. Raises ValueError for anything but a ProcessSet, HorovodInternalError if the ranks disagree, or an
+    operation is in flight in the set.
     """
     context = contexts.current()
-    number = getattr(process_set, "process_set_id", None)
+    check_process_set(process_set)
+    number = process_set.process_set_id
     if process_set is global_process_set or number is None or context.sets.get(number) is not process_set:
         return False
     _check_dynamic(context, "remove_process_set")

@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from horovod.core.compression import Compressor, NoneCompressor
+from horovod.core.compression import Compressor, NoneCompressor, check_compression
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import OP_NAMES, Adasum, Average
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
+from horovod.core.requests import as_factor
+from horovod.core.wording import shown
 
 __all__ = ["ReductionOptions", "check_groups", "check_passes"]
 
@@ -44,13 +46,15 @@ class ReductionOptions:
 
     def __post_init__(self) -> None:
         if self.op not in range(len(OP_NAMES)):
-            raise InvalidRequestError(f"op={self.op!r}: expected one of {', '.join(OP_NAMES)}")
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise InvalidRequestError(f"op={shown(self.op)}: expected one of {', '.join(OP_NAMES)}")
+        factor = as_factor("gradient_predivide_factor", self.gradient_predivide_factor)
+        if factor != 1.0 and self.op != Average:
             raise InvalidRequestError("gradient_predivide_factor is for op=Average only")
-        if not self.gradient_predivide_factor > 0:
-            raise InvalidRequestError(
-                f"gradient_predivide_factor={self.gradient_predivide_factor}: expected a number above 0"
-            )
+        if not factor > 0:
+            given = shown(self.gradient_predivide_factor)
+            raise InvalidRequestError(f"gradient_predivide_factor={given}: expected a number above 0")
+        check_compression(self.compression)
+        check_process_set(self.process_set)
         check_passes(self.backward_passes_per_step)
 
     @classmethod
@@ -81,7 +85,7 @@ class ReductionOptions:
 def check_passes(passes: Any) -> None:
     """Raises ValueError for a number of backward passes that cannot be."""
     if not isinstance(passes, int) or passes < 1:
-        raise InvalidRequestError(f"backward_passes_per_step={passes!r}: expected a whole number, 1 or more")
+        raise InvalidRequestError(f"backward_passes_per_step={shown(passes)}: expected a whole number, 1 or more")
 
 
 def check_groups(
@@ -100,7 +104,7 @@ def check_groups(
     if isinstance(groups, int) and not isinstance(groups, bool) and groups >= smallest:
         return []
     if not isinstance(groups, list) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise InvalidRequestError(f"groups={groups!r}: expected a number of groups, or a list of lists of {noun}s")
+        raise InvalidRequestError(f"groups={shown(groups)}: expected a number of groups, or a list of lists of {noun}s")
     members = list(itertools.chain.from_iterable(groups))
     for member in members:
         if not is_member(member):

@@ -33,12 +33,15 @@ from horovod.core.native import (
     Min,
     Sum,
 )
+from horovod.core.wording import quoted, shown
 
 __all__ = [
     "Key",
     "Metas",
     "Prepared",
     "RequestCache",
+    "as_factor",
+    "as_factors",
     "check_adasum_ranks",
     "check_name",
     "check_reduction",
@@ -86,11 +89,22 @@ class RequestCache:
         self._sighted: dict[Key, int] = {}  # keys that came once, with their process sets
         self.get = self._prepared.get
 
+    def find(self, key: Key) -> Prepared | None:
+        """Does get(); None for a key with a part that has no hash, such as a list: the checks say what is wrong."""
+        try:
+            return self.get(key)
+        except TypeError:
+            return None
+
     def add(
         self, key: Key, request: native.Request, failed: Callable[[int, native.Status], Exception]
     ) -> Prepared | native.Request:
         """Returns what to submit for a key that get() does not know. `failed`: makes an exception of a native code."""
-        if key not in self._sighted:
+        try:
+            is_new = key not in self._sighted
+        except TypeError:  # a part of it has no hash, such as a NumPy array of one number
+            return request
+        if is_new:
             if len(self._sighted) >= MAX_ENTRIES:
                 self._sighted.clear()
             self._sighted[key] = request.process_set
@@ -126,7 +140,23 @@ def check_name(name: Any) -> None:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a str, got {type(name).__name__}")
     if name is not None and "\0" in name:
-        raise InvalidRequestError(f"name {name!r}: a name cannot hold a NUL character")
+        raise InvalidRequestError(f"name {quoted(name)}: a name cannot hold a NUL character")
+
+
+def as_factor(argument: str, value: Any) -> float:
+    """The value of an argument that scales. Raises ValueError for anything but a number."""
+    try:
+        factor = None if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
+        factor = None
+    if factor is None or factor != factor:
+        raise InvalidRequestError(f"{argument}={shown(value)}: expected a number")
+    return factor
+
+
+def as_factors(prescale: Any, postscale: Any) -> tuple[float, float]:
+    """The factors of a reduction. Raises ValueError for anything but numbers."""
+    return as_factor("prescale_factor", prescale), as_factor("postscale_factor", postscale)
 
 
 def check_tensors(kind: int, label: str, metas: Metas) -> None:
@@ -146,7 +176,7 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
     except TypeError:
         known = False
     if not known:
-        raise InvalidRequestError(f"op={op!r}: expected one of {', '.join(native.OP_NAMES)}")
+        raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
     if op == Adasum and kind != ALLREDUCE:
         raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
     for dtype in dtypes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.core.settings import Settings
+from horovod.core.wording import counted
 
 __all__ = ["Identity", "Topology", "hosts_of", "identity_of", "proposed_rank", "ranks_text"]
 
@@ -120,7 +121,7 @@ def _checked(identity: Identity) -> Identity:
 def _pretended(identity: Identity, hostname: str, sizes: Sequence[int]) -> tuple[Identity, str]:
     if sum(sizes) != identity.size:
         raise StartError(
-            f"HOROVOD_PRETEND_HOSTS={','.join(map(str, sizes))} divides {sum(sizes)} ranks, but there are "
+            f"HOROVOD_PRETEND_HOSTS={','.join(map(str, sizes))} divides {counted(sum(sizes), 'rank')}, but there are "
             f"{identity.size}\nhint: give the number of ranks on each host, or unset it",
             "start-settings",
         )

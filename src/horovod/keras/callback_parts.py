@@ -16,6 +16,7 @@ from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
 from horovod.core.operations import synchronize
+from horovod.core.wording import counted
 from horovod.keras import backends
 from horovod.keras.distributed import is_distributed, start_from
 
@@ -32,7 +33,11 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
     for rank, theirs in enumerate(everybody):
         if theirs != everybody[0]:
             seen = next((pair for pair in zip(everybody[0], theirs, strict=False) if pair[0] != pair[1]), None)
-            difference = f"{len(everybody[0])} and {len(theirs)} variables" if seen is None else f"{seen[0]}, {seen[1]}"
+            difference = (
+                f"{len(everybody[0])} and {counted(len(theirs), 'variable')}"
+                if seen is None
+                else f"{seen[0]}, {seen[1]}"
+            )
             raise MismatchError(
                 f"broadcast of variables: rank 0 and rank {rank} differ: {difference}\n"
                 "hint: build the same model and optimizer on all ranks"

@@ -46,6 +46,7 @@ def allreduce(
 
     `compression` is accepted; host values travel as they are.
     """
+    operations.check_compression(compression, "allreduce", name)
     result = operations.allreduce(
         _host(value), average, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor
     )

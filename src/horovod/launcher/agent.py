@@ -29,6 +29,7 @@ from typing import Any
 from horovod.core.secret import SecretFile
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
+from horovod.launcher.hosts import unpacked
 from horovod.launcher.lines import LineError, LineReader, line
 from horovod.launcher.memory import UNKNOWN, KillCounter
 
@@ -59,7 +60,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # by pid, those that still run
         self._processes: list[subprocess.Popen[bytes]] = []
         self._outputs: dict[int, _Output] = {}
-        self._lines = LineReader("order")
+        self._lines = LineReader("order", limit_bytes=None)  # from the process that has started this one
         self._unsent = bytearray()
         self._started = False
         self._suspended = False  # all ranks, by order or with the launcher
@@ -177,10 +178,10 @@ class Agent:
         self._make_directory()
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
         common = {**job["environment"], **own}
-        for rank in job["ranks"]:
+        for rank, identity in unpacked(job["ranks"]):
             if self._ending:
                 return
-            self._start_rank(rank["rank"], job["command"], {**common, **rank["environment"]}, job["directory"])
+            self._start_rank(rank, job["command"], {**common, **identity}, job["directory"])
 
     def _make_directory(self) -> None:
         try:

@@ -19,9 +19,10 @@ from horovod.core.exceptions import NativeCoreError, StartError, text_of
 from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
-from horovod.launcher.hosts import Host, HostsError, assign_ranks, parse_hosts
+from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hosts, ranks_by_host
 from horovod.launcher.output import prepare_directory
 from horovod.launcher.placement import placement_for
+from horovod.launcher.room import NoRoomError, check_room
 from horovod.launcher.terminal import discard
 
 __all__ = ["check", "main", "parse"]
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.explain is not None:
             return _answer(_explanation(options.explain))
         job = _job(options, environment)
-    except (UsageError, HostsError, SettingError) as error:
+    except (UsageError, HostsError, NoRoomError, SettingError) as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UsageError) else 2
     return supervise.run(job)
@@ -139,7 +140,7 @@ def check(arguments: Sequence[str]) -> None:
     """Raises ValueError for a command line that main would not run, with what it would say."""
     try:
         _job(parse(arguments), current_environment())
-    except (UsageError, HostsError, SettingError) as error:
+    except (UsageError, HostsError, NoRoomError, SettingError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -261,6 +262,8 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
     if remote:
         are = "is" if len(remote) == 1 else "are"
         raise HostsError(f"{', '.join(remote)} {are} not this machine; several machines are not supported yet")
+    here = zip(hosts, ranks_by_host(hosts, options.num_proc), strict=True)
+    check_room(sum(count for host, count in here if is_local(host.name)))
     ranks = assign_ranks(hosts, options.num_proc)
     if settings.network_interface:
         try:

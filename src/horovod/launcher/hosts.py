@@ -9,11 +9,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from horovod.core.settings import environment_of
+from horovod.core.wording import counted
 
-__all__ = ["Host", "HostsError", "RankIdentity", "assign_ranks", "is_local", "parse_hosts"]
+__all__ = [
+    "Host",
+    "HostsError",
+    "RankIdentity",
+    "assign_ranks",
+    "is_local",
+    "packed",
+    "parse_hosts",
+    "ranks_by_host",
+    "unpacked",
+]
 
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?::(?P<slots>[0-9]+))?")
 
@@ -59,13 +71,13 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
-    """`size` ranks, host by host in the given order. Raises HostsError if there are too few slots."""
+def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:
+    """How many of `size` ranks each host gets, in the given order. Raises HostsError if there are too few slots."""
     slots = sum(host.slots for host in hosts)
     if size > slots:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         raise HostsError(
-            f"{size} ranks were asked for, but the hosts have {slots} slot{'' if slots == 1 else 's'} ({listed})\n"
+            f"{size} ranks were asked for, but the hosts have {counted(slots, 'slot')} ({listed})\n"
             "hint: lower -np, or give a host more slots; a slot is a place for one rank, not a core"
         )
     local_sizes = []
@@ -73,6 +85,12 @@ def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
     for host in hosts:
         local_sizes.append(min(host.slots, left))
         left -= local_sizes[-1]
+    return local_sizes
+
+
+def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
+    """`size` ranks, host by host in the given order. Raises HostsError if there are too few slots."""
+    local_sizes = ranks_by_host(hosts, size)
     ranks: list[RankIdentity] = []
     for index, (host, local_size) in enumerate(zip(hosts, local_sizes, strict=True)):
         for local_rank in range(local_size):
@@ -88,6 +106,26 @@ def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
                 )
             )
     return ranks
+
+
+def packed(ranks: Sequence[RankIdentity]) -> dict[str, Any]:
+    """The identities of a host's ranks as an agent is told them: what is common to all of them is said once."""
+    environments = [one.environment() for one in ranks]
+    first = environments[0]
+    own = [name for name in first if any(environment[name] != first[name] for environment in environments)]
+    return {
+        "common": {name: value for name, value in first.items() if name not in own},
+        "own": own,
+        "ranks": [
+            [one.rank, *map(environment.__getitem__, own)] for one, environment in zip(ranks, environments, strict=True)
+        ],
+    }
+
+
+def unpacked(message: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The ranks of a message that `packed` made, each with its environment."""
+    for rank, *values in message["ranks"]:
+        yield rank, {**message["common"], **dict(zip(message["own"], values, strict=True))}
 
 
 def is_local(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["LineError", "LineReader", "line"]
 
-# No message is longer: the longest are the environment in the first order and 64 KiB of output, escaped.
+# No event is longer: the longest are 64 KiB of output, escaped.
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -17,17 +17,22 @@ class LineError(ValueError):
 
 
 class LineReader:
-    """Cuts a stream into messages; holds at most one unfinished line."""
+    """Cuts a stream into messages; holds at most one unfinished line.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind  # the field that every message of this stream has, a text
+    `kind`: the field that every message of this stream has, a text. `limit_bytes`: of a line; None: as long as memory
+    lasts.
+    """
+
+    def __init__(self, kind: str, limit_bytes: int | None = MAX_LINE_BYTES) -> None:
+        self._kind = kind
+        self._limit_bytes = limit_bytes
         self._unparsed = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """The messages that are complete now. Raises LineError, after which the stream is worth nothing."""
         *lines, self._unparsed = (self._unparsed + data).split(b"\n")
-        if len(self._unparsed) > MAX_LINE_BYTES:
-            raise LineError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        if self._limit_bytes is not None and len(self._unparsed) > self._limit_bytes:
+            raise LineError(f"a line of more than {self._limit_bytes} bytes")
         return [self._message(text) for text in lines]
 
     def _message(self, text: bytes) -> dict[str, Any]:

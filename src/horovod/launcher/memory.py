@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from horovod.launcher.control_group import control_group
+
 __all__ = ["IN_CGROUP", "NOBODY", "ON_MACHINE", "UNKNOWN", "KillCounter"]
 
 # Answers of `since_start`, which travel from agent to launcher.
@@ -34,20 +36,9 @@ class KillCounter:
 
 
 def _cgroup_file(root: Path) -> Path | None:
-    """The file with this process' own counter: version 2 has one hierarchy, version 1 one for memory."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control"
-    for line in lines:
-        number, _, path = line.split(":", 2)
-        if number == "0":
-            return root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events"
-    return None
+    """The file with this process' own counter."""
+    group = control_group("memory", root)
+    return group and group.folder / ("memory.oom_control" if group.version == 1 else "memory.events")
 
 
 def _count(file: Path | None) -> int | None:

@@ -26,7 +26,7 @@ from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.failure import RankExit, describe_end, report, root_cause, was_refused_by_a_peer
-from horovod.launcher.hosts import RankIdentity
+from horovod.launcher.hosts import RankIdentity, packed
 from horovod.launcher.lines import LineError
 from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.placement import placement_for
@@ -155,7 +155,7 @@ class _Supervisor:
             "command": job.command,
             "directory": os.getcwd(),
             "environment": {**job.environment, "PYTHONUNBUFFERED": "1", **meeting},
-            "ranks": [{"rank": one.rank, "environment": one.environment()} for one in ranks],
+            "ranks": packed(ranks),
             "grace_s": job.termination_grace_s,
         }
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import check_passes
-from horovod.tensorflow.gradient_list import plain_variable
+from horovod.tensorflow.tensors import plain_variable
 
 __all__ = [
     "LocalGradientAggregationHelper",

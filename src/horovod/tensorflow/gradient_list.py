@@ -22,17 +22,11 @@ from horovod.core.collectives import resolved
 from horovod.core.gradient_list import GradientList
 from horovod.tensorflow import ops, xla
 from horovod.tensorflow.shim import operations
-from horovod.tensorflow.tensors import check_op, unique_name
+from horovod.tensorflow.tensors import check_op, plain_variable, unique_name
 
-__all__ = ["TensorFlowGradients", "plain_variable"]
+__all__ = ["TensorFlowGradients"]
 
 _steps = itertools.count(1)
-
-
-def plain_variable(variable: Any) -> Any:
-    """TensorFlow's variable in one of Keras 3, and any other as it is."""
-    inner = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
-    return inner if isinstance(inner, tf.Variable) else variable
 
 
 class TensorFlowGradients(GradientList):

@@ -19,18 +19,21 @@ import numpy as np
 import tensorflow as tf
 
 from horovod.core import context as contexts
-from horovod.core.collectives import Reduction, checked_root, resolved
-from horovod.core.compression import Compressor
+from horovod.core.collectives import Reduction, resolved
+from horovod.core.compression import Compressor, check_compression
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
 from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
-from horovod.core.process_sets import ProcessSet, global_process_set, number_of
+from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
+from horovod.core.requests import check_reduction
+from horovod.core.wording import shown
 from horovod.tensorflow import autograd as autograd  # registers them
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
 from horovod.tensorflow.tensors import (
+    assignable,
     check_rows,
     checked,
     movable,
@@ -64,6 +67,12 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
+
+
+def _is_empty(given: Any) -> bool:
+    # A tensor in place of a list has no truth value; what is no list is refused later, so that the peers are told.
+    return isinstance(given, (list, tuple)) and not given
+
 
 # Allreduce
 
@@ -106,7 +115,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """allreduce of several tensors, done or failed as a whole. tf.IndexedSlices among them are reduced one by one."""
-    if not tensors:
+    if _is_empty(tensors):
         return []
     how = (op, average, prescale_factor, postscale_factor, process_set)
     if not isinstance(tensors, (list, tuple)):
@@ -136,6 +145,7 @@ def _reduced(
 ) -> list[Any]:
     def build() -> list[Any]:
         tensors = reducible(values)
+        check_compression(compression)
         sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
         attributes = reduction_attributes(how, sent, ALLREDUCE)
@@ -154,12 +164,17 @@ def _reduced(
 def _sparse_allreduce(
     slices: tf.IndexedSlices, name: str | None, how: Reduction, device: str, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
-    op, prescale, postscale, _ = resolved(how)
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"tf.IndexedSlices can be reduced by Average and Sum, got op={OP_NAMES[op]}")
-    if (prescale, postscale) != (1.0, 1.0):
-        raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
+    def known_op() -> int:
+        op, prescale, postscale, _ = resolved(how)
+        check_reduction(ALLREDUCE, op, [])
+        if op not in (Average, Sum):
+            raise NotImplementedError(f"tf.IndexedSlices can be reduced by Average and Sum, got op={OP_NAMES[op]}")
+        if (prescale, postscale) != (1.0, 1.0):
+            raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
+        return op
+
     process_set = how[-1] or global_process_set
+    op = checked("sparse_allreduce", name, process_set, known_op)
     with tf.device(device or None):
         values, indices = _gathered(
             "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
@@ -189,7 +204,9 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """allgather of several tensors, done or failed as a whole."""
-    return _gathered("grouped_allgather", tensors, name, ignore_name_scope, process_set) if tensors else []
+    if _is_empty(tensors):
+        return []
+    return _gathered("grouped_allgather", tensors, name, ignore_name_scope, process_set)
 
 
 def _gathered(
@@ -256,11 +273,11 @@ def broadcast_(
 
     Returns the variables' new values; in a graph of TensorFlow 1, the operations that assign.
     """
-    variables = list(variables)
-    if not variables:
+    if _is_empty(variables):
         return []
-    values = copies_of([tf.convert_to_tensor(variable) for variable in variables], root_rank, name, False, process_set)
-    return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    plain = checked("broadcast", name, process_set, lambda: assignable(variables))
+    values = copies_of([tf.convert_to_tensor(variable) for variable in plain], root_rank, name, False, process_set)
+    return [variable.assign(value) for variable, value in zip(plain, values, strict=True)]
 
 
 # Alltoall
@@ -281,7 +298,10 @@ def alltoall(
     def build() -> Any:
         (sent,) = movable([tensor])
         check_rows("alltoall", [sent])
-        rows = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
+        try:
+            rows = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
+        except (TypeError, ValueError):
+            raise TypeError(f"splits={shown(splits)}: expected a list of integers") from None
         if not rows.dtype.is_integer:
             raise TypeError(f"splits: expected integers, got {rows.dtype.name}")
         if rows.shape.rank not in (None, 1):
@@ -330,7 +350,9 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors, done or failed as a whole."""
     how = (op, None, prescale_factor, postscale_factor, process_set)
-    return _scattered("grouped_reducescatter", tensors, name, how, compression, device_dense, False) if tensors else []
+    if _is_empty(tensors):
+        return []
+    return _scattered("grouped_reducescatter", tensors, name, how, compression, device_dense, False)
 
 
 def _scattered(
@@ -345,6 +367,7 @@ def _scattered(
     def build() -> list[tf.Tensor]:
         tensors = reducible(values)
         check_rows(label, tensors)
+        check_compression(compression)
         sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
         attributes = reduction_attributes(how, sent, REDUCESCATTER)
@@ -373,6 +396,9 @@ def join() -> tf.Tensor:
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns (in a graph: is a node that is done) when every rank of the set has called it."""
-    xla.refuse("barrier")
-    node = node_name("barrier", None, [], False)
-    return operations().horovod_barrier(tensor_name=wire_name("barrier", node), process_set=number_of(process_set))
+
+    def build() -> Any:
+        node = node_name("barrier", None, [], False)
+        return operations().horovod_barrier(tensor_name=wire_name("barrier", node), process_set=number_of(process_set))
+
+    return checked("barrier", None, process_set, build)

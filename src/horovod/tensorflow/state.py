@@ -17,7 +17,6 @@ from horovod.core import context as contexts
 from horovod.core import objects
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import ops
-from horovod.tensorflow.gradient_list import plain_variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -41,8 +40,7 @@ def broadcast_variables(
     FailedPreconditionError if the ranks' variables differ in number, shape or dtype. Without variables (a model that is
     not built has none) it does nothing.
     """
-    plain = [plain_variable(variable) for variable in variables]
-    assigned = ops.broadcast_(plain, root_rank, "broadcast_variables", process_set)
+    assigned = ops.broadcast_(variables, root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 

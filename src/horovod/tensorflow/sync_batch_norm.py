@@ -19,7 +19,7 @@ import tensorflow as tf
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Sum
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
 from horovod.tensorflow import ops
 
 __all__ = ["SyncBatchNormalization"]
@@ -47,6 +47,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
                 f"SyncBatchNormalization: Keras runs on {tf.keras.backend.backend()}: expected TensorFlow\n"
                 "hint: horovod.torch.SyncBatchNorm, or batch normalization of each rank's own rows"
             )
+        check_process_set(process_set)
         if hasattr(self, "_fused_can_be_used"):  # tf-keras would choose it by itself
             kwargs["fused"] = False
         super().__init__(**kwargs)

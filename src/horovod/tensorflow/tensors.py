@@ -8,7 +8,7 @@ rank alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -24,11 +24,13 @@ from horovod.tensorflow import xla
 
 __all__ = [
     "among_concurrent",
+    "assignable",
     "check_op",
     "check_rows",
     "checked",
     "movable",
     "node_name",
+    "plain_variable",
     "reducible",
     "reduction_attributes",
     "unique_name",
@@ -147,6 +149,24 @@ def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
         if tensor.dtype.name not in dtypes:
             raise InvalidRequestError(f"dtype {tensor.dtype.name}: expected one of {', '.join(sorted(dtypes))}")
     return tensors
+
+
+def plain_variable(variable: Any) -> Any:
+    """TensorFlow's variable in one of Keras 3, and any other as it is."""
+    inner = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+def assignable(variables: Any) -> list[Any]:
+    """The variables in a list, as TensorFlow's own. Raises TypeError for anything else, such as a single variable."""
+    if tf.is_tensor(variables) or not isinstance(variables, Iterable):
+        hint = "\nhint: put it into a list" if hasattr(variables, "assign") else ""
+        raise TypeError(f"variables: expected a list of variables, got {type(variables).__name__}{hint}")
+    listed = list(variables)
+    for variable in listed:
+        if not hasattr(variable, "assign"):
+            raise TypeError(f"variables: expected a list of variables, got {type(variable).__name__} in it")
+    return [plain_variable(variable) for variable in listed]
 
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:

@@ -26,7 +26,6 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from horovod.core import context
 from horovod.core.collectives import Reduction
-from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch import autograd
@@ -69,24 +68,35 @@ def _gradients(ctx: Any, results: Any) -> tuple[Any, ...]:
     return results, *[None] * len(ctx.arguments)
 
 
+class _Unregistered(ProcessSet):
+    """In place of what is no set, or was removed after the compilation.
+
+    core/collectives.py refuses it, and tells the peers.
+    """
+
+    def __str__(self) -> str:
+        return "the process_set of a compiled function"
+
+
 def _set_of(number: int) -> ProcessSet:
     if number == 0:
         return global_process_set
-    process_set: ProcessSet | None = context.current().sets.get(number)
-    if process_set is None:
-        raise InvalidRequestError("the process set is not registered, or was removed after the function was compiled")
+    process_set: ProcessSet = context.current().sets.get(number) or _Unregistered([])
     return process_set
 
 
 def _number_of(process_set: ProcessSet | None) -> int:
-    number = 0 if process_set is None else process_set.process_set_id
+    if process_set is None:
+        return 0
+    # What is no set is refused when the operator runs, too: a compiler hides what is raised while it traces.
+    number = process_set.process_set_id if isinstance(process_set, ProcessSet) else None
     return -1 if number is None else number
 
 
 def _place_of(process_set: ProcessSet | None) -> tuple[int, int, int]:
     # Read by the compiled function at every call, so that it is compiled anew in a world of another size.
-    process_set = process_set or global_process_set
-    return _number_of(process_set), process_set.size() or 1, process_set.rank() or 0
+    known = process_set if isinstance(process_set, ProcessSet) else global_process_set
+    return _number_of(process_set), known.size() or 1, known.rank() or 0
 
 
 def _flat(how: Reduction) -> tuple[int | None, bool | None, float, float, int]:

@@ -26,6 +26,7 @@ from horovod.core.gradient_reducer import GradientReducer
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions, check_groups, check_passes
+from horovod.core.wording import counted, quoted, shown
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
@@ -117,8 +118,8 @@ class _DistributedOptimizer:
         names = self._hvd_reducer.in_flight
         if names:
             raise AssertionError(
-                f"{call} was called while {len(names)} gradients are being reduced, first `{names[0]}`: the last "
-                "backward() has not returned, or it raised\n"
+                f"{call} was called before the reduction of {counted(len(names), 'gradient')} was complete, first "
+                f"{quoted(names[0])}: the last backward() has not returned, or it raised\n"
                 "hint: synchronize() completes that step with zeros for missing gradients"
             )
 
@@ -233,7 +234,7 @@ def DistributedOptimizer(
     """
     options = ReductionOptions.among(locals())
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, got {optimizer!r}")
+        raise TypeError(f"optimizer: expected an instance of torch.optim.Optimizer, got {shown(optimizer)}")
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidRequestError("the optimizer is a DistributedOptimizer already: gradients would be reduced twice")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -274,7 +275,7 @@ def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Te
 def _checked_names(named_parameters: Iterable[Any] | None, parameters: list[Tensor]) -> dict[Tensor, str]:
     if named_parameters is None:
         return {}
-    pairs = list(named_parameters)
+    pairs = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InvalidRequestError(
             "named_parameters: expected a sequence of tuples (name, parameter)\n"

@@ -14,6 +14,7 @@ from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object, broadcast_object
 from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.wording import counted, quoted, shown
 from horovod.torch.tensors import collectives
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -21,7 +22,13 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 _OBJECTS = (bool, int, float, type(None))
 # The name under which the ranks tell each other which keys they have.
 _KEYS = "broadcast_parameters.keys"
-_GROUPS = "optimizer_state.groups"
+_STRUCTURE = "optimizer_state.structure"
+_KINDS = "optimizer_state.kinds"
+# What to do instead of giving one of these to broadcast_parameters.
+_HINTS = {
+    torch.nn.Module: "give model.state_dict() or model.named_parameters()",
+    torch.optim.Optimizer: "broadcast_optimizer_state(optimizer, root_rank) is for optimizers",
+}
 
 
 def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet = global_process_set) -> None:
@@ -57,17 +64,17 @@ def broadcast_optimizer_state(
     """Gives every rank's optimizer the root's options and state.
 
     Never runs a step: state that only the root has is created on this rank; state that the root lacks is deleted.
-    `model` is accepted for old scripts. Raises ValueError for LBFGS, whose state is not a fixed set of tensors, and
-    HorovodInternalError if the ranks' parameter groups differ.
+    `model` is accepted for old scripts. Raises TypeError for anything but an optimizer, ValueError for LBFGS, whose
+    state is not a fixed set of tensors, and HorovodInternalError, before anything is changed, if the ranks' optimizers
+    differ in class, parameter groups or the parameters' shapes.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        error = InvalidRequestError(
-            "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
-        )
-        collectives.refuse("allgather", f"{_GROUPS}.t", error, process_set)  # what the others wait in
+    try:
+        _check_kind(optimizer)
+    except (InvalidRequestError, TypeError) as error:
+        collectives.refuse("broadcast", f"{_STRUCTURE}.sz", error, process_set)  # what the others wait in
+    structure = broadcast_object(_structure(optimizer), root_rank, _STRUCTURE, process_set)
+    _check_alike(optimizer, structure, root_rank, process_set)
     groups = optimizer.param_groups
-    _check_groups([len(group["params"]) for group in groups], process_set)
-    structure = broadcast_object(_structure(optimizer), root_rank, "optimizer_state.structure", process_set)
     parameters = [parameter for group in groups for parameter in group["params"]]
     for group, options in zip(groups, structure["options"], strict=True):
         for key in [key for key in group if key != "params" and key not in options]:
@@ -98,17 +105,26 @@ def _named(params: Any) -> list[tuple[str, Any]]:
         for name, value in pairs:
             if not isinstance(value, (Tensor, *_OBJECTS)):
                 raise InvalidRequestError(
-                    f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor, a number or None"
+                    f"broadcast_parameters: {quoted(name)} is a {type(value).__name__}: expected a tensor, a number or "
+                    "None"
                 )
         return pairs
+    hint = next((f"\nhint: {hint}" for kind, hint in _HINTS.items() if isinstance(params, kind)), "")
     if not isinstance(params, Iterable) or isinstance(params, (str, Tensor)):
         raise InvalidRequestError(
-            f"broadcast_parameters: expected a dict or a list of pairs, got {type(params).__name__}"
+            f"broadcast_parameters: expected a dict or a list of pairs, got {type(params).__name__}{hint}"
         )
     pairs = [item if isinstance(item, tuple) else (str(index), item) for index, item in enumerate(params)]
-    for name, value in pairs:
+    for pair in pairs:
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            raise InvalidRequestError(
+                f"broadcast_parameters: expected pairs of a name and a tensor, got {shown(pair)}{hint}"
+            )
+        name, value = pair
         if value is not None and not isinstance(value, Tensor):
-            raise InvalidRequestError(f"broadcast_parameters: `{name}` is a {type(value).__name__}: expected a tensor")
+            raise InvalidRequestError(
+                f"broadcast_parameters: {quoted(name)} is a {type(value).__name__}: expected a tensor{hint}"
+            )
     return [(name, value) for name, value in pairs if value is not None]
 
 
@@ -140,22 +156,65 @@ def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
     for rank, theirs in zip(ranks, by_rank, strict=True):
         differing = sorted(set(theirs) ^ set(by_rank[0]))
         if differing:
-            shown = ", ".join(f"`{name}`" for name in differing[:5]) + (", ..." if len(differing) > 5 else "")
+            names = ", ".join(map(quoted, differing[:5])) + (", ..." if len(differing) > 5 else "")
             raise MismatchError(
-                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {shown}: expected the same "
+                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {names}: expected the same "
                 f"keys on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
             )
 
 
-def _check_groups(mine: list[int], process_set: ProcessSet) -> None:
-    by_rank = allgather_object(mine, _GROUPS, process_set=process_set)
-    ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, by_rank, strict=True):
-        if theirs != by_rank[0]:
-            raise MismatchError(
-                f"broadcast_optimizer_state: rank {rank} has parameter groups of {theirs} parameters, rank "
-                f"{ranks[0]} of {by_rank[0]}: expected the same on all ranks (this is rank {context.rank()})"
-            )
+def _check_kind(optimizer: Any) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidRequestError(
+            "broadcast_optimizer_state: LBFGS keeps its state in Python lists; it is not supported"
+        )
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        is_model = isinstance(optimizer, torch.nn.Module)
+        raise TypeError(
+            f"broadcast_optimizer_state: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+            + ("\nhint: broadcast_parameters(model.state_dict(), root_rank) is for models" if is_model else "")
+        )
+
+
+def _check_alike(
+    optimizer: torch.optim.Optimizer, structure: dict[str, Any], root_rank: int, process_set: ProcessSet
+) -> None:
+    """Compares this rank's optimizer with the root's. All ranks raise the same error if one differs."""
+    differences = allgather_object(_difference(_kind(optimizer), structure["kind"]), _KINDS, process_set=process_set)
+    differing = [
+        (rank, text) for rank, text in zip(process_set.ranks or [], differences, strict=True) if text is not None
+    ]
+    if differing:
+        rank, text = differing[0]
+        others = f"; nor is that of {counted(len(differing) - 1, 'other rank')}" if len(differing) > 1 else ""
+        raise MismatchError(
+            f"broadcast_optimizer_state: the optimizer of rank {rank} is not like that of rank {root_rank}, the root: "
+            f"{text}{others} (this is rank {context.rank()})\nhint: build model and optimizer alike on all ranks"
+        )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:
+    """What must be alike: the class, and the shapes of the parameters by group."""
+    kind = type(optimizer)
+    groups = [[_shape(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+    return f"{kind.__module__}.{kind.__name__}", groups
+
+
+def _shape(parameter: Tensor) -> tuple[int, ...]:
+    return () if torch.nn.parameter.is_lazy(parameter) else tuple(parameter.shape)
+
+
+def _difference(mine: Any, expected: Any) -> str | None:
+    if mine[0] != expected[0]:
+        return f"expected a {expected[0]}, got a {mine[0]}"
+    sizes = [[len(group) for group in groups] for groups in (expected[1], mine[1])]
+    if sizes[0] != sizes[1]:
+        return f"expected parameter groups of {sizes[0]} parameters, got {sizes[1]}"
+    for number, (theirs, own) in enumerate(zip(expected[1], mine[1], strict=True)):
+        for index, (shape, got) in enumerate(zip(theirs, own, strict=True)):
+            if shape != got:
+                return f"parameter {index} of group {number}: expected shape {list(shape)}, got {list(got)}"
+    return None
 
 
 def _structure(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -166,7 +225,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
             states.append(None if state is None else {key: _described(value) for key, value in state.items()})
-    return {"options": options, "state": states}
+    return {"kind": _kind(optimizer), "options": options, "state": states}
 
 
 def _described(value: Any) -> tuple[str, Any]:

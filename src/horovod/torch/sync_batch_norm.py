@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.core import context
 from horovod.core.native import SYNC, Sum
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
 from horovod.torch.tensors import collectives
 
 __all__ = ["SyncBatchNorm"]
@@ -52,6 +52,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: bool = True,
         process_set: ProcessSet = global_process_set,
     ) -> None:
+        check_process_set(process_set)
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_set = process_set
 

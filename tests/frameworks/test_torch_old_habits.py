@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What old scripts do between backward() and step(), as docs/differences.md says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+SHM = {"HOROVOD_TRANSPORT": "shm"}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_before_step_makes_a_step_of_zeros(worlds: WorldPool, set_to_none: bool) -> None:
+    def run(set_to_none: bool) -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0, momentum=0.5))
+        values = []
+        for clears in (False, True, False):
+            (weight * float(hvd.rank())).sum().backward()
+            if clears:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            optimizer.step()
+            optimizer.zero_grad()
+            values.append(weight.item())
+        return values
+
+    # Velocities 0.5, half of it, and half of that with 0.5 more.
+    assert worlds(2, SHM).run(run, set_to_none) == [[-0.5, -0.75, -1.375]] * 2
+
+
+def test_synchronize_and_then_step_reduce_nothing_again(worlds: WorldPool) -> None:
+    def run() -> tuple[float, int]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        before = hvd.statistics()["tensors"]
+        (weight * float(hvd.rank() + 1)).sum().backward()
+        optimizer.synchronize()
+        weight.grad.mul_(1 + hvd.rank())  # another reduction would make the ranks' gradients equal again
+        optimizer.step()
+        return weight.item(), hvd.statistics()["tensors"] - before
+
+    assert worlds(2, SHM).run(run) == [(-1.5, 1), (-3.0, 1)]
