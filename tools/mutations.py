@@ -226,8 +226,8 @@ MUTATIONS = (
         "native/negotiation/spread.cc",
         "  HVD_RETURN_IF_ERROR(say_pending());\n  send_up(FrameKind::kRecalled",
         "  send_up(FrameKind::kRecalled",
-        "a leader answers a recall before it has told what was complete by then",
-        (native("negotiation_model_test", "two_hosts_that_join"),),
+        "a leader keeps to itself what is complete, although rank 0 asks for it",
+        (native("leader_test", "an_answer_to_a_recall"),),
     ),
     Mutation(
         "local-ready-across-hosts",
@@ -291,7 +291,7 @@ MUTATIONS = (
         "waiting_there_[static_cast<size_t>(host)] = std::move(waiting);",
         "",
         "a stall report names ranks of other hosts as missing that wait themselves",
-        (native("simulate_test", "a_thousand_ranks"),),
+        (native("leader_test", "rank_0_learns_who_waits"),),
     ),
     Mutation(
         "recall-dropped",

@@ -41,18 +41,22 @@ struct TwoHosts final : PlainWorld::Owner {
     return what.what == Member::Applied::What::kReady || what.what == Member::Applied::What::kFailed;
   }
 
-  void submit(int rank) {
+  void submit(int rank, int64_t rows = 3) {
     auto call = std::make_shared<PlainCall>();
     Descriptor descriptor;
-    descriptor.tensors = {{HVD_FLOAT32, {3}}};
+    descriptor.tensors = {{HVD_FLOAT32, {rows}}};
     call->key = "x";
     call->text = descriptor.encode();
     call->descriptor = call->text;
     world.submit(rank, call);
   }
+  void deliver_one() {
+    const Sent sent = std::move(links.front());
+    links.pop_front();
+    world.take_from_host(sent.to, sent.from, sent.frame);
+  }
   void deliver() {
-    for (; !links.empty(); links.pop_front())
-      world.take_from_host(links.front().to, links.front().from, links.front().frame);
+    while (!links.empty()) deliver_one();
   }
   void settle() {
     for (bool moved = true; moved;) {
@@ -146,6 +150,19 @@ TEST(what_is_over_is_not_sent) {
   EXPECT(gathering.ask(request_of(4), 0).empty());
   gathering.remove_set(0);
   EXPECT(gathering.is_empty() && gathering.take_late(kLater).empty());
+}
+
+TEST(an_answer_to_a_recall_follows_what_was_complete_and_not_told) {
+  TwoHosts hosts;
+  for (int rank = 0; rank < 4; ++rank) hosts.submit(rank);
+  hosts.settle();
+  for (const int rank : {3, 2}) hosts.submit(rank);  // complete on host 1
+  EXPECT(hosts.links.empty());                       // which keeps it for a batch
+  hosts.submit(0, 4);                                // another shape: rank 0 recalls the entry
+  while (hosts.world.take_ring(0, 0)) continue;
+  hosts.deliver_one();
+  EXPECT(hosts.links.size() == 2 && hosts.links[0].frame.kind == FrameKind::kHostReady);
+  EXPECT(hosts.links.size() == 2 && hosts.links[1].frame.kind == FrameKind::kRecalled);
 }
 
 // Rank 1 of one host and rank 3 of the other wait; nothing of that is complete anywhere.
