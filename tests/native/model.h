@@ -83,6 +83,10 @@ struct MemberCall {
   int argument = 0;
   Past past = {};
 };
+struct Announcing {  // of an entry that the rank has completed
+  Completed entry;
+  Past past = {};
+};
 struct LeaderCall {
   enum class Kind : uint8_t { kNone, kRing, kLink, kSpeak, kSpeakLate, kRetired } kind = Kind::kNone;
   uint32_t from = 0;  // local rank, or host
@@ -96,7 +100,7 @@ struct World {
     Plan plan;  // what its program has come to
     size_t read = 0;
     MemberCall call;
-    std::vector<Completed> announcing;
+    std::vector<Announcing> announcing;
   };
   std::vector<Rank> ranks;
   std::vector<LeaderCall> leading;  // by host
@@ -117,7 +121,10 @@ struct World {
       text.put(rank.read).put(rank.call.kind).put(rank.call.argument);
       put_past(rank.call.past);
       text.put(static_cast<uint8_t>(rank.announcing.size()));
-      for (const Completed& entry : rank.announcing) text.put(entry.id);
+      for (const Announcing& one : rank.announcing) {
+        text.put(one.entry.id);
+        put_past(one.past);
+      }
     }
     for (const LeaderCall& call : leading) {
       text.put(call.kind).put(call.from);
@@ -347,7 +354,7 @@ class Checker {
       const auto given = contribution(*world, rank, mine.call.argument);
       bool begun = false;
       const auto announcement = member->submit(member->find_or_add(given->set, given->key), given, &begun);
-      if (announcement.completed.has_value()) mine.announcing.push_back(*announcement.completed);
+      if (announcement.completed.has_value()) mine.announcing.push_back({*announcement.completed});
       submitted(world, rank, mine.call.argument);
       return;
     }
@@ -389,18 +396,24 @@ class Checker {
       if (leads && at(world.leading, map.host).kind != LeaderCall::Kind::kNone) return;
       W next = world;
       auto& announcing = at(next.ranks, rank).announcing;
-      const Completed entry = announcing[i];
-      announcing.erase(announcing.begin() + static_cast<ptrdiff_t>(i));
-      Replay replay{{}, true};
+      const Completed entry = announcing[i].entry;
+      Replay replay{std::move(announcing[i].past)};
       Leader leader = at(next.leaders, map.host)->value;
-      enter(&next, map.host, &replay, [&] {
-        if (hosts_ == 1) {
-          ports.publisher->announce(entry, false);
-        } else {
-          LeaderPublisher(ports.map, 1, ports.board, ports.clock, ports.waker, leads ? &leader.pending() : nullptr)
-              .announce(entry, false);
-        }
-      });
+      try {
+        enter(&next, map.host, &replay, [&] {
+          if (hosts_ == 1) {
+            ports.publisher->announce(entry, false);
+          } else {
+            LeaderPublisher(ports.map, 1, ports.board, ports.clock, ports.waker, leads ? &leader.pending() : nullptr)
+                .announce(entry, false);
+          }
+        });
+      } catch (const Suspended&) {
+        announcing[i].past = std::move(replay.past);
+        push(std::move(next));
+        continue;
+      }
+      announcing.erase(announcing.begin() + static_cast<ptrdiff_t>(i));
       if (leads) keep(&next, map.host, leader);
       push(std::move(next));
     }
