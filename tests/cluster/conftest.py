@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, lacking
+from support.cluster import Cluster, Host, lacking
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +22,15 @@ def cluster_tools() -> None:
 
 @pytest.fixture
 def cluster(cluster_tools: None, tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
-    """cluster(2): two hosts, until the test ends; `tmp_path` exists on both."""
+    """cluster(2): two hosts, until the test ends; `tmp_path` exists on both. Nothing may run there then."""
+    made_hosts: list[Host] = []
     with contextlib.ExitStack() as stack:
 
         def make(count: int) -> Cluster:
             made = Cluster(count, shared=[tmp_path])
-            stack.enter_context(made)
+            made_hosts.extend(stack.enter_context(made))
             return made
 
         yield make
+        for host in made_hosts:
+            host.assert_empty()

@@ -19,6 +19,7 @@ def test_hosts_reach_each_other_by_ssh_and_share_only_what_is_said(cluster, tmp_
     seen = one.run("ssh", "-o", "StrictHostKeyChecking=accept-new", two.name, f"hostname; ls /dev/shm /tmp {tmp_path}")
     assert (seen.returncode, seen.stdout.split()[0]) == (0, "host1"), seen
     assert "mine" not in seen.stdout and "shared" in seen.stdout
+    one.run("rm", "/dev/shm/mine", check=True)
     assert one.run("ps", "-e").stdout.count("sshd") == 1  # the other's is in another namespace
 
 

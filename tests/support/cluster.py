@@ -22,9 +22,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from support.extent import SLACK_S
 
 __all__ = ["Cluster", "Host", "lacking"]
 
@@ -92,9 +95,19 @@ class Host:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{entry}/ns/pid") == self._pid_space:
                     command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                    if command and not command.startswith("sshd:") and "cluster_host.sh" not in command:
+                    if command and "sshd" not in command.split()[0] and "cluster_host.sh" not in command:
                         found[int(entry)] = command
         return found
+
+    def assert_empty(self, within_s: float = 3.0 + SLACK_S) -> None:
+        """Nothing that was started here runs any more, or lies in shared memory."""
+        deadline = time.monotonic() + within_s
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not self.processes(), f"left behind on {self.name}: {self.processes()}"
+        if self._process.poll() is None:
+            left = self.run("sh", "-c", "ls /dev/shm; ls /tmp | grep ^hvd-").stdout
+            assert left == "", f"left behind on {self.name}: {left}"
 
     def link(self, up: bool) -> None:
         """Plugs the cable in or pulls it, at the switch: the host only notices that nothing comes any more."""
@@ -179,6 +192,17 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def second_sshd(self, host: Host, port: int, key: Path) -> None:
+        """Another sshd, which takes `key` alone; its private part is made there."""
+        _done(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)])
+        text = _SSHD_CONFIG.format(ssh=self.folder / "ssh").replace("Port 22", f"Port {port}")
+        text = text.replace(str(self.folder / "ssh" / "authorized_keys"), f"{key}.pub").replace(
+            "sshd.pid", "second.pid"
+        )
+        key.with_name("sshd_config").write_text(text)
+        assert _SSHD is not None
+        host.run(_SSHD, "-f", str(key.with_name("sshd_config")), "-E", "/run/second.log", check=True)
 
     def pids(self) -> list[int]:
         """A process of each of its namespaces."""
