@@ -32,6 +32,7 @@ from support.extent import SLACK_S
 __all__ = ["Cluster", "Host", "lacking"]
 
 _NETWORK = "10.77.0"
+_SECOND_NETWORK = "10.78.0"
 _UNSHARE = ["unshare", "--fork", "--kill-child=KILL", "--net"]
 _HOST_SPACES = ["--mount", "--uts", "--ipc", "--pid", "--mount-proc", "--propagation", "private"]
 _TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc", "nft", "ssh", "ssh-keygen", "ping", "ps")
@@ -71,6 +72,7 @@ class Host:
         self.index = index
         self.name = f"host{index}"
         self.address = f"{_NETWORK}.{10 + index}"
+        self.second_address = f"{_SECOND_NETWORK}.{10 + index}"
         self._cluster: Cluster
         self._process: subprocess.Popen[str]
         self._pid_space = ""
@@ -119,6 +121,20 @@ class Host:
         _done([*self._enter("net"), "tc", "qdisc", "replace", "dev", "eth0", *shape])
         self._cluster.on_switch("tc", "qdisc", "replace", "dev", f"to{self.index}", *shape)
 
+    def hide(self, folder: Path) -> None:
+        """From now on this folder is empty here."""
+        self.run("mount", "-t", "tmpfs", "tmpfs", str(folder), check=True)
+
+    def put(self, source: Path, path: Path) -> None:
+        """From now on this file is `source` here."""
+        self.run("mount", "--bind", str(source), str(path), check=True)
+
+    def wall_off(self, address: str) -> None:
+        """Refuses connections from here to this address; those that come from there go on."""
+        rule = f"ip daddr {address} tcp flags & (syn | ack) == syn reject with tcp reset"
+        chain = f"chain output {{ type filter hook output priority 0\n{rule}\n}}"
+        _done([*self._enter("net"), "nft", "-f", "-"], f"table ip walls {{ {chain}\n}}\n")
+
     def power_off(self) -> None:
         """The host is gone at once. Its peers hear nothing: no FIN, no RST."""
         self.link(False)
@@ -141,14 +157,18 @@ class Host:
     def plug(self) -> None:
         _expect(self._process, "ready")
         self._pid_space = os.readlink(f"/proc/{self._process.pid}/ns/pid_for_children")
-        self._cluster.switch_batch(
-            f"link add to{self.index} type veth peer name eth0 netns {self._process.pid}",
-            f"link set to{self.index} master bridge0",
-            f"link set to{self.index} up",
-        )
-        settings = f"addr add {self.address}/24 dev eth0\nlink set eth0 up\n"
-        _done([*self._enter("net"), "ip", "-batch", "-"], settings)
+        self.connect("eth0", f"to{self.index}", self.address)
         _tell(self._process, "go")
+
+    def connect(self, interface: str, port: str, address: str) -> None:
+        """Lays a cable to a port of the switch."""
+        self._cluster.switch_batch(
+            f"link add {port} type veth peer name {interface} netns {self._process.pid}",
+            f"link set {port} master bridge0",
+            f"link set {port} up",
+        )
+        lines = f"addr add {address}/24 dev {interface}\nlink set {interface} up\n"
+        _done([*self._enter("net"), "ip", "-batch", "-"], lines)
 
     def wait_until_up(self) -> None:
         _expect(self._process, "up")
@@ -192,6 +212,11 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def second_network(self) -> None:
+        """A second interface for each host, eth1."""
+        for host in self.hosts:
+            host.connect("eth1", f"also{host.index}", host.second_address)
 
     def second_sshd(self, host: Host, port: int, key: Path) -> None:
         """Another sshd, which takes `key` alone; its private part is made there."""
