@@ -68,7 +68,7 @@ def test_a_limited_number_of_hosts_is_asked_at_a_time(tmp_path: Path) -> None:
         'for pid in *; do kill -0 "$pid" 2>/dev/null && count=$((count + 1)); done\n'
         'echo $count >> "$LOG"\nexec sleep 1000\n'
     )
-    done = run_job(tmp_path, many(tmp_path), "--start-timeout", "5", "true", env=fake(tmp_path, text))
+    done = run_job(tmp_path, many(tmp_path), "--start-timeout", "3", "true", env=fake(tmp_path, text))
     assert done.code == 1, done
     counts = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert len(counts) == _STARTING_AT_A_TIME + 3
