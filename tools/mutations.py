@@ -452,9 +452,9 @@ MUTATIONS = (
     ),
     Mutation(
         "silent-agent-is-waited-for",
-        "src/horovod/launcher/supervise.py",
-        "if limit_s and not agent.done and now - agent.heard_s >= limit_s:",
-        "if limit_s and agent.done and now - agent.heard_s >= limit_s:",
+        "src/horovod/launcher/agents.py",
+        "if limit_s and now - agent.heard_s >= limit_s]",
+        "if limit_s and agent.done and now - agent.heard_s >= limit_s]",
         "a stopped agent leaves the launcher silent",
         (python("tests/processes/test_job_end.py", "-k", "stopped_agent"),),
     ),

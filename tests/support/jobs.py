@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from support.cluster import Host
 from support.extent import SLACK_S
 
 # What only a hang takes, on a busy machine too.
@@ -66,18 +67,23 @@ class Job:
         env: Mapping[str, str] | None = None,
         read: bool = True,
         nohup: bool = False,
+        on: Host | None = None,
     ) -> None:
+        """`on`: a host of a cluster (support/cluster.py), by default this machine."""
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self._temporary = directory / "tmp"
         self._temporary.mkdir(exist_ok=True)
+        # A cluster's hosts have a /tmp each, which Host.assert_empty looks into.
+        temporary = str(self._temporary) if on is None else "/tmp"
         self._shared_memory = set(os.listdir("/dev/shm"))
         flat = [word for argument in arguments for word in ([argument] if isinstance(argument, str) else argument)]
         name, _, value = self.mark.partition("=")
         path = os.pathsep.join(filter(None, sys.path))
         self._began = time.monotonic()
+        command = [sys.executable, "-m", "horovod.launcher", *flat]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "horovod.launcher", *flat],
-            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._temporary), name: value, **(env or {})},
+            command if on is None else on.command(*command, directory=directory),
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": temporary, name: value, **(env or {})},
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,6 +145,10 @@ class Job:
                     found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
+    def launcher(self) -> int:
+        """horovodrun itself, also on a host of a cluster, where `process` only carries it."""
+        return next(pid for pid, command in self.pids().items() if command.split()[1:3] == ["-m", "horovod.launcher"])
+
     def agent(self) -> int:
         return next(pid for pid, command in self.pids().items() if "horovod.launcher.agent" in command)
 
@@ -170,6 +180,8 @@ class Job:
                 pipe.close()
 
 
-def run_job(directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None) -> Done:
-    with Job(directory, *arguments, env=env) as job:
+def run_job(
+    directory: Path, *arguments: str | list[str], env: Mapping[str, str] | None = None, on: Host | None = None
+) -> Done:
+    with Job(directory, *arguments, env=env, on=on) as job:
         return job.wait()

@@ -43,7 +43,9 @@ def test_every_code_of_an_exception_is_explained_and_every_explained_code_is_use
     used = {one.code for one in classes} | {
         one.decode() for code in range(64) if (one := native.library().hvd_code_name(code))
     }
-    literals = re.findall(r'"((?:start|rank|agent)(?:-[a-z]+)+)"', "\n".join(p.read_text() for p in source_files()))
+    literals = re.findall(
+        r'"((?:start|rank|agent|hosts?)(?:-[a-z]+)+)"', "\n".join(p.read_text() for p in source_files())
+    )
     explained = set(re.findall(r"more: horovodrun --explain ([a-z-]+)", messages_in_source()))
     used |= set(literals) | explained
     assert used == set(CODES)

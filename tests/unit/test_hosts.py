@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, packed, parse_hosts, unpacked
+from horovod.launcher.hosts import (
+    Host,
+    HostsError,
+    assign_ranks,
+    is_local,
+    packed,
+    parse_hostfile,
+    parse_hosts,
+    unpacked,
+)
 from horovod.launcher.lines import MAX_LINE_BYTES, line
 
 
@@ -22,6 +31,38 @@ def test_hosts_are_read_in_order() -> None:
 def test_what_is_no_host_is_quoted(text: str) -> None:
     with pytest.raises(HostsError, match="is not a host\nhint: write name:slots"):
         parse_hosts(text)
+
+
+def test_a_hostfile_has_a_host_a_line_in_any_usual_form() -> None:
+    text = "# cluster\n\nnode1 slots=4  # big\n  node2:2\nnode3\nnode-4.example.org slots = 3\n"
+    assert parse_hostfile(text, "hosts") == [
+        Host("node1", 4),
+        Host("node2", 2),
+        Host("node3", 1),
+        Host("node-4.example.org", 3),
+    ]
+
+
+def test_repeated_names_of_a_hostfile_add_up_as_batch_systems_write_them() -> None:
+    assert parse_hostfile("a\nb\na\na slots=2\n", "nodes") == [Host("a", 4), Host("b", 1)]
+
+
+@pytest.mark.parametrize(
+    "line", ["a slots=", "a slots=0", "a:0", "a b", "a slots=2 b", "a:2:3", "-oProxyCommand=x", "[::1]:2"]
+)
+def test_a_line_that_is_no_host_is_quoted_with_its_number(line: str) -> None:
+    with pytest.raises(HostsError, match="nodes, line 2: .* is not a host\nhint: write a line for each host"):
+        parse_hostfile(f"a\n{line}\n", "nodes")
+
+
+def test_a_hostfile_without_hosts_is_an_error() -> None:
+    with pytest.raises(HostsError, match="nodes names no host"):
+        parse_hostfile("# nobody\n\n", "nodes")
+
+
+def test_a_name_that_ssh_would_take_for_a_flag_is_no_host() -> None:
+    with pytest.raises(HostsError, match="is not a host"):
+        parse_hosts("-oProxyCommand=x:2")
 
 
 def test_a_repeated_host_is_an_error() -> None:
@@ -74,6 +115,21 @@ def test_what_is_common_to_a_hosts_ranks_is_said_once() -> None:
     assert len(line(order="start", ranks=message)) < MAX_LINE_BYTES // 4
 
 
-def test_local_names() -> None:
-    assert all(map(is_local, ["localhost", "127.0.0.1", socket.gethostname()]))
-    assert not is_local("server1.example.org")
+def test_this_machine_is_known_by_its_names_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_local.cache_clear()
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1.example.org")
+    # node9 has an address of a network for documentation, which no machine has.
+    known = {"node1.internal": "127.0.0.1", "127.0.0.7": "127.0.0.7", "alias": "127.0.1.1", "node9": "203.0.113.9"}
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (known[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = ["localhost", "127.0.0.1", "node1.example.org", "node1", "node1.internal", "127.0.0.7", "alias"]
+    try:
+        assert [name for name in names if not is_local(name)] == []
+        assert not is_local("node9") and not is_local("nobody-knows-it")
+    finally:
+        is_local.cache_clear()

@@ -423,6 +423,41 @@ EXPLANATIONS = (
             "Look for a limit of the host (memory, processes) that ended the agent.",
         ),
     ),
+    Explanation(
+        "hosts-not-ready",
+        "Some hosts cannot hold their ranks",
+        _LAUNCHER,
+        (
+            "not ready; nothing was started",
+            "cannot be reached by ssh",
+            "has no Python at",
+            "cannot import horovod",
+            "has no folder",
+            "cannot reach this host at",
+        ),
+        "Before any rank starts, horovodrun asks all hosts at the same time whether they are ready: ssh without a "
+        "password, the same Python at the same path, the same version of hvd, the working directory, the program to "
+        "run, and a network address of this host that all of them reach. The report lists every host that is not.",
+        (
+            "Follow the hint below each host. `ssh HOST true` must work without a question.",
+            "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
+            "If several networks connect the hosts, choose one: `--network-interface eth0`. Interfaces may have other "
+            "names on other hosts: `--network-interfaces eth0,ib0`.",
+        ),
+    ),
+    Explanation(
+        "host-lost",
+        "Another machine of the job cannot be heard any more",
+        _LAUNCHER,
+        ("was lost: its agent",),
+        "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
+        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the ssh connection to it has ended. The ranks of that host end by "
+        "themselves when the connection is gone. All others have been ended.",
+        (
+            "Look whether the machine and its network are up, and into its logs.",
+            "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",
+        ),
+    ),
 )
 
 _BY_CODE = {one.code: one for one in EXPLANATIONS}

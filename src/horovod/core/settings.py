@@ -342,7 +342,7 @@ class Settings:
         "HOROVOD_GLOO_IFACE",
         _text(),
         "",
-        "Network interface for connections between ranks; by default the one that leads to the rendezvous.",
+        "Network interface (a,b: the first that a host has) between ranks; default: what leads to the rendezvous.",
         flag="--network-interface",
     )
     controller: str = _setting(

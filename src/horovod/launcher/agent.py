@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher's hand on one host: starts its ranks, reads their output, and leaves no process of theirs behind.
 
-Run as `python -m horovod.launcher.agent` with two pipes, each carrying JSON, one object a line: orders on stdin, events
-on stdout. The first order is the job (`start`; it carries the secret, so that this never stands on a command line or in
-an environment); then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends
-the job as well. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends the ranks
-too.
+Run as `python -m horovod.launcher.agent` (on other machines by remote_agent.py) with two pipes, each carrying JSON, one
+object a line: orders on stdin, events on stdout. It says `hello` with its version. The order `prepare` asks whether the
+host is ready (preparation.py); it carries the secret, so that this never stands on a command line or in an environment.
+`start` is the job; then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends
+the job as well; so does the end of the connection to a launcher on another machine. A launcher that is stopped without
+an order, as batch systems do to suspend a job, suspends the ranks of its machine too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -26,12 +27,14 @@ import tempfile
 import time
 from typing import Any
 
+from horovod import __version__
 from horovod.core.secret import SecretFile
 from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.hosts import unpacked
-from horovod.launcher.lines import LineError, LineReader, line
+from horovod.launcher.lines import GREETING, LineError, LineReader, line
 from horovod.launcher.memory import UNKNOWN, KillCounter
+from horovod.launcher.preparation import Preparation
 
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
@@ -53,9 +56,11 @@ class _Output:
 class Agent:
     """`run` returns when every process of the job has ended."""
 
-    def __init__(self, orders: int, events: int) -> None:
+    def __init__(self, orders: int, events: int, keeper: int | None = None) -> None:
+        """`keeper`: a pipe to the process that cleans up after this one on another machine."""
         self._orders = orders
         self._events = events
+        self._keeper = keeper
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}  # by pid, those that still run
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -72,6 +77,7 @@ class Agent:
         self._kill_at: float | None = None
         self._drained_at: float | None = None
         self._reading = True
+        self._preparation = Preparation()
         self._secret_file: SecretFile | None = None
         self._kills = KillCounter()
         self._alive_at = time.monotonic()
@@ -87,6 +93,8 @@ class Agent:
             os.set_blocking(descriptor, False)
         self._selector.register(woken, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
+        self._unsent += GREETING
+        self._tell(event="hello", version=__version__)
         while not self._finished():
             for key, _ in self._selector.select(self._timeout()):
                 key.data(key.fd)
@@ -101,6 +109,7 @@ class Agent:
         if self._events >= 0:
             os.set_blocking(self._events, True)
             self._flush()
+        self._preparation.close()
         if self._secret_file is not None:
             self._secret_file.close()
 
@@ -142,6 +151,8 @@ class Agent:
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
+            case "prepare":
+                self._tell(event="prepared", **self._preparation.prepare(order))
             case "start":
                 self._start(order)
             case "terminate":
@@ -151,6 +162,20 @@ class Agent:
                 self._tell(event="suspended")
             case "resume":
                 self._resume()
+
+    def _on_line_to_launcher(self, _: int) -> None:
+        """The launcher's machine is silent, or the launcher is gone: nobody reads events any more."""
+        line_to_launcher = self._preparation.line_to_launcher
+        assert line_to_launcher is not None
+        if not line_to_launcher.has_ended():
+            return
+        self._selector.unregister(line_to_launcher)
+        self._launcher_gone = True
+        self._read_ranks(True)
+        self._watch_events(False)
+        self._events = -1
+        self._unsent.clear()
+        self._begin_end()
 
     def _suspend(self) -> None:
         self._suspended = True
@@ -174,8 +199,13 @@ class Agent:
     def _start(self, job: dict[str, Any]) -> None:
         self._started = True
         self._grace_s = job["grace_s"]
-        self._secret_file = SecretFile(bytes.fromhex(job["secret"]))
-        self._make_directory()
+        self._secret_file = SecretFile(self._preparation.secret)
+        line_to_launcher = self._preparation.choose(job["address"])
+        if line_to_launcher is not None:
+            self._selector.register(line_to_launcher, selectors.EVENT_READ, self._on_line_to_launcher)
+        self._make_directory(job["environment"].get("TMPDIR"))
+        if self._keeper is not None:
+            os.write(self._keeper, f"{self._grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
         common = {**job["environment"], **own}
         for rank, identity in unpacked(job["ranks"]):
@@ -183,10 +213,10 @@ class Agent:
                 return
             self._start_rank(rank, job["command"], {**common, **identity}, job["directory"])
 
-    def _make_directory(self) -> None:
+    def _make_directory(self, parent: str | None) -> None:
         try:
             # No longer than what multiprocessing would make itself: the names of its sockets have 108 bytes.
-            self._directory = tempfile.mkdtemp(prefix="hvd-")
+            self._directory = tempfile.mkdtemp(prefix="hvd-", dir=parent if parent and os.path.isdir(parent) else None)
         except OSError as error:
             _say(f"horovodrun: warning: no folder for temporary files: {error}")
             return
@@ -346,14 +376,14 @@ def _read(descriptor: int) -> bytes | None:
         return None
 
 
-def main() -> None:
+def main(keeper: int | None = None) -> None:
     # Descriptors 0 and 1 are given away, so that nothing else can read orders or write among the events.
     orders, events = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):
-        Agent(orders, events).run()
+        Agent(orders, events, keeper).run()
 
 
 if __name__ == "__main__":

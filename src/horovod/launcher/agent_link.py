@@ -7,38 +7,62 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from horovod.launcher.hosts import RankIdentity
-from horovod.launcher.lines import LineReader, line
-from horovod.launcher.placement import Placement
+from horovod.launcher.lines import GREETING, LineReader, line
+from horovod.launcher.placement import Placement, PlacementOptions
 
 __all__ = ["AgentLink"]
 
+_READ_BYTES = 1 << 16
+# Of what is kept of a shell's words before the agent's, and of the last words on stderr.
+_KEPT_BYTES = 1 << 13
+
 
 class AgentLink:
-    """Owns the agent's process and pipes. Nothing blocks except `end`; one thread."""
+    """Owns the agent's process and pipes. Nothing blocks except `end` and `why_it_ended`; one thread."""
 
-    def __init__(self, host: str, ranks: list[RankIdentity], placement: Placement, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        host: str,
+        ranks: list[RankIdentity],
+        placement: Placement,
+        environment: Mapping[str, str],
+        options: PlacementOptions,
+    ) -> None:
         """Starts the agent on `host`, which will hold `ranks`. Raises OSError if it cannot be started."""
         self.host = host
         self.ranks = ranks
-        self.done = False  # it has finished its work, or it has died
+        self.remote = placement.remote
+        self.started = False  # it has been ordered to start its ranks
+        self.done = False  # it has finished its work, or nothing more can come from it
+        self.finished = False  # it has said so itself
         self.suspended = False  # it has stopped its ranks by order
         self.heard_s = time.monotonic()
         self.directory = ""  # for temporary files of its ranks
         self._placement = placement
-        self._process = placement.start_agent(host, environment)
+        self._process = placement.start_agent(host, environment, options)
         self._lines = LineReader("event")
+        self._before_greeting: bytes | None = b""  # None: it has greeted
         self._unsent = bytearray()
+        self._said = b""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._orders, self._events = self._process.stdin, self._process.stdout
         os.set_blocking(self._orders.fileno(), False)
+        if self._process.stderr is not None:
+            os.set_blocking(self._process.stderr.fileno(), False)
 
     @property
     def pid(self) -> int:
         """The process on this machine: the agent itself, or what carries its pipes to another host."""
         return self._process.pid
+
+    @property
+    def is_open(self) -> bool:
+        """Until `end`."""
+        return self._process.returncode is None
 
     @property
     def exit_code(self) -> int:
@@ -55,8 +79,16 @@ class AgentLink:
         """The descriptor that becomes writable when `flush` can go on."""
         return self._orders.fileno()
 
+    @property
+    def words(self) -> int | None:
+        """The descriptor of stderr until `clean_up`, if it does not go to the launcher's own."""
+        stderr = self._process.stderr
+        return None if stderr is None or stderr.closed else stderr.fileno()
+
     def order(self, name: str, **fields: Any) -> bool:
         """Sends an order. Returns False if a part of it is left for `flush`."""
+        if not self.is_open:
+            return True
         self._unsent += line(order=name, **fields)
         return self.flush()
 
@@ -76,10 +108,33 @@ class AgentLink:
 
         Raises LineError for a line that is not an event.
         """
-        data = os.read(self.events, 1 << 16)
+        data = os.read(self.events, _READ_BYTES)
         self.heard_s = time.monotonic()
         self.done = self.done or not data
+        if self._before_greeting is not None:
+            _, greeting, rest = (self._before_greeting + data).partition(GREETING)
+            if not greeting:
+                self._before_greeting = (self._before_greeting + data)[-_KEPT_BYTES:]
+                return []
+            self._before_greeting, data = None, rest
         return self._lines.feed(data) if data else []
+
+    def read_words(self) -> bytes | None:
+        """What it wrote to stderr; empty at its end, None if nothing is there now."""
+        assert self.words is not None
+        try:
+            data = os.read(self.words, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        self._said = (self._said + data)[-_KEPT_BYTES:]
+        return data
+
+    def why_it_ended(self, grace_s: float) -> tuple[str, str]:
+        """Why it ended before it was ready, and a hint."""
+        self.end(grace_s)
+        while self.words is not None and self.read_words():
+            pass
+        return self._placement.explain(self.host, self.exit_code, self._said.decode(errors="replace"))
 
     def end(self, grace_s: float) -> None:
         """Ends the agent, once. An agent that is not done is killed: it may hang, or be stopped."""
@@ -98,4 +153,6 @@ class AgentLink:
 
     def clean_up(self) -> None:
         """Removes what a killed agent has left; after its last rank has ended."""
+        if self._process.stderr is not None:
+            self._process.stderr.close()
         self._placement.clean_up(self.host, self.directory)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import re
@@ -19,9 +20,10 @@ from horovod.core.exceptions import NativeCoreError, StartError, text_of
 from horovod.core.network import interface_address
 from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
 from horovod.launcher import supervise
-from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hosts, ranks_by_host
+from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hostfile, parse_hosts, ranks_by_host
+from horovod.launcher.job import Job
 from horovod.launcher.output import prepare_directory
-from horovod.launcher.placement import placement_for
+from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.room import NoRoomError, check_room
 from horovod.launcher.terminal import discard
 
@@ -29,13 +31,7 @@ __all__ = ["check", "main", "parse"]
 
 # Horovod's other flags: known, so that a script that uses one is told, not misread. True: the flag takes a value.
 _NOT_YET = {
-    "--hostfile": True,
-    "-hostfile": True,
     "--host-discovery-script": True,
-    "--ssh-port": True,
-    "-p": True,
-    "--ssh-identity-file": True,
-    "-i": True,
     "--config-file": True,
     "--mpi": False,
     "--jsrun": False,
@@ -68,6 +64,9 @@ _NOT_YET = {
 }
 
 
+_LOOKUPS_AT_A_TIME = 32
+
+
 class UsageError(Exception):
     """The command line cannot be run. `exit_code` as the shell would give."""
 
@@ -79,6 +78,14 @@ class UsageError(Exception):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
+
+
+class _Listed(argparse.Action):
+    """A flag that may be given several times, or with commas in its value."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, _[0] if before is None else f"{before},{_[0]}")
 
 
 class _NotYet(argparse.Action):
@@ -136,10 +143,10 @@ def _occupy_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
-def check(arguments: Sequence[str]) -> None:
-    """Raises ValueError for a command line that main would not run, with what it would say."""
+def check(arguments: Sequence[str]) -> Job:
+    """The job. Raises ValueError for a command line that main would not run, with what it would say."""
     try:
-        _job(parse(arguments), current_environment())
+        return _job(parse(arguments), current_environment())
     except (UsageError, HostsError, NoRoomError, SettingError) as error:
         raise ValueError(str(error)) from None
 
@@ -169,6 +176,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:SLOTS",
         help="hosts to run on and how many ranks fit on each (1 if SLOTS is left out); default localhost:N",
     )
+    add(
+        "--hostfile",
+        "-hostfile",
+        metavar="FILE",
+        help="the same from a file, one host a line: `name slots=N`, `name:N`, or a name alone for one rank",
+    )
+    add("-p", "--ssh-port", type=_port, metavar="PORT", help="port of sshd on the other hosts; default ssh's own")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh; default ssh's own")
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and where, and how each rank ended")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
@@ -213,8 +228,18 @@ def _add_setting(group: Any, row: Row) -> None:
         except SettingError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
+    if row.keyword == "network_interface":
+        names = [row.flag, f"{row.flag}s"]
+        group.add_argument(*names, dest=row.keyword, action=_Listed, metavar="NAME", help=text)
+        return
     metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.flag.rpartition("-")[2].upper()
     group.add_argument(row.flag, dest=row.keyword, type=value, metavar=metavar, help=text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; expected a number from 1 to 65535")
+    return int(text)
 
 
 def _count(text: str) -> int:
@@ -246,7 +271,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     return arguments[:position], arguments[position:]
 
 
-def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.Job:
+def _job(options: argparse.Namespace, environment: dict[str, str]) -> Job:
     """Everything that can be known to be wrong before a process is started is said here."""
     given = {row.keyword: getattr(options, row.keyword) for row in rows() if row.flag is not None}
     flags = {keyword: value for keyword, value in given.items() if value is not None}
@@ -257,11 +282,7 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
         raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
     if not options.command:
         raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
-    hosts = parse_hosts(options.hosts) if options.hosts else [Host("localhost", options.num_proc)]
-    remote = [host.name for host in hosts if placement_for(host.name) is None]
-    if remote:
-        are = "is" if len(remote) == 1 else "are"
-        raise HostsError(f"{', '.join(remote)} {are} not this machine; several machines are not supported yet")
+    hosts = _hosts(options)
     here = zip(hosts, ranks_by_host(hosts, options.num_proc), strict=True)
     check_room(sum(count for host, count in here if is_local(host.name)))
     ranks = assign_ranks(hosts, options.num_proc)
@@ -270,13 +291,16 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
             interface_address(settings.network_interface)
         except ValueError as error:
             raise UsageError(str(error)) from None
+    _check_ssh(options)
     _check_transport(settings.transport)
     _check_command(options.command[0], environment)
     _check_timeline(settings.timeline)
-    return supervise.Job(
+    return Job(
         command=options.command,
         ranks=ranks,
         environment={**environment, **environment_of(**flags)},
+        placement=PlacementOptions(options.ssh_port, options.ssh_identity_file),
+        start_timeout_s=settings.start_timeout_s,
         termination_grace_s=settings.termination_grace_s,
         # As the ranks notice each other.
         frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
@@ -285,6 +309,35 @@ def _job(options: argparse.Namespace, environment: dict[str, str]) -> supervise.
         output_directory=_output_directory(options.output_filename, options.num_proc),
         verbose=options.verbose,
     )
+
+
+def _hosts(options: argparse.Namespace) -> list[Host]:
+    hosts = _listed_hosts(options)
+    # Look-ups of names may take seconds each; the answers are kept.
+    with concurrent.futures.ThreadPoolExecutor(_LOOKUPS_AT_A_TIME) as pool:
+        list(pool.map(is_local, [host.name for host in hosts]))
+    return hosts
+
+
+def _listed_hosts(options: argparse.Namespace) -> list[Host]:
+    if options.hosts and options.hostfile:
+        raise UsageError("both -H and --hostfile were given: expected one")
+    if options.hosts:
+        return parse_hosts(options.hosts)
+    if options.hostfile is None:
+        return [Host("localhost", options.num_proc)]
+    try:
+        text = Path(options.hostfile).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text"
+        raise UsageError(f"--hostfile {options.hostfile}: {why}") from None
+    return parse_hostfile(text, options.hostfile)
+
+
+def _check_ssh(options: argparse.Namespace) -> None:
+    name = options.ssh_identity_file
+    if name is not None and not os.access(name, os.R_OK):
+        raise UsageError(f"--ssh-identity-file {name}: there is no such file, or it cannot be read")
 
 
 def _check_command(command: str, environment: Mapping[str, str]) -> None:

@@ -6,7 +6,9 @@ No processes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +24,16 @@ __all__ = [
     "assign_ranks",
     "is_local",
     "packed",
+    "parse_hostfile",
     "parse_hosts",
     "ranks_by_host",
     "unpacked",
 ]
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?::(?P<slots>[0-9]+))?")
+# A name that begins with a dash would be a flag to ssh.
+_NAME = r"(?P<name>[A-Za-z0-9_.][A-Za-z0-9_.-]*)"
+_HOST = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
+_HOSTFILE_LINE = re.compile(rf"{_NAME}(?:\s*:\s*(?P<colon>[0-9]+)|\s+slots\s*=\s*(?P<slots>[0-9]+))?")
 
 
 class HostsError(ValueError):
@@ -69,6 +75,29 @@ def parse_hosts(text: str) -> list[Host]:
     if repeated:
         raise HostsError(f"host {', '.join(sorted(repeated))} stands in the list more than once")
     return hosts
+
+
+def parse_hostfile(text: str, filename: str) -> list[Host]:
+    """One host a line: `name slots=N`, `name:N`, or a name alone, which is one slot. `#` begins a comment.
+
+    The slots of a name that stands on several lines are added up, as batch systems write their lists. Raises HostsError
+    that quotes the line.
+    """
+    slots: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        match = _HOSTFILE_LINE.fullmatch(entry)
+        count = int(match["colon"] or match["slots"] or 1) if match else 0
+        if match is None or count == 0:
+            raise HostsError(
+                f"{filename}, line {number}: {entry!r} is not a host\nhint: write a line for each host: server1 slots=4"
+            )
+        slots[match["name"]] = slots.get(match["name"], 0) + count
+    if not slots:
+        raise HostsError(f"{filename} names no host\nhint: write a line for each host: server1 slots=4")
+    return [Host(name, count) for name, count in slots.items()]
 
 
 def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:
@@ -128,7 +157,24 @@ def unpacked(message: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, str]]]
         yield rank, {**message["common"], **dict(zip(message["own"], values, strict=True))}
 
 
+@functools.cache
 def is_local(name: str) -> bool:
-    """Whether `name` is this machine, by name alone: nothing is asked of a name server."""
+    """Whether `name` is this machine: its name, with or without its domain, or a name or number of its addresses.
+
+    May block for as long as a look-up of the name takes. A name that nobody knows is not this machine.
+    """
     own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.split(".")[0]) or name.startswith("localhost.")
+    if name in ("localhost", "127.0.0.1", own, own.split(".")[0]) or name.startswith("localhost."):
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_is_own_address(family, address) for family, _, _, _, address in found)
+
+
+def _is_own_address(family: int, address: tuple[object, ...]) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((address[0], 0, *address[2:]))  # only an address of this machine can be bound
+        return True
+    return False

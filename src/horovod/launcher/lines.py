@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["LineError", "LineReader", "line"]
+__all__ = ["GREETING", "LineError", "LineReader", "line"]
+
+# What an agent says first. Before it may stand what the user's shell prints on another host.
+GREETING = b"\nhorovod's agent\n"
 
 # No event is longer: the longest are 64 KiB of output, escaped.
 MAX_LINE_BYTES = 16 << 20

@@ -21,6 +21,7 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_DEAD = (b"Z", b"X")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,19 +48,23 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, parent: int | None 
 
 def descendants(root: int) -> dict[int, int]:
     """All living descendants of `root` by pid, with their start times, which tell a reused pid. No zombies."""
-    children: dict[int, list[tuple[int, int]]] = {}
+    children: dict[int, list[tuple[int, int, bool]]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            found = _parent_and_start(int(entry))
-            if found is not None:
-                children.setdefault(found[0], []).append((int(entry), found[1]))
+        fields = _stat(int(entry)) if entry.isdigit() else []
+        if fields:
+            lives = fields[0] not in _DEAD
+            children.setdefault(int(fields[1]), []).append((int(entry), int(fields[19]), lives))
     tree: dict[int, int] = {}
+    seen = {root}
     todo = [root]
     while todo:
-        for pid, start in children.get(todo.pop(), ()):
-            if pid not in tree:
-                tree[pid] = start
+        for pid, start, lives in children.get(todo.pop(), ()):
+            if pid not in seen:
+                seen.add(pid)
+                # A zombie has no children. But it had some a moment ago, when this walk came by them.
                 todo.append(pid)
+                if lives:
+                    tree[pid] = start
     return tree
 
 
@@ -102,7 +107,7 @@ def signal_name(number: int) -> str:
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
     fields = _stat(pid)
-    if not fields or fields[0] in (b"Z", b"X"):
+    if not fields or fields[0] in _DEAD:
         return None
     return int(fields[1]), int(fields[19])
 

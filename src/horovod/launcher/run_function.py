@@ -23,6 +23,7 @@ from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError
 from horovod.launcher import cli, processes
+from horovod.launcher.hosts import is_local
 from horovod.launcher.run_task import Answer, dumps
 
 __all__ = ["run"]
@@ -109,7 +110,9 @@ def run(
         if value is not None and value is not False:
             flags += [flag] if value is True else [flag, str(value)]
     python = executable or sys.executable
-    cli.check([*flags, python])
+    others = sorted({one.hostname for one in cli.check([*flags, python]).ranks if not is_local(one.hostname)})
+    if others:  # the function and the results are in memory of this machine
+        raise ValueError(f"horovod.run: {', '.join(others)}: horovod.run does not support other machines yet")
     task = dumps({"path": sys.path, "call": dumps((func, tuple(args), dict(kwargs or {})), "func")}, "func")
     with contextlib.ExitStack() as stack:
         own = f"/proc/{os.getpid()}/fd"

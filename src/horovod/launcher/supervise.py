@@ -2,9 +2,10 @@
 """One job from start to end, as horovodrun sees it: rendezvous, agents, events, signals, and the last words.
 
 The supervisor is one loop over what can happen: an agent says something, a signal arrives, a time is reached. It runs a
-list of agents, one for each host (agent_link.py, placement/). The job ends in this order: `_terminate` asks the agents
-to end their ranks, each agent says `done` when no process of its ranks is left, and `_conclude` names the cause. A
-policy decides how long the others may go on after a rank has ended (policy.py).
+group of agents, one for each host (agents.py, agent_link.py, placement/). The ranks start when all hosts are ready. The
+job ends in this order: `_terminate` asks the agents to end their ranks, each agent says `done` when no process of its
+ranks is left, and `_conclude` names the cause. A policy decides how long the others may go on after a rank has ended
+(policy.py).
 """
 
 from __future__ import annotations
@@ -16,25 +17,23 @@ import selectors
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any, TextIO
 
 from horovod.core.exceptions import explain_command
-from horovod.core.network import interface_address
+from horovod.core.network import interface_address, own_addresses
 from horovod.core.secret import new_secret
-from horovod.core.settings import environment_of
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
-from horovod.launcher.failure import RankExit, describe_end, report, root_cause, was_refused_by_a_peer
-from horovod.launcher.hosts import RankIdentity, packed
-from horovod.launcher.lines import LineError
+from horovod.launcher.agents import AgentGroup
+from horovod.launcher.failure import Cause, RankExit, describe_end, report, root_cause, was_refused_by_a_peer
+from horovod.launcher.job import Job
 from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.placement import placement_for
-from horovod.launcher.policy import EndPolicy, EndTheJob
+from horovod.launcher.policy import EndTheJob
 from horovod.launcher.rendezvous_server import RendezvousServer
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 
-__all__ = ["Job", "run"]
+__all__ = ["run"]
 
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
@@ -42,20 +41,6 @@ _AGENT_GRACE_S = 2.0
 _STOPPED_END_S = 3.0
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
 _HELD_UP_S = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    command: list[str]
-    ranks: list[RankIdentity]
-    environment: dict[str, str]  # what the ranks get besides their identity
-    policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
-    termination_grace_s: float = 3.0
-    frozen_timeout_s: float = 3.0  # how long a rank may be stopped by a signal; 0: for ever
-    agent_timeout_s: float = 5.0  # how long an agent may be silent; 0: for ever
-    network_interface: str = ""
-    output_directory: Path | None = None
-    verbose: bool = False
 
 
 @dataclasses.dataclass
@@ -76,9 +61,9 @@ class _Supervisor:
     def __init__(self, job: Job, stack: contextlib.ExitStack) -> None:
         self._job = job
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
-        self._secret = new_secret()
-        address = interface_address(job.network_interface) if job.network_interface else "127.0.0.1"
-        self._server = RendezvousServer(self._secret, address)
+        secret = new_secret()
+        address, addresses = _where_to_meet(job)
+        self._server = RendezvousServer(secret, address)
         self._server.assign([dataclasses.asdict(one) for one in job.ranks])
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
@@ -86,10 +71,12 @@ class _Supervisor:
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
         self._pids: dict[int, int] = {}
-        self._not_started: str | None = None
+        self._not_started: tuple[str, int] | None = None  # why, and the exit code
         self._interrupted: int | None = None
         self._output_error: OutputError | None = None
         self._agent_lost: tuple[str, int] | None = None  # an agent that can do nothing more: why, and the exit code
+        self._hosts_lost: dict[str, str] = {}  # other machines whose agents can do nothing more, and why
+        self._words: set[str] = set()  # what the ranks were told of it
         self._asked = False
         self._terminate_at: float | None = None
         self._give_up_at: float | None = None
@@ -97,13 +84,14 @@ class _Supervisor:
         self._looked_s = time.monotonic()
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = stack.enter_context(signals_as_bytes())
-        self._agents: list[AgentLink] = []
+        self._agents = AgentGroup(job, self._selector, self, secret, self._server, addresses)
         stack.callback(self._end_agents)
 
     def run(self) -> int:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        self._start_agents()
-        while not self._done and not all(agent.done for agent in self._agents):
+        self._say(f"rendezvous at {self._server.address}:{self._server.port}")
+        self._agents.begin()
+        while not self._done and not self._agents.all_are_done():
             timeout_s = self._timeout()
             for key, _ in self._selector.select(timeout_s):
                 try:
@@ -125,78 +113,35 @@ class _Supervisor:
 
     # the agents
 
-    def _start_agents(self) -> None:
-        self._say(f"rendezvous at {self._server.address}:{self._server.port}")
-        for host in dict.fromkeys(one.hostname for one in self._job.ranks):
-            placement = placement_for(host)
-            assert placement is not None, host  # the command line was checked
-            ranks = [one for one in self._job.ranks if one.hostname == host]
-            try:
-                agent = AgentLink(host, ranks, placement, self._job.environment)
-            except OSError as error:
-                self._not_started = f"the agent on host {host} could not be started: {error}"
-                self._terminate()
-                return
-            self._agents.append(agent)
-            self._selector.register(agent.events, selectors.EVENT_READ, lambda agent=agent: self._on_events(agent))
-            self._order(agent, "start", **self._start_order(ranks))
-
-    def _start_order(self, ranks: list[RankIdentity]) -> dict[str, Any]:
-        job = self._job
-        meeting = environment_of(
-            rendezvous_address=self._server.address,
-            rendezvous_port=self._server.port,
-            network_interface=job.network_interface or None,
-            controller="gloo",
-            cpu_operations="gloo",
-        )
-        return {
-            "secret": self._secret.hex(),
-            "command": job.command,
-            "directory": os.getcwd(),
-            "environment": {**job.environment, "PYTHONUNBUFFERED": "1", **meeting},
-            "ranks": packed(ranks),
-            "grace_s": job.termination_grace_s,
-        }
-
-    def _order(self, agent: AgentLink, name: str, **fields: Any) -> None:
-        if not agent.order(name, **fields) and agent.orders not in self._selector.get_map():
-            self._selector.register(agent.orders, selectors.EVENT_WRITE, lambda: self._flush(agent))
-
-    def _flush(self, agent: AgentLink) -> None:
-        if agent.flush():
-            self._selector.unregister(agent.orders)
-
-    def _order_all(self, name: str) -> None:
-        for agent in self._agents:
-            self._order(agent, name)
-
     def _end_agents(self) -> None:
         """Whatever the agents left undone. Returns when no process of the job is left on this machine."""
-        for agent in self._agents:
-            agent.end(_AGENT_GRACE_S)
+        self._agents.end(_AGENT_GRACE_S)
         while processes.signal_descendants(os.getpid(), signal.SIGKILL):
             time.sleep(0.01)
             while _reap_one():
                 pass
-        for agent in self._agents:
-            agent.clean_up()
+        self._agents.clean_up()
+
+    def on_roll_call(self, problems: str | None) -> None:
+        if problems is not None:
+            self._not_started = self._not_started or (problems, 1)
+            self._terminate()
+        elif not self._asked:
+            self._say(f"all hosts are ready; the ranks meet at {self._agents.address}:{self._server.port}")
+            self._agents.start_ranks()
+
+    def on_words(self, agent: AgentLink, words: bytes) -> None:
+        self._print(words.decode(errors="replace").rstrip("\n"))
+
+    def on_agent_lost(self, agent: AgentLink, why: str) -> None:
+        if agent.remote:
+            self._lose_host(agent, why)
+        elif why:
+            self._lose_agent(f"the agent that holds the ranks of host {agent.host} {why}", 1)
 
     # events
 
-    def _on_events(self, agent: AgentLink) -> None:
-        try:
-            events = agent.read()
-        except LineError as error:
-            self._selector.unregister(agent.events)
-            self._lose_agent(f"the agent that holds the ranks of host {agent.host} sent {error}", 1)
-            return
-        if agent.done:
-            self._selector.unregister(agent.events)
-        for event in events:
-            self._on_event(agent, event)
-
-    def _on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
+    def on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
         match event["event"]:
             case "output":
                 self._outputs.write(event["rank"], event["stream"], event["text"])
@@ -205,7 +150,8 @@ class _Supervisor:
                 self._pids[rank] = event["pid"]
                 self._say(f"rank {rank} on host {agent.host}: pid {event['pid']}")
             case "not started":
-                self._not_started = self._not_started or f"rank {event['rank']} could not be started: {event['error']}"
+                text = f"rank {event['rank']} could not be started: {event['error']}"
+                self._not_started = self._not_started or (text, 127)
                 self._terminate()
             case "exit":
                 self._on_exit(event["rank"], event["code"], event["memory"])
@@ -220,17 +166,15 @@ class _Supervisor:
             case "suspended":
                 agent.suspended = True
                 self._suspend_if_all_are()
-            case "done":
-                agent.done = True
 
     def _suspend_if_all_are(self) -> None:
-        if not all(agent.suspended or agent.done for agent in self._agents):
+        if not all(agent.suspended or agent.done for agent in self._agents.links):
             return
         self._stopped.clear()  # all of them continue together
         os.kill(os.getpid(), signal.SIGSTOP)
-        for agent in self._agents:  # somebody has continued us
+        for agent in self._agents.links:  # somebody has continued us
             agent.suspended = False
-        self._order_all("resume")
+        self._agents.order_all("resume")
 
     def _on_stop(self, rank: int, pid: int, number: int) -> None:
         limit_s = self._job.frozen_timeout_s
@@ -255,7 +199,7 @@ class _Supervisor:
     def _on_signals(self) -> None:
         for number in os.read(self._signals, 64):
             if number == signal.SIGTSTP:
-                self._order_all("suspend")
+                self._agents.order_all("suspend")
             elif self._interrupted is None:
                 self._interrupted = number
                 self._warn(f"{processes.signal_name(number)}: ending all ranks")
@@ -284,12 +228,28 @@ class _Supervisor:
             self._agent_lost = (why, exit_code)
         self._done = True
 
+    def _lose_host(self, agent: AgentLink, why: str) -> None:
+        """Another machine can do nothing more. The ranks of the others get a moment to say what they lack."""
+        self._agents.abandon(agent)
+        why = why or _how_connection_ended(agent.exit_code)
+        self._hosts_lost[agent.host] = why
+        ended = {one.rank for one in self._exits}
+        for one in agent.ranks:
+            if one.rank not in ended:
+                text = f"rank {one.rank} was lost with its host: the agent of {agent.host} {why}"
+                self._words.add(text)
+                self._server.record_failure(one.rank, text)
+                self._server.gone(one.rank, text)
+        if self._terminate_at is None:
+            self._terminate_at = time.monotonic() + EndTheJob.SURVIVOR_GRACE_S
+
     # time
 
     def _terminate(self) -> None:
         if not self._asked:
             self._asked = True
-            self._order_all("terminate")
+            self._agents.give_up_rest()
+            self._agents.order_all("terminate")
             self._give_up_at = time.monotonic() + self._job.termination_grace_s + _AGENT_GRACE_S
 
     def _timeout(self) -> float | None:
@@ -297,16 +257,14 @@ class _Supervisor:
         if self._job.frozen_timeout_s and not self._asked:
             for one in self._stopped.values():
                 times.append(one.time_s + (_STOPPED_END_S if one.told else 0.0) + self._job.frozen_timeout_s)
-        if self._job.agent_timeout_s:
-            times += [agent.heard_s + self._job.agent_timeout_s for agent in self._agents if not agent.done]
+        times += self._agents.next_look()
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _notice_own_pause(self, slept_s: float | None) -> None:
         """A launcher that was suspended, or that waited for its terminal, has not listened: silence counts anew."""
         now = time.monotonic()
         if slept_s is not None and now - self._looked_s > slept_s + _HELD_UP_S:
-            for agent in self._agents:
-                agent.heard_s = now
+            self._agents.listen_anew()
         self._looked_s = now
 
     def _act_on_stops(self, now: float) -> None:
@@ -329,21 +287,24 @@ class _Supervisor:
 
     def _act_on_silence(self, now: float) -> None:
         limit_s = self._job.agent_timeout_s
-        for agent in self._agents:
-            if limit_s and not agent.done and now - agent.heard_s >= limit_s:
-                state = {"T": "is stopped", "t": "is held by a debugger"}.get(processes.state(agent.pid), "hangs")
-                self._lose_agent(
-                    f"the agent that holds the ranks of host {agent.host} (process {agent.pid}) has said nothing for "
-                    f"{limit_s:g} s: it {state}; all ranks have been ended\n"
-                    "hint: to suspend a job, stop horovodrun itself (Ctrl-Z); HOROVOD_LOST_TIMEOUT_SECONDS=0 lets it "
-                    "wait for an agent",
-                    1,
-                )
+        for agent in self._agents.silent(now):
+            if agent.remote:
+                self._lose_host(agent, f"has said nothing for {limit_s:g} s")
+                continue
+            state = {"T": "is stopped", "t": "is held by a debugger"}.get(processes.state(agent.pid), "hangs")
+            self._lose_agent(
+                f"the agent that holds the ranks of host {agent.host} (process {agent.pid}) has said nothing for "
+                f"{limit_s:g} s: it {state}; all ranks have been ended\n"
+                "hint: to suspend a job, stop horovodrun itself (Ctrl-Z); HOROVOD_LOST_TIMEOUT_SECONDS=0 lets it "
+                "wait for an agent",
+                1,
+            )
 
     def _act_on_time(self) -> None:
         now = time.monotonic()
         self._act_on_stops(now)
         self._act_on_silence(now)
+        self._agents.look_for_late(now)
         if self._terminate_at is not None and now >= self._terminate_at:
             self._terminate()
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -371,8 +332,8 @@ class _Supervisor:
     def _unstarted_end(self) -> int | None:
         if self._not_started is None:
             return None
-        self._warn(self._not_started)
-        return 127
+        self._warn(self._not_started[0])
+        return self._not_started[1]
 
     def _failed_end(self) -> int | None:
         stopped = {rank: one.number for rank, one in self._stopped.items()}
@@ -384,11 +345,29 @@ class _Supervisor:
             for one in self._exits
         ]
         cause = root_cause(exits, record, stopped)
+        if self._hosts_lost and self._is_of_lost_host(cause):
+            self._warn(self._lost_hosts_text(cause))
+            return 1
         if cause is None:
             return None
         hostname = self._job.ranks[cause.rank].hostname
         self._print(report(cause, exits, hostname, self._outputs.last_lines(cause.rank)))
         return cause.exit_code
+
+    def _is_of_lost_host(self, cause: Cause | None) -> bool:
+        """Whether the job failed because a host was lost, and not before."""
+        if cause is None:
+            return True
+        has_ended = any(one.rank == cause.rank for one in self._exits)
+        return self._job.ranks[cause.rank].hostname in self._hosts_lost and not has_ended
+
+    def _lost_hosts_text(self, cause: Cause | None) -> str:
+        lines = [f"host {host} was lost: its agent {why}" for host, why in self._hosts_lost.items()]
+        lines[-1] += "; all ranks have been ended"
+        if cause is not None and cause.record and cause.record not in self._words:
+            lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
+        lines.append("hint: did the machine, its network, or ssh fail? The host's own logs may tell")
+        return "\n".join([*lines, explain_command("host-lost")])
 
     def _agents_end(self) -> int:
         """No rank has failed: either all of them ended by themselves, or an agent failed."""
@@ -396,7 +375,7 @@ class _Supervisor:
             self._warn(f"{self._agent_lost[0]}\n{explain_command('agent-lost')}")
             return self._agent_lost[1]
         ended = {one.rank for one in self._exits}
-        for agent in self._agents:
+        for agent in self._agents.links:
             if all(one.rank in ended for one in agent.ranks):
                 continue
             code = agent.exit_code
@@ -419,6 +398,28 @@ class _Supervisor:
         with contextlib.suppress(BrokenPipeError):
             stream.write(text + "\n")
             stream.flush()
+
+
+def _where_to_meet(job: Job) -> tuple[str, list[str]]:
+    """Where the rendezvous listens, and its addresses if it has to be found from other machines."""
+    placements = [placement_for(host) for host in dict.fromkeys(one.hostname for one in job.ranks)]
+    if not any(placement is not None and placement.remote for placement in placements):
+        return interface_address(job.network_interface) if job.network_interface else "127.0.0.1", []
+    if job.network_interface:
+        address = interface_address(job.network_interface)
+        return address, [address]
+    return "0.0.0.0", own_addresses()
+
+
+def _how_connection_ended(code: int) -> str:
+    """In words; `code` is that of the process that carried the agent's pipes."""
+    if code < 0:
+        return f"cannot be heard: ssh was killed by {processes.signal_name(-code)}"
+    if code == 255:
+        return "cannot be heard: the connection broke"
+    if code > 128:
+        return f"was killed by {processes.signal_name(code - 128)}"
+    return f"exited with code {code}"
 
 
 def _reap_one() -> bool:

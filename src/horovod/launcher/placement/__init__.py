@@ -6,12 +6,13 @@ The first one that reaches a host is used for it.
 
 from __future__ import annotations
 
-from horovod.launcher.placement.base import Placement
+from horovod.launcher.placement.base import Placement, PlacementOptions
 from horovod.launcher.placement.local import LocalPlacement
+from horovod.launcher.placement.ssh import SshPlacement
 
-__all__ = ["PLACEMENTS", "Placement", "placement_for"]
+__all__ = ["PLACEMENTS", "Placement", "PlacementOptions", "placement_for"]
 
-PLACEMENTS: tuple[Placement, ...] = (LocalPlacement(),)
+PLACEMENTS: tuple[Placement, ...] = (LocalPlacement(), SshPlacement())
 
 
 def placement_for(host: str) -> Placement | None:

@@ -9,18 +9,21 @@ from collections.abc import Mapping
 
 from horovod.launcher.agent import remove_directory
 from horovod.launcher.hosts import is_local
-from horovod.launcher.placement.base import AGENT_COMMAND, agent_environment
+from horovod.launcher.placement.base import AGENT_COMMAND, PlacementOptions, agent_environment
 
 __all__ = ["LocalPlacement"]
 
 
 class LocalPlacement:
     name = "local"
+    remote = False
 
     def reaches(self, host: str) -> bool:
         return is_local(host)
 
-    def start_agent(self, host: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start_agent(
+        self, host: str, environment: Mapping[str, str], options: PlacementOptions
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             AGENT_COMMAND,
             env=agent_environment(environment),
@@ -29,6 +32,9 @@ class LocalPlacement:
             bufsize=0,
             start_new_session=True,  # Ctrl-C reaches horovodrun alone, which then ends the job in order
         )
+
+    def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
+        return f"its agent ended with exit code {code} before it answered", "its own words stand further up"
 
     def clean_up(self, host: str, directory: str) -> None:
         if os.path.isdir(directory):

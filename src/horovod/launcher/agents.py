@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of a job: starts them, asks whether all hosts are ready before any rank starts, and gives orders."""
+
+from __future__ import annotations
+
+import collections
+import os
+import selectors
+import time
+from typing import Any, Protocol
+
+from horovod.core.settings import environment_of
+from horovod.launcher.agent_link import AgentLink
+from horovod.launcher.hosts import packed
+from horovod.launcher.job import Job
+from horovod.launcher.lines import LineError
+from horovod.launcher.placement import placement_for
+from horovod.launcher.roll_call import RollCall
+
+__all__ = ["AgentGroup", "Rendezvous"]
+
+# Each is a process of this machine and a connection to another one.
+_STARTING_AT_A_TIME = 32
+_END_S = 2.0  # for a process whose pipes have ended
+# What says where a process is, and is not true on another machine.
+_OF_THIS_MACHINE = {
+    "CUDA_VISIBLE_DEVICES",
+    "DISPLAY",
+    "HOSTNAME",
+    "OLDPWD",
+    "SSH_AUTH_SOCK",
+    "SSH_CLIENT",
+    "SSH_CONNECTION",
+    "SSH_TTY",
+    "XDG_RUNTIME_DIR",
+    "XDG_SESSION_ID",
+}
+
+
+class Rendezvous(Protocol):
+    """Where the ranks meet, as far as agents are told of it."""
+
+    address: str
+    port: int
+
+
+class Watcher(Protocol):
+    """Whom the group tells what its agents do."""
+
+    def on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
+        """An event of a rank."""
+
+    def on_words(self, agent: AgentLink, words: bytes) -> None:
+        """What a remote agent, or what carries its pipes, wrote to stderr once the job had started."""
+
+    def on_agent_lost(self, agent: AgentLink, why: str) -> None:
+        """It has ended without having ended its ranks, or has sent nonsense."""
+
+    def on_roll_call(self, problems: str | None) -> None:
+        """Every host has answered; None: all are ready."""
+
+
+class AgentGroup:
+    """One thread. Registers what it reads in `selector`, whose keys hold functions to call."""
+
+    def __init__(
+        self,
+        job: Job,
+        selector: selectors.BaseSelector,
+        watcher: Watcher,
+        secret: bytes,
+        rendezvous: Rendezvous,
+        addresses: list[str],
+    ) -> None:
+        """`addresses`: of the rendezvous, one of which all hosts must reach; empty: all agents are on this machine."""
+        self.links: list[AgentLink] = []
+        self._job = job
+        self._selector = selector
+        self._watcher = watcher
+        self._secret = secret
+        self._rendezvous = rendezvous
+        self._addresses = addresses
+        self._left = collections.deque(dict.fromkeys(one.hostname for one in job.ranks))
+        self._roll_call = RollCall(list(self._left), addresses)
+        self._called = False  # everybody has answered
+
+    @property
+    def address(self) -> str:
+        """Where the ranks meet, once all hosts are ready."""
+        return self._roll_call.address() or self._rendezvous.address
+
+    def begin(self) -> None:
+        """Starts the agents; the rest follows as their hosts answer."""
+        for _ in range(min(_STARTING_AT_A_TIME, len(self._left))):
+            self._start_next()
+
+    def all_are_done(self) -> bool:
+        return not self._left and all(agent.done for agent in self.links)
+
+    def give_up_rest(self) -> None:
+        """Starts no more agents."""
+        self._left.clear()
+
+    def start_ranks(self) -> None:
+        for agent in self.links:
+            agent.started = True
+            self.order(agent, "start", **self._start_order(agent))
+
+    def order_all(self, name: str) -> None:
+        for agent in self.links:
+            self.order(agent, name)
+
+    def order(self, agent: AgentLink, name: str, **fields: Any) -> None:
+        if not agent.order(name, **fields) and agent.orders not in self._selector.get_map():
+            self._selector.register(agent.orders, selectors.EVENT_WRITE, lambda: self._flush(agent))
+
+    def silent(self, now: float) -> list[AgentLink]:
+        """Those that have said nothing for too long. Until its host is ready an agent is not expected to speak."""
+        limit_s = self._job.agent_timeout_s
+        return [agent for agent in self._speaking() if limit_s and now - agent.heard_s >= limit_s]
+
+    def next_look(self) -> list[float]:
+        """When silence or lateness has to be looked at, if nothing happens before."""
+        limit_s = self._job.agent_timeout_s
+        looks = [agent.heard_s + limit_s for agent in self._speaking() if limit_s]
+        return looks + [agent.heard_s + self._job.start_timeout_s for agent in self._awaited()]
+
+    def look_for_late(self, now: float) -> None:
+        """Gives hosts up that are not ready in time."""
+        for agent in self._awaited():
+            if now - agent.heard_s >= self._job.start_timeout_s:
+                self._roll_call.is_late(agent.host, self._job.start_timeout_s)
+                self.abandon(agent)
+                self._answered()
+
+    def listen_anew(self) -> None:
+        """Silence so far was this process' own."""
+        for agent in self.links:
+            agent.heard_s = time.monotonic()
+
+    def abandon(self, agent: AgentLink) -> None:
+        """Nothing is expected of this agent any more; its process is killed."""
+        if agent.is_open:
+            self._forget(agent.events)
+            self._forget(agent.orders)
+        agent.end(0.0)
+        self._on_words(agent)
+        agent.done = True
+
+    def end(self, grace_s: float) -> None:
+        """Ends the processes that are left."""
+        for agent in self.links:
+            agent.end(grace_s)
+            self._on_words(agent)
+
+    def clean_up(self) -> None:
+        for agent in self.links:
+            agent.clean_up()
+
+    def _awaited(self) -> list[AgentLink]:
+        return [agent for agent in self.links if self._roll_call.is_awaited(agent.host)]
+
+    def _speaking(self) -> list[AgentLink]:
+        return [agent for agent in self.links if not agent.done and not self._roll_call.is_awaited(agent.host)]
+
+    def _start_next(self) -> None:
+        if not self._left:
+            return
+        host = self._left.popleft()
+        placement = placement_for(host)
+        assert placement is not None, host  # the command line was checked
+        ranks = [one for one in self._job.ranks if one.hostname == host]
+        try:
+            agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
+        except OSError as error:
+            self._roll_call.fails(host, f"got no agent: {error}", "is ssh installed here?" if placement.remote else "")
+            self._answered()
+            return
+        self.links.append(agent)
+        self._selector.register(agent.events, selectors.EVENT_READ, lambda: self._on_events(agent))
+        if agent.words is not None:
+            self._selector.register(agent.words, selectors.EVENT_READ, lambda: self._on_words(agent))
+
+    def _flush(self, agent: AgentLink) -> None:
+        if agent.flush():
+            self._selector.unregister(agent.orders)
+
+    def _forget(self, descriptor: int) -> None:
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+
+    def _on_events(self, agent: AgentLink) -> None:
+        try:
+            events = agent.read()
+        except LineError as error:
+            self._forget(agent.events)
+            self._watcher.on_agent_lost(agent, f"sent {error}")
+            return
+        for event in events:
+            self._on_event(agent, event)
+        if not agent.done:
+            return
+        self._forget(agent.events)
+        if self._roll_call.is_awaited(agent.host):
+            self._roll_call.fails(agent.host, *agent.why_it_ended(_END_S))
+            self._answered()
+        elif not agent.finished:
+            self._watcher.on_agent_lost(agent, "")
+
+    def _on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "hello":
+                if self._roll_call.greets(agent.host, event.get("version")):
+                    self.order(agent, "prepare", **self._prepare_order())
+                else:
+                    self._answered()
+            case "prepared":
+                self._roll_call.answers(agent.host, event)
+                self._answered()
+            case "done":
+                agent.done = agent.finished = True
+            case _:
+                self._watcher.on_event(agent, event)
+
+    def _on_words(self, agent: AgentLink) -> None:
+        if agent.words is None:
+            return
+        words = agent.read_words()
+        if words == b"":
+            self._forget(agent.words)
+        elif words and agent.started:
+            self._watcher.on_words(agent, words)
+
+    def _answered(self) -> None:
+        if self._left:
+            self._start_next()
+        elif self._roll_call.is_complete and not self._called:
+            self._called = True
+            self._watcher.on_roll_call(self._roll_call.report())
+
+    def _prepare_order(self) -> dict[str, Any]:
+        job = self._job
+        return {
+            "secret": self._secret.hex(),
+            "command": job.command[0],
+            "path": job.environment.get("PATH", os.defpath),
+            "directory": os.getcwd(),
+            "addresses": self._addresses,
+            "port": self._rendezvous.port,
+            "silence_s": job.agent_timeout_s,
+        }
+
+    def _start_order(self, agent: AgentLink) -> dict[str, Any]:
+        job = self._job
+        meeting = environment_of(
+            rendezvous_address=self.address,
+            rendezvous_port=self._rendezvous.port,
+            network_interface=job.network_interface or None,
+            controller="gloo",
+            cpu_operations="gloo",
+        )
+        left_out = _OF_THIS_MACHINE if agent.remote else set()
+        environment = {name: value for name, value in job.environment.items() if name not in left_out}
+        return {
+            "command": job.command,
+            "directory": os.getcwd(),
+            "environment": {**environment, "PYTHONUNBUFFERED": "1", **meeting},
+            "ranks": packed(agent.ranks),
+            "grace_s": job.termination_grace_s,
+            "address": self.address if agent.remote else None,
+        }

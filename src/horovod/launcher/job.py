@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be run: the command line after all checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from horovod.launcher.hosts import RankIdentity
+from horovod.launcher.placement import PlacementOptions
+from horovod.launcher.policy import EndPolicy, EndTheJob
+
+__all__ = ["Job"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    command: list[str]
+    ranks: list[RankIdentity]
+    environment: dict[str, str]  # what the ranks get besides their identity
+    policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
+    placement: PlacementOptions = dataclasses.field(default_factory=PlacementOptions)
+    start_timeout_s: float = 30.0  # how long a host may take until its agent is ready
+    termination_grace_s: float = 3.0
+    frozen_timeout_s: float = 3.0  # how long a rank may be stopped by a signal; 0: for ever
+    agent_timeout_s: float = 5.0  # how long an agent may be silent; 0: for ever
+    network_interface: str = ""
+    output_directory: Path | None = None
+    verbose: bool = False

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an agent's host is ready for its ranks: the working directory, the command, a way to the launcher.
+
+On another machine than the launcher's, the connection that proved the way stays open. It tells the agent that the
+launcher's machine was lost: ssh would not notice.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import selectors
+import shutil
+import socket
+import time
+from typing import Any
+
+from horovod.core.channel import Channel, ChannelError, authenticate_client
+from horovod.core.rendezvous import PURPOSE
+
+__all__ = ["LineToLauncher", "Preparation"]
+
+_CONNECT_S = 5.0  # for an address from which nothing comes
+_MORE_S = 0.5  # for the other addresses, once one works
+
+
+class LineToLauncher:
+    """An idle connection to the rendezvous, kept alive by the kernels: it ends when the other machine is silent."""
+
+    def __init__(self, channel: Channel, silence_s: float) -> None:
+        """`silence_s`: how long the launcher's machine may give no sign of life; 0: for ever."""
+        self._socket = channel.detach()
+        self._socket.setblocking(False)
+        if silence_s:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, math.ceil(silence_s) - 1))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def has_ended(self) -> bool:
+        """Once it is readable."""
+        try:
+            return not self._socket.recv(4096)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Preparation:
+    """What an agent finds out before it starts ranks. `secret`: the job's, after `prepare`."""
+
+    def __init__(self) -> None:
+        self.secret = b""
+        self.line_to_launcher: LineToLauncher | None = None
+        self._lines: dict[str, LineToLauncher] = {}
+
+    def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The answer to the order `prepare`. Blocks for a few seconds at most.
+
+        Keys: problems, pairs of a text and a hint; reached, the addresses at which the rendezvous answered; unreached,
+        why the others did not, by address.
+        """
+        self.secret = bytes.fromhex(order["secret"])
+        directory, command = order["directory"], order["command"]
+        problems = []
+        if not os.path.isdir(directory):
+            hint = "the job's working directory must exist on all hosts: a shared folder, or a copy at the same path"
+            problems.append([f"has no folder {directory}", hint])
+        elif not _is_executable(command, directory, order["path"]):
+            hint = "the job's programs must be on all hosts: a shared folder, or an equal installation"
+            problems.append([f"has no program {command}", hint])
+        unreached = self._connect(order["addresses"], order["port"], order["silence_s"])
+        return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
+
+    def choose(self, address: str | None) -> LineToLauncher | None:
+        """Keeps the connection to this address alone, if there is one."""
+        self.line_to_launcher = self._lines.pop(address, None) if address else None
+        self._close_others()
+        return self.line_to_launcher
+
+    def close(self) -> None:
+        self._close_others()
+        if self.line_to_launcher is not None:
+            self.line_to_launcher.close()
+
+    def _close_others(self) -> None:
+        while self._lines:
+            self._lines.popitem()[1].close()
+
+    def _connect(self, addresses: list[str], port: int, silence_s: float) -> dict[str, str]:
+        """Tries all addresses at a time; why those that do not work do not."""
+        unreached = {}
+        deadline = time.monotonic() + _CONNECT_S
+        with selectors.DefaultSelector() as selector:
+            for address in addresses:
+                connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                connection.setblocking(False)
+                code = connection.connect_ex((address, port))
+                if code in (0, errno.EINPROGRESS):
+                    selector.register(connection, selectors.EVENT_WRITE, address)
+                else:
+                    connection.close()
+                    unreached[address] = os.strerror(code)
+            while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left_s):
+                    assert isinstance(key.fileobj, socket.socket)
+                    selector.unregister(key.fileobj)
+                    try:
+                        self._lines[key.data] = self._authenticated(key.fileobj, key.data, port, silence_s)
+                        deadline = min(deadline, time.monotonic() + _MORE_S)
+                    except OSError as error:
+                        unreached[key.data] = error.strerror or str(error)
+            for key in list(selector.get_map().values()):
+                assert isinstance(key.fileobj, socket.socket)
+                key.fileobj.close()
+                unreached[key.data] = "no answer"
+        return unreached
+
+    def _authenticated(self, connection: socket.socket, address: str, port: int, silence_s: float) -> LineToLauncher:
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            connection.close()
+            raise ChannelError(os.strerror(code))
+        peer = f"what listens at {address}:{port}"
+        until = time.monotonic() + _CONNECT_S
+        return LineToLauncher(authenticate_client(connection, self.secret, PURPOSE, until, peer), silence_s)
+
+
+def _is_executable(command: str, directory: str, path: str) -> bool:
+    if os.sep in command:
+        command = os.path.join(directory, command)
+    return shutil.which(command, path=path) is not None

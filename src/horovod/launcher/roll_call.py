@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts of a job are ready, and how to say so in one report. Pure: answers in, an address or a text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod import __version__
+from horovod.core.exceptions import explain_command
+
+__all__ = ["RollCall"]
+
+
+class RollCall:
+    """Collects the answers of all hosts. `addresses`: where the launcher can be reached, the best first."""
+
+    def __init__(self, hosts: Sequence[str], addresses: Sequence[str]) -> None:
+        self._problems: dict[str, list[tuple[str, str]]] = {host: [] for host in hosts}
+        self._missing = set(hosts)
+        self._addresses = list(addresses)
+        self._unreached: dict[str, dict[str, str]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def is_awaited(self, host: str) -> bool:
+        return host in self._missing
+
+    def greets(self, host: str, version: Any) -> bool:
+        """Whether the agent on that host is of this version, so that it can be given orders."""
+        if version == __version__:
+            return True
+        hint = f"install hvd {__version__} there, into the same Python"
+        self.fails(host, f"has hvd {version}, but this host has {__version__}", hint)
+        return False
+
+    def answers(self, host: str, prepared: dict[str, Any]) -> None:
+        """The event `prepared` of that host's agent (preparation.py)."""
+        self._missing.discard(host)
+        self._problems[host] += [(text, hint) for text, hint in prepared["problems"]]
+        self._unreached[host] = {
+            address: str(prepared["unreached"].get(address, "not tried"))
+            for address in self._addresses
+            if address not in prepared["reached"]
+        }
+
+    def fails(self, host: str, text: str, hint: str) -> None:
+        """That host's agent will not answer, and why."""
+        self._missing.discard(host)
+        self._problems[host].append((text, hint))
+
+    def is_late(self, host: str, seconds: float) -> None:
+        """Nobody waits for this host any more."""
+        hint = "a file system that hangs there? --start-timeout gives hosts more time"
+        self.fails(host, f"did not answer within {seconds:g} s", hint)
+
+    def address(self) -> str | None:
+        """The first of the addresses that every host reached."""
+        return next((one for one in self._addresses if not any(one in why for why in self._unreached.values())), None)
+
+    def report(self) -> str | None:
+        """All that is wrong, host by host; None if the job can start."""
+        problems = {host: found for host, found in self._problems.items() if found}
+        if not problems and self._addresses and self.address() is None:
+            problems = self._unreachable()
+        if not problems:
+            return None
+        count = len(self._problems)
+        lines = [f"{len(problems)} of {count} host{'s are' if count > 1 else ' is'} not ready; nothing was started"]
+        for host, found in problems.items():
+            for text, hint in found:
+                lines += [f"  {host} {text}", f"    hint: {hint}"]
+        return "\n".join([*lines, explain_command("hosts-not-ready")])
+
+    def _unreachable(self) -> dict[str, list[tuple[str, str]]]:
+        """No address works for all: what each host could not reach."""
+        hint = "all hosts must reach one address of this one: --network-interface chooses; is there a firewall?"
+        return {
+            host: [("cannot reach this host at " + ", ".join(f"{one} ({text})" for one, text in why.items()), hint)]
+            for host, why in self._unreached.items()
+            if why
+        }

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever fails on whichever host: the job ends everywhere, and the cause stands last."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.cluster import Host
+from support.extent import SLACK_S
+from support.jobs import Job, python, run_job
+
+HOSTS = ["-np", "4", "-H", "host0:2,host1:2"]
+NOTICED_S = 6.0  # a host that is silent, by everybody
+ENDED_S = 3.0  # later
+
+# Every rank says so when it has met the others, and then waits in a collective or asleep.
+MEET = """
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+hvd.allreduce(np.ones(4), name="first")
+ready()
+"""
+TRAIN = MEET + "for step in range(10**9): hvd.allreduce(np.ones(1000), name='gradients')\n"
+# A child in a session of its own, which nobody but a subreaper could find.
+CHILD = "import subprocess; subprocess.Popen(['sleep', '10000'], start_new_session=True)\n"
+
+
+def process(host: Host, words: str) -> int:
+    """The one process of this host whose command has these words."""
+    (found,) = [pid for pid, command in host.processes().items() if words in command]
+    return found
+
+
+def keeper_and_agent(host: Host) -> tuple[int, int]:
+    both = [pid for pid, command in host.processes().items() if "remote_agent" in command]
+    assert len(both) == 2
+    return (both[0], both[1]) if fields_of(both[1])[1] == str(both[0]) else (both[1], both[0])
+
+
+def fields_of(pid: int) -> list[str]:
+    """Of /proc/PID/stat: the state, the parent, and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def assert_empty_within(seconds: float, *hosts: Host) -> None:
+    until = time.monotonic() + seconds + SLACK_S
+    for host in hosts:
+        host.assert_empty(max(0.0, until - time.monotonic()))
+
+
+@pytest.mark.parametrize(
+    "end, code, cause",
+    [
+        ("sys.exit(7)", 7, "horovodrun: rank 3 on host host1 exited with code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "horovodrun: rank 3 on host host1 was killed by SIGKILL"),
+    ],
+)
+def test_a_dead_rank_of_another_host_is_the_cause(cluster, tmp_path: Path, end: str, code: int, cause: str) -> None:
+    one, _ = cluster(2).hosts
+    script = MEET + f"if rank == 3: {end}\n" + "hvd.allreduce(np.ones(4), name='second')"
+    done = run_job(tmp_path, HOSTS, python(script), on=one)
+    assert done.code == code, done
+    last = done.stderr[done.stderr.rindex("horovodrun: rank") :]
+    assert last.startswith(cause), done.stderr
+    assert "<stderr>" not in last  # nothing comes after it
+    for rank in (0, 1, 2):
+        told = rf"\[{rank}\]<stderr>:horovod.core.exceptions.Rank(Lost|Left)Error: `allreduce.second` failed: rank 3"
+        assert re.search(told, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_the_end_of_the_launcher_ends_all_hosts(cluster, tmp_path: Path, number: signal.Signals) -> None:
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
+        job.wait_ready(4)
+        os.kill(job.launcher(), number)
+        assert_empty_within(5.0, one, two)
+        job.wait()
+
+
+def test_the_end_of_an_ssh_ends_all_hosts(cluster, tmp_path: Path) -> None:
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
+        job.wait_ready(4)
+        os.kill(process(one, "ssh -T"), signal.SIGKILL)
+        done = job.wait()
+        assert_empty_within(5.0, one, two)
+    assert done.code == 1
+    assert "horovodrun: host host1 was lost: its agent cannot be heard: ssh was killed by SIGKILL" in done.stderr
+    assert done.stderr.endswith("more: horovodrun --explain host-lost\n")
+
+
+@pytest.mark.parametrize("who", ["agent", "keeper"])
+def test_the_end_of_the_agent_or_its_keeper_leaves_nothing_on_its_host(cluster, tmp_path: Path, who: str) -> None:
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
+        job.wait_ready(4)
+        keeper, agent = keeper_and_agent(two)
+        os.kill(agent if who == "agent" else keeper, signal.SIGKILL)
+        done = job.wait()
+        assert_empty_within(5.0, one, two)
+    assert done.code != 0
+    if who == "agent":
+        assert "horovodrun: host host1 was lost: its agent was killed by SIGKILL" in done.stderr
+
+
+def test_a_stopped_agent_of_another_host_is_ended_with_its_ranks(cluster, tmp_path: Path) -> None:
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + MEET + "signal.pause()"), on=one) as job:
+        job.wait_ready(4)
+        os.kill(keeper_and_agent(two)[1], signal.SIGSTOP)
+        done = job.wait()
+        assert_empty_within(6.0, one, two)
+    assert "horovodrun: host host1 was lost: its agent has said nothing for 5 s" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", ["train", "sleep"])
+def test_a_host_without_power_is_noticed_and_named_last(cluster, tmp_path: Path, ranks: str) -> None:
+    one, two = cluster(2).hosts
+    script = CHILD + (TRAIN if ranks == "train" else MEET + "signal.pause()")
+    with Job(tmp_path, HOSTS, python(script), on=one) as job:
+        job.wait_ready(4)
+        began = time.monotonic()
+        two.power_off()
+        done = job.wait()
+        assert time.monotonic() - began < NOTICED_S + ENDED_S + SLACK_S
+        assert_empty_within(0.5, one)
+    assert done.code == 1, done
+    last = done.stderr[done.stderr.rindex("horovodrun: ") :]
+    assert last.startswith("horovodrun: host host1 was lost: its agent has said nothing for 5 s"), done.stderr
+    assert last.endswith("more: horovodrun --explain host-lost\n")
+    if ranks == "train":
+        assert "RankLostError" in done.stderr
+
+
+def test_ranks_end_when_the_launchers_host_has_no_power(cluster, tmp_path: Path) -> None:
+    one, two, three = cluster(3).hosts
+    with Job(tmp_path, "-np", "2", "-H", "host1:1,host2:1", python(CHILD + MEET + "signal.pause()"), on=one) as job:
+        job.wait_ready(2)
+        one.power_off()
+        assert_empty_within(NOTICED_S + ENDED_S, two, three)
+        job.process.wait()
+
+
+def test_ctrl_z_suspends_all_hosts_and_the_job_goes_on(cluster, tmp_path: Path) -> None:
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(TRAIN), on=one) as job:
+        job.wait_ready(4)
+        os.kill(job.launcher(), signal.SIGTSTP)
+        ranks = [pid for host in (one, two) for pid, command in host.processes().items() if "gradients" in command]
+        until = time.monotonic() + 10 + SLACK_S
+        while {fields_of(pid)[0] for pid in [job.launcher(), *ranks]} != {"T"}:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(6.5)  # longer than a host may be silent
+        for pid in (job.launcher(), job.process.pid):  # what carries it here has stopped with it
+            os.kill(pid, signal.SIGCONT)
+        while "T" in {fields_of(pid)[0] for pid in ranks}:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        os.kill(job.launcher(), signal.SIGTERM)
+        done = job.wait()
+    assert "was lost" not in done.stderr and "RankLost" not in done.stderr
