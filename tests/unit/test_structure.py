@@ -44,7 +44,7 @@ LONGER = {
     "src/horovod/core/settings.py": 525,
     "tests/frameworks/test_keras.py": 536,
     "tests/frameworks/test_torch_optimizer.py": 717,
-    "tests/native/model.h": 660,
+    "tests/native/model.h": 541,
 }
 TABLES = {"tools/mutations.py"}  # one row a mutation: it grows by nature
 
