@@ -121,6 +121,15 @@ def test_each_host_of_the_list_has_an_agent_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_a_killed_agent_of_one_of_two_hosts_ends_the_other(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", "-H", "localhost:1,127.0.0.1:1", python(WAIT)) as job:
+        job.wait_ready(2)
+        os.kill(job.agent(), signal.SIGKILL)
+        done = job.wait()
+    assert done.code == 1
+    assert re.search(r"horovodrun: host (localhost|127.0.0.1) was lost: its agent was killed by SIGKILL", done.stderr)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_rank_that_dies_by_a_signal_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
     with Job(tmp_path, "-np", "3", python(WAIT)) as job:

@@ -138,6 +138,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_starts(tmp_path: 
         ({"min_np": 1}, "--min-np is not supported yet"),
         ({"executable": "/nowhere/python"}, "command not found"),
         ({"network_interface": "nowhere0"}, "nowhere0"),
+        ({"np": 2, "hosts": "localhost:1,far-away:1"}, "far-away: horovod.run does not support other machines yet"),
     ]
     for options, text in cases:
         with pytest.raises(ValueError, match=text):

@@ -45,6 +45,13 @@ def test_the_command_line_has_what_starts_the_agent_and_nothing_of_the_job(tmp_p
     assert token not in line and secret not in line
 
 
+def test_what_the_users_shell_prints_first_is_not_the_agents(tmp_path: Path) -> None:
+    noise = SSH.replace("exec sh", 'echo \'{"event": "done"}\'; printf Welcome; exec sh')
+    flags = ["--network-interface", "lo"]
+    done = run_job(tmp_path, "-np", "1", "-H", "far-away:1", flags, "echo", "fine", env=fake(tmp_path, noise))
+    assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
+
+
 def many(directory: Path) -> list[str]:
     """The flags for some hosts more than are started at a time."""
     names = [f"far-{number} slots=1\n" for number in range(_STARTING_AT_A_TIME + 3)]

@@ -139,11 +139,11 @@ class AgentGroup:
             agent.heard_s = time.monotonic()
 
     def abandon(self, agent: AgentLink) -> None:
-        """Nothing is expected of this agent any more; its process is killed."""
+        """Nothing is expected of this agent any more; its process is killed unless its pipes have ended already."""
         if agent.is_open:
             self._forget(agent.events)
             self._forget(agent.orders)
-        agent.end(0.0)
+        agent.end(_END_S)  # so that its exit code is its own
         self._on_words(agent)
         agent.done = True
 

@@ -75,7 +75,7 @@ class _Supervisor:
         self._interrupted: int | None = None
         self._output_error: OutputError | None = None
         self._agent_lost: tuple[str, int] | None = None  # an agent that can do nothing more: why, and the exit code
-        self._hosts_lost: dict[str, str] = {}  # other machines whose agents can do nothing more, and why
+        self._hosts_lost: dict[str, str] = {}  # hosts, of several, whose agents can do nothing more, and why
         self._words: set[str] = set()  # what the ranks were told of it
         self._asked = False
         self._terminate_at: float | None = None
@@ -126,6 +126,8 @@ class _Supervisor:
         if problems is not None:
             self._not_started = self._not_started or (problems, 1)
             self._terminate()
+        elif self._hosts_lost:  # it was ready, and has gone while others were asked
+            self._terminate()
         elif not self._asked:
             self._say(f"all hosts are ready; the ranks meet at {self._agents.address}:{self._server.port}")
             self._agents.start_ranks()
@@ -134,10 +136,10 @@ class _Supervisor:
         self._print(words.decode(errors="replace").rstrip("\n"))
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
-        if agent.remote:
-            self._lose_host(agent, why)
-        elif why:
+        if not agent.remote and why:
             self._lose_agent(f"the agent that holds the ranks of host {agent.host} {why}", 1)
+        elif agent.remote or len(self._agents.links) > 1:
+            self._lose_host(agent, why)
 
     # events
 
@@ -229,9 +231,9 @@ class _Supervisor:
         self._done = True
 
     def _lose_host(self, agent: AgentLink, why: str) -> None:
-        """Another machine can do nothing more. The ranks of the others get a moment to say what they lack."""
+        """One of several hosts can do nothing more. The ranks of the others get a moment to say what they lack."""
         self._agents.abandon(agent)
-        why = why or _how_connection_ended(agent.exit_code)
+        why = why or _how_it_ended(agent)
         self._hosts_lost[agent.host] = why
         ended = {one.rank for one in self._exits}
         for one in agent.ranks:
@@ -411,8 +413,11 @@ def _where_to_meet(job: Job) -> tuple[str, list[str]]:
     return "0.0.0.0", own_addresses()
 
 
-def _how_connection_ended(code: int) -> str:
-    """In words; `code` is that of the process that carried the agent's pipes."""
+def _how_it_ended(agent: AgentLink) -> str:
+    """In words; for another machine from the exit code of what carried the agent's pipes."""
+    code = agent.exit_code
+    if code < 0 and not agent.remote:
+        return f"was killed by {processes.signal_name(-code)}"
     if code < 0:
         return f"cannot be heard: ssh was killed by {processes.signal_name(-code)}"
     if code == 255:
