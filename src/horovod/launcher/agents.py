@@ -246,6 +246,7 @@ class AgentGroup:
             "command": job.command[0],
             "path": job.environment.get("PATH", os.defpath),
             "directory": os.getcwd(),
+            "network_interface": job.network_interface,
             "addresses": self._addresses,
             "port": self._rendezvous.port,
             "silence_s": job.agent_timeout_s,
