@@ -17,6 +17,7 @@ compare what is in /dev/shm before and after, some wait for an amount of time, a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -28,6 +29,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+from horovod.launcher import processes  # noqa: E402
+
 UNBROKEN_LIMIT_S = 300.0
 MUTATION_LIMIT_S = 90.0
 BUILD_LIMIT_S = 900.0
@@ -978,7 +982,19 @@ def show(text: str, *, end: str = "\n") -> None:
 
 
 def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """('ok' or what went wrong, the output). A command that runs into its limit is ended with its process group."""
+    """('ok' or what went wrong, the output). What a command leaves behind, or all of it at its limit, is ended."""
+    try:
+        return run_alone(command, cwd, limit_s, environment)
+    finally:
+        while processes.signal_descendants(os.getpid(), signal.SIGKILL):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+
+def run_alone(
+    command: list[str], cwd: Path, limit_s: float, environment: dict[str, str] | None = None
+) -> tuple[str, str]:
+    """run() without what outlives the command in a session of its own."""
     process = subprocess.Popen(
         command,
         cwd=cwd,
@@ -1140,6 +1156,7 @@ def main() -> int:
             for test in mutation.tests:
                 show(f"    must turn red: {test}")
         return 0
+    processes.become_subreaper()
     results: list[tuple[Mutation, list[str]]] = []
     with tempfile.TemporaryDirectory(prefix="hvd-mutations-") as folder:
         scratch = Scratch(Path(folder))

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, Host, lacking
+from support.cluster import Cluster, Host, MakeCluster, lacking
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def cluster_tools() -> None:
 
 
 @pytest.fixture
-def cluster(cluster_tools: None, tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+def cluster(cluster_tools: None, tmp_path: Path) -> Iterator[MakeCluster]:
     """cluster(2): two hosts, until the test ends; `tmp_path` exists on both. Nothing may run there then."""
     made_hosts: list[Host] = []
     with contextlib.ExitStack() as stack:

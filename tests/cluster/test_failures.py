@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cluster import Host
+from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
 from support.jobs import Job, python, run_job
 
@@ -65,7 +65,9 @@ def assert_empty_within(seconds: float, *hosts: Host) -> None:
         ("os.kill(os.getpid(), 9)", 137, "horovodrun: rank 3 on host host1 was killed by SIGKILL"),
     ],
 )
-def test_a_dead_rank_of_another_host_is_the_cause(cluster, tmp_path: Path, end: str, code: int, cause: str) -> None:
+def test_a_dead_rank_of_another_host_is_the_cause(
+    cluster: MakeCluster, tmp_path: Path, end: str, code: int, cause: str
+) -> None:
     one, _ = cluster(2).hosts
     script = MEET + f"if rank == 3: {end}\n" + "hvd.allreduce(np.ones(4), name='second')"
     done = run_job(tmp_path, HOSTS, python(script), on=one)
@@ -79,7 +81,7 @@ def test_a_dead_rank_of_another_host_is_the_cause(cluster, tmp_path: Path, end: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_the_end_of_the_launcher_ends_all_hosts(cluster, tmp_path: Path, number: signal.Signals) -> None:
+def test_the_end_of_the_launcher_ends_all_hosts(cluster: MakeCluster, tmp_path: Path, number: signal.Signals) -> None:
     one, two = cluster(2).hosts
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
         job.wait_ready(4)
@@ -88,7 +90,7 @@ def test_the_end_of_the_launcher_ends_all_hosts(cluster, tmp_path: Path, number:
         job.wait()
 
 
-def test_the_end_of_an_ssh_ends_all_hosts(cluster, tmp_path: Path) -> None:
+def test_the_end_of_an_ssh_ends_all_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
         job.wait_ready(4)
@@ -101,7 +103,9 @@ def test_the_end_of_an_ssh_ends_all_hosts(cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["agent", "keeper"])
-def test_the_end_of_the_agent_or_its_keeper_leaves_nothing_on_its_host(cluster, tmp_path: Path, who: str) -> None:
+def test_the_end_of_the_agent_or_its_keeper_leaves_nothing_on_its_host(
+    cluster: MakeCluster, tmp_path: Path, who: str
+) -> None:
     one, two = cluster(2).hosts
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
         job.wait_ready(4)
@@ -114,9 +118,10 @@ def test_the_end_of_the_agent_or_its_keeper_leaves_nothing_on_its_host(cluster, 
         assert "horovodrun: host host1 was lost: its agent was killed by SIGKILL" in done.stderr
 
 
-def test_a_stopped_agent_of_another_host_is_ended_with_its_ranks(cluster, tmp_path: Path) -> None:
+def test_a_stopped_agent_of_another_host_is_ended_with_its_ranks(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
-    with Job(tmp_path, HOSTS, python(CHILD + MEET + "signal.pause()"), env=SOON, on=one) as job:
+    flags = [*HOSTS, "--termination-grace-seconds", "1"]
+    with Job(tmp_path, flags, python(CHILD + MEET + "signal.pause()"), env=SOON, on=one) as job:
         job.wait_ready(4)
         os.kill(keeper_and_agent(two)[1], signal.SIGSTOP)
         done = job.wait()
@@ -125,7 +130,7 @@ def test_a_stopped_agent_of_another_host_is_ended_with_its_ranks(cluster, tmp_pa
 
 
 @pytest.mark.parametrize("ranks", ["train", "sleep"])
-def test_a_host_without_power_is_noticed_and_named_last(cluster, tmp_path: Path, ranks: str) -> None:
+def test_a_host_without_power_is_noticed_and_named_last(cluster: MakeCluster, tmp_path: Path, ranks: str) -> None:
     one, two = cluster(2).hosts
     script = CHILD + (TRAIN if ranks == "train" else MEET + "signal.pause()")
     # Waiting ranks, which notice nothing themselves, need not wait for as long.
@@ -146,7 +151,7 @@ def test_a_host_without_power_is_noticed_and_named_last(cluster, tmp_path: Path,
         assert "RankLostError" in done.stderr
 
 
-def test_ranks_end_when_the_launchers_host_has_no_power(cluster, tmp_path: Path) -> None:
+def test_ranks_end_when_the_launchers_host_has_no_power(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two, three = cluster(3).hosts
     script = python(CHILD + MEET + "signal.pause()")
     with Job(tmp_path, "-np", "2", "-H", "host1:1,host2:1", script, env=SOON, on=one) as job:
@@ -156,7 +161,7 @@ def test_ranks_end_when_the_launchers_host_has_no_power(cluster, tmp_path: Path)
         job.process.wait()
 
 
-def test_ctrl_z_suspends_all_hosts_and_the_job_goes_on(cluster, tmp_path: Path) -> None:
+def test_ctrl_z_suspends_all_hosts_and_the_job_goes_on(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     stop = "hvd.allreduce(np.array([float(os.path.exists('stop'))]), op=hvd.Sum, name='gradients')[0]"
     with Job(tmp_path, HOSTS, python(MEET + f"while {stop} == 0: pass"), env=SOON, on=one) as job:

@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
 
 
-def test_hosts_reach_each_other_by_ssh_and_share_only_what_is_said(cluster, tmp_path: Path) -> None:
+def test_hosts_reach_each_other_by_ssh_and_share_only_what_is_said(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     (tmp_path / "shared").touch()
     one.run("sh", "-c", "touch /dev/shm/mine /tmp/mine /run/mine", check=True)
@@ -23,11 +24,11 @@ def test_hosts_reach_each_other_by_ssh_and_share_only_what_is_said(cluster, tmp_
     assert one.run("ps", "-e").stdout.count("sshd") == 1  # the other's is in another namespace
 
 
-def _answers(one, two) -> bool:
+def _answers(one: Host, two: Host) -> bool:
     return one.run("ping", "-c", "1", "-W", "1", two.address).returncode == 0
 
 
-def test_cables_can_be_cut_and_pulled_and_are_as_wide_as_asked(cluster) -> None:
+def test_cables_can_be_cut_and_pulled_and_are_as_wide_as_asked(cluster: MakeCluster) -> None:
     made = cluster(3)
     one, two, three = made.hosts
     made.cut(one, two)
@@ -41,7 +42,7 @@ def test_cables_can_be_cut_and_pulled_and_are_as_wide_as_asked(cluster) -> None:
     assert "tbf" in shaped and "rate 8Mbit" in shaped
 
 
-def test_a_host_without_power_is_silent(cluster) -> None:
+def test_a_host_without_power_is_silent(cluster: MakeCluster) -> None:
     one, two = cluster(2).hosts
     pids = two.processes()
     server = two.popen("sleep", "1000")

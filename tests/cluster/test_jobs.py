@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.cluster import MakeCluster
 from support.jobs import Done, Job, python, run_job
 
 HOSTS = ["-np", "4", "-H", "host0:2,host1:2"]
@@ -45,7 +46,7 @@ def lines_of(done: Done) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-def test_two_hosts_give_the_bits_of_two_pretended_hosts(cluster, tmp_path: Path) -> None:
+def test_two_hosts_give_the_bits_of_two_pretended_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     one, _ = cluster(2).hosts
     seen = lines_of(run_job(tmp_path, HOSTS, python(COLLECTIVES), on=one))
     pretended = {"HOROVOD_PRETEND_HOSTS": "2,2"}
@@ -58,7 +59,7 @@ def test_two_hosts_give_the_bits_of_two_pretended_hosts(cluster, tmp_path: Path)
     ]
 
 
-def test_ranks_get_their_host_directory_environment_and_prefix(cluster, tmp_path: Path) -> None:
+def test_ranks_get_their_host_directory_environment_and_prefix(cluster: MakeCluster, tmp_path: Path) -> None:
     one, _ = cluster(2).hosts
     (tmp_path / "hosts").write_text("# the cluster\nhost0 slots=1   # here\n\nhost1:2\n")
     code = "print(os.uname().nodename, os.getcwd(), os.environ['WORD']); print('problem', file=sys.stderr)"
@@ -70,7 +71,7 @@ def test_ranks_get_their_host_directory_environment_and_prefix(cluster, tmp_path
     assert sorted(done.stderr.splitlines()) == [f"[{rank}]<stderr>:problem" for rank in range(3)]
 
 
-def test_the_secret_is_in_no_command_line_and_no_environment_of_any_host(cluster, tmp_path: Path) -> None:
+def test_the_secret_is_in_no_command_line_and_no_environment_of_any_host(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     code = "print('secret', open(os.environ['HOROVOD_SECRET_FILE'], 'rb').read().hex()); signal.pause()"
     with Job(tmp_path, "-np", "2", "-H", "host0:1,host1:1", "--verbose", python(code), on=one) as job:
@@ -90,7 +91,7 @@ def test_the_secret_is_in_no_command_line_and_no_environment_of_any_host(cluster
 
 
 @pytest.mark.parametrize("way", ["port and key", "interface"])
-def test_flags_choose_the_way_to_other_hosts(cluster, tmp_path: Path, way: str) -> None:
+def test_flags_choose_the_way_to_other_hosts(cluster: MakeCluster, tmp_path: Path, way: str) -> None:
     made = cluster(2)
     one, two = made.hosts
     flags = ["--network-interfaces", "ib7,eth0"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from support.cluster import MakeCluster
 from support.jobs import python, run_job
 
 import horovod
@@ -25,7 +26,7 @@ def indented(report: str) -> dict[str, str]:
     return found
 
 
-def test_every_host_that_is_not_ready_is_named_with_its_reason(cluster, tmp_path: Path) -> None:
+def test_every_host_that_is_not_ready_is_named_with_its_reason(cluster: MakeCluster, tmp_path: Path) -> None:
     made = cluster(8)
     here, no_python, no_package, other_version, no_folder, no_sshd, no_key, no_program = made.hosts
     no_python.hide(Path(sys.executable).parent)
@@ -63,7 +64,7 @@ def test_every_host_that_is_not_ready_is_named_with_its_reason(cluster, tmp_path
     assert not (tmp_path / "started").exists()
 
 
-def test_what_a_shell_prints_does_not_disturb(cluster, tmp_path: Path) -> None:
+def test_what_a_shell_prints_does_not_disturb(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     (tmp_path / "noise").write_text('echo \'{"event": "hello"}\'; echo "Welcome to this cluster"; echo news >&2\n')
     two.put(tmp_path / "noise", Path("/etc/bash.bashrc"))
@@ -76,7 +77,7 @@ def test_what_a_shell_prints_does_not_disturb(cluster, tmp_path: Path) -> None:
 MEET = "import horovod.core as hvd; hvd.init(); print(os.environ['HOROVOD_GLOO_RENDEZVOUS_ADDR'])"
 
 
-def test_an_address_that_works_for_all_is_found_by_trying(cluster, tmp_path: Path) -> None:
+def test_an_address_that_works_for_all_is_found_by_trying(cluster: MakeCluster, tmp_path: Path) -> None:
     made = cluster(3)
     one, two, _ = made.hosts
     made.second_network()
@@ -86,7 +87,7 @@ def test_an_address_that_works_for_all_is_found_by_trying(cluster, tmp_path: Pat
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{one.second_address}" for rank in range(3)]
 
 
-def test_a_host_that_reaches_no_address_is_named_with_them(cluster, tmp_path: Path) -> None:
+def test_a_host_that_reaches_no_address_is_named_with_them(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two, _ = cluster(3).hosts
     two.wall_off(one.address)
     done = run_job(tmp_path, "-np", "3", "-H", "host0,host1,host2", python(MEET), on=one)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from support.jobs import python, run_job
+from support.extent import SLACK_S
+from support.jobs import Job, python, run_job
 
 from horovod.launcher.agents import _STARTING_AT_A_TIME
 
@@ -80,6 +83,22 @@ def test_a_limited_number_of_hosts_is_asked_at_a_time(tmp_path: Path) -> None:
     counts = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert len(counts) == _STARTING_AT_A_TIME + 3
     assert _STARTING_AT_A_TIME // 2 < max(counts) <= _STARTING_AT_A_TIME
+
+
+def test_a_signal_while_hosts_are_asked_ends_them(tmp_path: Path) -> None:
+    hangs = '#!/bin/sh\necho asked >> "$LOG"\necho asked >&2\nexec sleep 1000\n'
+    env = fake(tmp_path, hangs)
+    with Job(tmp_path, "-np", "2", "-H", "far-away:1,farther:1", "echo", "started", env=env) as job:
+        deadline = time.monotonic() + 30 + SLACK_S
+        while not (tmp_path / "log").exists() or (tmp_path / "log").read_text().count("asked") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        began = time.monotonic()
+        job.process.send_signal(signal.SIGINT)
+        done = job.wait()
+    assert time.monotonic() - began < 2.0 + SLACK_S  # there is no rank that needs time to end
+    assert (done.code, done.stdout) == (130, "")
+    assert "not ready" not in done.stderr
 
 
 @pytest.mark.parametrize(

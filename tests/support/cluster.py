@@ -23,13 +23,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.extent import SLACK_S
 
-__all__ = ["Cluster", "Host", "lacking"]
+__all__ = ["Cluster", "Host", "MakeCluster", "lacking"]
 
 _NETWORK = "10.77.0"
 _SECOND_NETWORK = "10.78.0"
@@ -256,6 +256,9 @@ class Cluster:
         names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         (self.folder / "sshd_config").write_text(_SSHD_CONFIG.format(ssh=ssh))
+
+
+MakeCluster = Callable[[int], Cluster]  # the fixture `cluster`
 
 
 @contextlib.contextmanager

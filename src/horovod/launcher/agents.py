@@ -98,8 +98,10 @@ class AgentGroup:
         return not self._left and all(agent.done for agent in self.links)
 
     def give_up_rest(self) -> None:
-        """Starts no more agents."""
+        """Starts no more agents, and ends those whose hosts have not answered: they have no rank to end."""
         self._left.clear()
+        for agent in self._awaited():
+            self.abandon(agent)
 
     def start_ranks(self) -> None:
         for agent in self.links:
@@ -245,6 +247,7 @@ class AgentGroup:
             "command": job.command[0],
             "path": job.environment.get("PATH", os.defpath),
             "directory": os.getcwd(),
+            "network_interface": job.network_interface,
             "addresses": self._addresses,
             "port": self._rendezvous.port,
             "silence_s": job.agent_timeout_s,

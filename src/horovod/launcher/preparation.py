@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an agent's host is ready for its ranks: the working directory, the command, a way to the launcher.
+"""Whether an agent's host is ready for its ranks: the working directory, the command, networks, a way to the launcher.
 
 On another machine than the launcher's, the connection that proved the way stays open. It tells the agent that the
 launcher's machine was lost: ssh would not notice.
@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, authenticate_client
+from horovod.core.network import interface_address
 from horovod.core.rendezvous import PURPOSE
 
 __all__ = ["LineToLauncher", "Preparation"]
@@ -77,6 +78,11 @@ class Preparation:
         elif not _is_executable(command, directory, order["path"]):
             hint = "the job's programs must be on all hosts: a shared folder, or an equal installation"
             problems.append([f"has no program {command}", hint])
+        if order["network_interface"]:
+            try:
+                interface_address(order["network_interface"])
+            except ValueError as error:
+                problems.append([f"has {error}", "--network-interfaces eth0,ib0 takes the first that a host has"])
         unreached = self._connect(order["addresses"], order["port"], order["silence_s"])
         return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
 
