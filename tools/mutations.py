@@ -17,7 +17,6 @@ compare what is in /dev/shm before and after, some wait for an amount of time, a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -982,19 +981,7 @@ def show(text: str, *, end: str = "\n") -> None:
 
 
 def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """('ok' or what went wrong, the output). What a command leaves behind, or all of it at its limit, is ended."""
-    try:
-        return run_alone(command, cwd, limit_s, environment)
-    finally:
-        while processes.signal_descendants(os.getpid(), signal.SIGKILL):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
-
-
-def run_alone(
-    command: list[str], cwd: Path, limit_s: float, environment: dict[str, str] | None = None
-) -> tuple[str, str]:
-    """run() without what outlives the command in a session of its own."""
+    """('ok' or what went wrong, the output). At its limit a command is ended; so is whatever it leaves behind."""
     process = subprocess.Popen(
         command,
         cwd=cwd,
@@ -1009,16 +996,20 @@ def run_alone(
     try:
         output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_descendants()
         output, _ = process.communicate()
         return f"hung, ended after {limit_s:.0f} s", output
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
+    finally:
+        end_descendants()
     if process.returncode < 0:
         return f"killed by signal {-process.returncode}", output
     return ("ok" if process.returncode == 0 else f"failed with exit code {process.returncode}"), output
+
+
+def end_descendants() -> None:
+    """In whatever session they are: a job that a broken launcher leaves behind would disturb all that follows."""
+    while processes.signal_descendants(os.getpid(), signal.SIGKILL):
+        time.sleep(0.01)
 
 
 class Scratch:
