@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Job, python, run_job
 
-from horovod.launcher.lines import MAX_LINE_BYTES, line
+from horovod.launcher.lines import GREETING, MAX_LINE_BYTES, line
 
 
 def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
@@ -121,13 +121,22 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
 
 
 def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
-    order = {
+    question = {
         "secret": "00" * 32,
+        "command": "sh",
+        "directory": str(tmp_path),
+        "path": os.environ["PATH"],
+        "addresses": [],
+        "port": 0,
+        "silence_s": 0.0,
+    }
+    order = {
         "command": ["sh", "-c", "echo $HOROVOD_SIZE $HOROVOD_RANK"],
         "directory": str(tmp_path),
         "environment": {"PATH": os.environ["PATH"]},
         "ranks": {"common": {"HOROVOD_SIZE": "2"}, "own": ["HOROVOD_RANK"], "ranks": [[0, "0"], [1, "1"]]},
         "grace_s": 3.0,
+        "address": None,
         "padding": "x" * (MAX_LINE_BYTES + 1),
     }
     agent = subprocess.Popen(
@@ -137,9 +146,10 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     )
     assert agent.stdin is not None and agent.stdout is not None
-    agent.stdin.write(line(order="start", **order))
+    agent.stdin.write(line(order="prepare", **question) + line(order="start", **order))
     agent.stdin.flush()
-    events = list(map(json.loads, agent.stdout))  # to its end: the agent has ended
+    said = agent.stdout.read().partition(GREETING)[2]  # to its end: the agent has ended
+    events = list(map(json.loads, said.splitlines()))
     assert agent.wait() == 0
     agent.stdin.close()
     assert sorted(event["text"] for event in events if event["event"] == "output") == ["2 0\n", "2 1\n"]
