@@ -142,7 +142,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "unnamed": (
         lambda hvd, f: hvd.allreduce(ones(f, 4)),
         lambda hvd, f: hvd.allreduce(ones(f, 3)),
-        ["shape", "[4]", "[3]", "the ranks disagree about unnamed allreduce"],
+        ["shape", "[4]", "[3]"],
     ),
     "kind": (
         lambda hvd, f: hvd.allgather(ones(f, 3)),

@@ -105,7 +105,7 @@ def test_what_needs_every_rank_fails_on_those_who_call_it(
         assert len(texts) == 18
         for text in texts:
             assert f"rank {size - 1} has joined and gives no data" in text and "hint:" in text, text
-            assert text.endswith("\nmore: horovodrun --explain joined"), text
+            assert "\nmore: horovodrun --explain joined" in text, text
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -345,11 +345,13 @@ def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that
 
 def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
     def run() -> list[str]:
+        from torch._dynamo import config  # as torch._dynamo.config it would be pickled with what names it, and cannot
+
         import horovod.torch as hvd
 
         hvd.init()
         torch._dynamo.reset()
-        torch._dynamo.config.capture_dynamic_output_shape_ops = True
+        config.capture_dynamic_output_shape_ops = True
         wrong: dict[str, Any] = {"process_set": [0, 1]} if hvd.rank() == 1 else {}
         calls: dict[str, Callable[[Any], Any]] = {
             "reduced": lambda x: hvd.allreduce(x, name="reduced", **wrong),
