@@ -129,6 +129,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "addresses": [],
         "port": 0,
         "silence_s": 0.0,
+        "network_interface": "",
     }
     order = {
         "command": ["sh", "-c", "echo $HOROVOD_SIZE $HOROVOD_RANK"],
