@@ -134,7 +134,7 @@ def root_cause(
 
 
 def was_refused_by_a_peer(last_lines: Sequence[Line]) -> bool:
-    """Whether a rank ended with the error of a rank whose peer could not make the same call."""
+    """Whether a rank's last words are that another rank's call was wrong."""
     return any(explain_command(PeerRefusedError.code) in line.text for line in last_lines)
 
 
