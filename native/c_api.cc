@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "c_structs.h"
+#include "communicators/mpi/library.h"
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
@@ -69,6 +70,7 @@ int guarded(hvd_status* status, Body&& body) {
 // Where the last field ends without which a struct makes no sense, and where those of the first version did.
 constexpr size_t kLeastOptions = offsetof(hvd_options, host_of_rank) + sizeof(void*);
 constexpr size_t kLeastRequest = offsetof(hvd_request, postscale) + sizeof(double);
+constexpr size_t kLeastMpi = offsetof(hvd_mpi, types) + sizeof(hvd_mpi::types);
 constexpr size_t kFirstSetting = offsetof(hvd_setting, value) + sizeof(void*);
 constexpr size_t kFirstLink = offsetof(hvd_link, index) + sizeof(int32_t);
 constexpr size_t kFirstTensor = offsetof(hvd_tensor, dtype) + sizeof(int32_t);
@@ -148,7 +150,8 @@ const char* hvd_build_info(void) {
 }
 
 const char* hvd_communicators(void) {
-  static const std::string rows = [] {
+  thread_local std::string rows;  // what is there may change: hvd_use_mpi
+  rows = [] {
     std::string text = "[";
     for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
       const std::string why = row->why_unavailable();
@@ -176,6 +179,14 @@ int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, i
       if (row->needs_link(topology, place, other)) linked[ranks[static_cast<size_t>(other)]] = 1;
     }
     return {};
+  });
+}
+
+int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    hvd_mpi given;
+    HVD_RETURN_IF_ERROR(hvd::read_struct(mpi, mpi->size, kLeastMpi, "hvd_mpi", &given));
+    return hvd::mpi::use(given);
   });
 }
 

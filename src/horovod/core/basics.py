@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core import bootstrap, communicators, native, stacks
+from horovod.core import bootstrap, communicators, mpi, native, stacks
 from horovod.core import context as contexts
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError
@@ -68,7 +68,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
         _check_comm(comm, settings.size or 1)
         if not _registered:
-            atexit.register(shutdown)
+            atexit.register(_leave)
             _registered = True
         world = bootstrap.connect(settings, [process_set.ranks for process_set in sets])
         try:
@@ -94,6 +94,12 @@ def shutdown() -> None:
             contexts.enter(None)
             contexts.tell_watchers()
             context.stop()
+
+
+def _leave() -> None:
+    """The process ends."""
+    shutdown()
+    mpi.end()
 
 
 def local_rank() -> int:
@@ -138,14 +144,13 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI was started for many threads: no, data does not go through MPI. Raises ValueError before init."""
-    current()
-    return False
+    """Whether data goes through MPI, which then serves many threads. Raises ValueError before init."""
+    return current().world.transport == "mpi"
 
 
 def mpi_enabled() -> bool:
     """Whether data goes through MPI."""
-    return False
+    return is_initialized() and current().world.transport == "mpi"
 
 
 def mpi_built() -> bool:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod import __version__
-from horovod.core import communicators, links, native
+from horovod.core import communicators, links, mpi, native
 from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
@@ -93,7 +93,7 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
     """
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
-    communicators.check(settings.transport)
+    communicators.check(settings.communicator)
     if not settings.rendezvous_address:
         return _alone(settings, next(_alone_generations))
     start = _Start(settings, process_sets)
@@ -183,6 +183,7 @@ class _Start:
 
     def run(self) -> World:
         self._enter()
+        self.mpi_problem = self._open_mpi()
         digest = self._meet() if self.size > 1 else Digest(Topology((0,)), [("", 0)])
         transport, peers = self._plan(digest.topology)
         self._link(digest, peers)
@@ -266,6 +267,15 @@ class _Start:
         if self.settings.fault_point:
             native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
 
+    def _open_mpi(self) -> str | None:
+        """Before anybody waits for this rank elsewhere, since it is collective. What went wrong, for its record."""
+        try:
+            if self.settings.communicator == "mpi" and self.size > 1:
+                mpi.open_world(self.rank, self.size)
+        except StartError as error:
+            return f"rank {self.rank}: {text_of(error)}"
+        return None
+
     # attach and meet
 
     def _meet(self) -> Digest:
@@ -292,7 +302,7 @@ class _Start:
         if self.leader is not None:
             self.links = self.leader.take(attached, self._until())
         apart = [member["apart"] for member in members if member["apart"] is not None]
-        if apart and self.settings.transport != "shm":
+        if apart and self.settings.communicator != "shm":
             why = "; ".join(apart)
             _log.warning("the ranks of this host cannot share memory and use TCP instead, which is slower: %s", why)
         digest = self.meeting.judge() if self.meeting.judges else self.meeting.digest()
@@ -336,7 +346,7 @@ class _Start:
 
     def _record(self, apart: str | None) -> dict[str, Any]:
         """The record of this rank. Its port is open from here on."""
-        problem = None
+        problem = self.mpi_problem
         try:
             own = links.own_address(self.settings.network_interface, self.rendezvous)
             self.mesh = links.Mesh(self.rank, self.generation, self.secret, own)
@@ -355,7 +365,7 @@ class _Start:
                 "version": __version__,
                 "size": self.size,
                 "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
-                "transport": self.settings.transport,
+                "transport": self.settings.communicator,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "dynamic_process_sets": self.settings.dynamic_process_sets,
                 "process_sets": str(self.process_sets),
@@ -367,11 +377,11 @@ class _Start:
     def _plan(self, topology: Topology) -> tuple[str, set[int]]:
         """The communicator of all ranks, and the ranks with which this one may ever have data links."""
         host_of_rank, rank = topology.host_of_rank, self.rank
-        name, peers = communicators.plan(self.settings.transport, host_of_rank, range(self.size), rank)
+        name, peers = communicators.plan(self.settings.communicator, host_of_rank, range(self.size), rank)
         for ranks in self.process_sets:
             members = sorted({member for member in ranks if 0 <= member < self.size})
             if rank in members:
-                peers |= communicators.plan(self.settings.transport, host_of_rank, members, rank, must=False)[1]
+                peers |= communicators.plan(self.settings.communicator, host_of_rank, members, rank, must=False)[1]
         if self.settings.dynamic_process_sets:  # whom later sets join is not known
             peers |= {peer for peer in range(self.size) if host_of_rank[peer] != host_of_rank[rank]}
         return name, peers

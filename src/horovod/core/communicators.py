@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Sequence
 
-from horovod.core import native
+from horovod.core import mpi, native
 from horovod.core.exceptions import StartError
 
 __all__ = ["Communicator", "all_communicators", "check", "is_built", "plan"]
@@ -33,6 +33,7 @@ class Communicator:
 @functools.cache
 def all_communicators() -> tuple[Communicator, ...]:
     """All rows, in the order in which HOROVOD_TRANSPORT=auto tries them."""
+    mpi.announce()
     return tuple(Communicator(**row) for row in json.loads(native.library().hvd_communicators()))
 
 
@@ -53,6 +54,7 @@ def plan(
 
     If `transport` does not fit them, StartError; without `must` the first one that fits.
     """
+    mpi.announce()
     size = len(host_of_rank)
     hosts = (ctypes.c_int32 * size)(*host_of_rank)
     ranks = (ctypes.c_int32 * len(members))(*members)

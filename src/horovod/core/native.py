@@ -19,6 +19,7 @@ from horovod.core import exceptions
 __all__ = [
     "ABI_VERSION",
     "Link",
+    "Mpi",
     "Options",
     "Request",
     "Result",
@@ -121,6 +122,20 @@ class Options(ctypes.Structure):
     ]
 
 
+class Mpi(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("why", c_char_p),
+        ("path", c_char_p),
+        ("version", c_char_p),
+        ("world", c_uint64),
+        ("byte", c_uint64),
+        ("sum", c_uint64),
+        ("in_place", c_uint64),
+        ("types", c_uint64 * 10),
+    ]
+
+
 class Tensor(ctypes.Structure):
     _fields_ = [
         ("input", c_void_p),
@@ -186,6 +201,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
         ctypes.c_int,
         [c_char_p, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p],
     ),
+    "hvd_use_mpi": (ctypes.c_int, [c_void_p, c_void_p]),
     "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
     "hvd_end_seen": (ctypes.c_int, [c_void_p, c_void_p]),

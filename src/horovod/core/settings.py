@@ -349,13 +349,14 @@ class Settings:
         "HOROVOD_CONTROLLER",
         _text(),
         "gloo",
-        "For old scripts; gloo, which stands for our own transports, is the only value.",
+        "How the ranks find each other: gloo or tcp (horovodrun, or what another launcher offers), or mpi. For old "
+        "scripts: it is found out by itself.",
     )
     cpu_operations: str = _setting(
         "HOROVOD_CPU_OPERATIONS",
         _text(),
         "gloo",
-        "For old scripts; gloo, which stands for our own transports, is the only value.",
+        "What moves data if HOROVOD_TRANSPORT says nothing: gloo or tcp, which stand for our own transports, or mpi.",
     )
     secret_file: str = _setting(
         "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."
@@ -399,7 +400,7 @@ class Settings:
             ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
             ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
             ("fault_point", self.fault_point),
-            ("transport", self.transport),
+            ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
             ("log_time", _spelled(self.log_time)),
@@ -425,16 +426,22 @@ class Settings:
             )
         return None
 
+    @property
+    def communicator(self) -> str:
+        """What moves data: a name of the native registry, or auto."""
+        data_by_mpi = self.cpu_operations.strip().lower() == "mpi"
+        return "mpi" if data_by_mpi and self.transport == "auto" else self.transport
+
     def unsupported(self) -> str | None:
         """What is asked for and not there yet: two lines for an error, or None."""
         for value, variable in (
             (self.controller, "HOROVOD_CONTROLLER"),
             (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),
         ):
-            if value.strip().lower() not in ("", "gloo"):
+            if value.strip().lower() not in ("", "gloo", "tcp", "mpi"):
                 return (
-                    f"{variable}={value} is not supported yet\n"
-                    "hint: unset it, or set gloo, which stands for our own transports"
+                    f"{variable}={value} is not supported\n"
+                    "hint: unset it, or set tcp (our own transports) or mpi"
                 )
         return None
 
