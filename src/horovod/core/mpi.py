@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from horovod.core import native
@@ -23,6 +24,7 @@ __all__ = ["announce", "is_initialized", "library_name", "open_world", "opened",
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
+_ends: list[Callable[[int], None]] = []  # what happens to MPI at exit: one of them, by who has begun it
 
 
 def opened() -> Any:
@@ -43,7 +45,9 @@ def opened() -> Any:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         ours = True
-    _end_at_exit(ours)
+    if not _ends:
+        _ends.append(_finalize if ours else _abort)
+        atexit.register(_ends[0], os.getpid())
     return MPI
 
 
@@ -67,11 +71,6 @@ def library_name(MPI: Any) -> str:
 def skip_finalize() -> None:
     """The world has failed: MPI_Finalize would wait for a rank that is dead."""
     _world_failed.set()
-
-
-@functools.cache
-def _end_at_exit(ours: bool) -> None:
-    atexit.register(_finalize if ours else _abort, os.getpid())
 
 
 def _finalize(owner: int) -> None:

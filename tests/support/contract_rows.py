@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract's results in ranks that another launcher started: mpirun ... python -m support.contract_rows DTYPE...
+
+Prints what went wrong, one line each, and in the end `RANK of SIZE over TRANSPORT: ROWS rows`. MPI adds in its own order:
+there, sums of floats need only be near.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import horovod.core as hvd
+import numpy as np
+from contract import test_results
+
+from support import frameworks, reference
+
+Array = np.ndarray[Any, Any]
+
+
+def near(seen: Array, expected: Array) -> bool:
+    if reference.same_bits(seen, expected):
+        return True
+    if seen.dtype != expected.dtype or seen.shape != expected.shape or seen.dtype.kind != "f":
+        return False
+    return bool(np.allclose(seen, expected, rtol=1e-5 if seen.dtype == np.float32 else 1e-13, atol=1e-6))
+
+
+def main(dtypes: list[str]) -> None:
+    hvd.init(process_sets="dynamic")
+    transport = hvd.statistics()["transport"]
+    same = near if transport == "mpi" else reference.same_bits
+    core = frameworks.load("core")
+    others = hvd.add_process_set(list(range(1, hvd.size())))
+    rows = 0
+    for dtype in dtypes:
+        wrong, count = test_results.wrong_rows_of(core, dtype, same)
+        rows += count
+        if others.included():
+            more, count = test_results.wrong_rows_of(frameworks.InSet(core, others), dtype, same)
+            wrong += more
+            rows += count
+        print(*wrong, sep="\n", end="\n" if wrong else "", flush=True)
+    hvd.barrier()
+    print(f"{hvd.rank()} of {hvd.size()} over {transport}: {rows} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
