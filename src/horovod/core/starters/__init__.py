@@ -15,7 +15,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.starters import hydra, open_mpi, slurm, torchrun
 from horovod.core.starters.base import Environment, Started
 
-__all__ = ["STARTERS", "Started", "announced_world", "recognise"]
+__all__ = ["STARTERS", "Started", "announced_world", "recognise", "world_size"]
 
 STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
 
@@ -31,6 +31,12 @@ def recognise(environment: Environment) -> Started | None:
             raise StartError(text, "start-settings")
         return started if started.size > 1 else None
     return None
+
+
+def world_size(environment: Environment) -> int:
+    """How many processes were started together, as far as is known; 1 if there is no word of it."""
+    started = recognise(environment)
+    return 1 if started is None else started.size
 
 
 def announced_world(environment: Environment) -> tuple[str, str] | None:

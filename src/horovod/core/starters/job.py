@@ -58,21 +58,28 @@ class Job:
             self.file.remove(self.offer)
 
 
-_job: Job | None = None
+_jobs: list[tuple[Any, Job]] = []  # with the communicator of mpi4py that init was given
 
 
-def join(started: Started, settings: Settings, deadline: float) -> Job:
-    """Blocks until rank 0 is found, or `deadline` has passed. Raises StartError. The caller holds the lock of init."""
-    global _job
-    if _job is None:
-        _job = _lead(started, settings, deadline) if started.rank == 0 else _follow(started, settings, deadline)
-    return _job
+def join(started: Started, settings: Settings, deadline: float, comm: Any = None) -> Job:
+    """Blocks until rank 0 is found, or `deadline` has passed. Raises StartError. The caller holds the lock of init.
+
+    `comm`: a communicator of mpi4py, whose members are the job; by default MPI's world, if it can be had.
+    """
+    for given, job in _jobs:
+        if given is comm or (given is not None and given == comm):
+            return job
+    by_mpi = comm
+    if comm is None and not settings.rendezvous_directory:
+        by_mpi = mpi.opened(started)
+    find = _lead if started.rank == 0 else _follow
+    _jobs.append((comm, find(started, settings, deadline, by_mpi)))
+    return _jobs[-1][1]
 
 
-def _lead(started: Started, settings: Settings, deadline: float) -> Job:
+def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> Job:
     secret = new_secret()
-    MPI = None if settings.rendezvous_directory else mpi.opened(started)
-    file = _file(started, settings) if MPI is None else None
+    file = _file(started, settings) if comm is None else None
     try:
         addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
         server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
@@ -84,18 +91,17 @@ def _lead(started: Started, settings: Settings, deadline: float) -> Job:
             file.write(offer)
             atexit.register(file.remove, offer)  # if this start fails
         else:
-            mpi.give(MPI, started.size, offer.packed(), deadline)
+            mpi.give(comm, offer.packed(), deadline)
     except BaseException:
         server.close()
         raise
     return Job(started, offer, offer.addresses, file, server)
 
 
-def _follow(started: Started, settings: Settings, deadline: float) -> Job:
-    MPI = None if settings.rendezvous_directory else mpi.opened(started)
-    if MPI is None:
+def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> Job:
+    if comm is None:
         return _follow_file(started, settings, deadline)
-    offer = Offer.parse(mpi.take(MPI, deadline))
+    offer = Offer.parse(mpi.take(comm, deadline))
     if offer is None:
         raise StartError("rank 0 sent an offer that cannot be read; does it run this version?", "start-version")
     reached, unreached = _reached(offer, deadline)

@@ -24,7 +24,7 @@ _LOOK_S = 0.002
 
 
 def opened(started: Started) -> Any:
-    """mpi4py.MPI, initialised, with the ranks that `started` has; None if there is none to be had.
+    """MPI's world, in which the ranks are those of `started`; None if there is no MPI to be had.
 
     Raises StartError if this MPI does not see the other ranks: it is another one than the launcher's.
     """
@@ -44,12 +44,13 @@ def opened(started: Started) -> Any:
             "HOROVOD_RENDEZVOUS_DIRECTORY set, mpi4py is not asked",
             "start-mpi",
         )
-    return MPI
+    return MPI.COMM_WORLD
 
 
-def give(MPI: Any, size: int, message: bytes, deadline: float) -> None:
+def give(comm: Any, message: bytes, deadline: float) -> None:
     """Sends it to all other ranks. Raises StartError that names those that have not taken it in time."""
-    sent = {rank: MPI.COMM_WORLD.Isend([message, MPI.BYTE], dest=rank, tag=_TAG) for rank in range(1, size)}
+    size = comm.Get_size()
+    sent = {rank: comm.Isend(message, dest=rank, tag=_TAG) for rank in range(1, size)}
     while sent := {rank: request for rank, request in sent.items() if not request.Test()}:
         if time.monotonic() > deadline:
             raise StartError(
@@ -60,12 +61,11 @@ def give(MPI: Any, size: int, message: bytes, deadline: float) -> None:
         time.sleep(_LOOK_S)  # MPI has no wait with a time limit
 
 
-def take(MPI: Any, deadline: float) -> bytes:
+def take(comm: Any, deadline: float) -> bytes:
     """Rank 0's message. Raises StartError if it does not come in time."""
     buffer = bytearray(LONGEST_BYTES)
-    status = MPI.Status()
-    request = MPI.COMM_WORLD.Irecv([buffer, MPI.BYTE], source=0, tag=_TAG)
-    while not request.Test(status):
+    request = comm.Irecv(buffer, source=0, tag=_TAG)
+    while not request.Test():
         if time.monotonic() > deadline:
             request.Cancel()
             request.Free()
@@ -75,4 +75,4 @@ def take(MPI: Any, deadline: float) -> bytes:
                 "start-timeout",
             )
         time.sleep(_LOOK_S)
-    return bytes(buffer[: status.Get_count(MPI.BYTE)])
+    return bytes(buffer).rstrip(b"\0")  # JSON has none
