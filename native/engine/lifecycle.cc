@@ -133,6 +133,7 @@ Status Engine::make_communicator() {
     sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
   }
   data_links_ = std::make_shared<DataLinks>(std::move(sockets), opener, links_per_peer);
+  data_links_->lose_after(options_.settings.lost_timeout_ms);
   return world_->row->make({world_->ranks, world_->member, topology_}, parts_in(segment_->transport_area()),
                            &world_->communicator);
 }

@@ -129,6 +129,24 @@ def test_a_stopped_agent_of_another_host_is_ended_with_its_ranks(cluster: MakeCl
     assert "horovodrun: host host1 was lost: its agent has said nothing for 3 s" in done.stderr
 
 
+def test_two_hosts_that_cannot_hear_each_other_end_the_job_though_rank_0_hears_both(
+    cluster: MakeCluster, tmp_path: Path
+) -> None:
+    a_cluster = cluster(3)
+    one, two, three = a_cluster.hosts
+    hosts = ["-np", "3", "-H", "host0:1,host1:1,host2:1"]
+    with Job(tmp_path, hosts, python(TRAIN.replace("1000", "1000000")), env=SOON, on=one) as job:
+        job.wait_ready(3)
+        a_cluster.cut(two, three)
+        cut_s = time.monotonic()
+        done = job.wait()
+        assert time.monotonic() - cut_s < SOON_S + ENDED_S + SLACK_S
+        assert_empty_within(5.0, one, two, three)
+    told = r"rank [12] is unreachable: its host has acknowledged nothing for 3\.\d s"
+    assert re.search(told, done.stderr), done.stderr
+    assert done.code == 1
+
+
 @pytest.mark.parametrize("ranks", ["train", "sleep"])
 def test_a_host_without_power_is_noticed_and_named_last(cluster: MakeCluster, tmp_path: Path, ranks: str) -> None:
     one, two = cluster(2).hosts

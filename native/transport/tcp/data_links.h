@@ -31,6 +31,10 @@ class DataLinks {
   DataLinks(const DataLinks&) = delete;
   DataLinks& operator=(const DataLinks&) = delete;
 
+  // A peer's machine that acknowledges nothing for so long is lost; 0: never.
+  void lose_after(uint64_t timeout_ms) { lost_timeout_ms_ = timeout_ms; }
+  uint64_t lost_timeout_ms() const { return lost_timeout_ms_; }
+
   // Those that are open.
   const std::vector<int>& to(int rank) const;
   bool opens_more() const { return opener_ >= 0; }
@@ -51,6 +55,7 @@ class DataLinks {
   std::vector<std::vector<int>> of_rank_;
   const int opener_;
   const int links_per_peer_;
+  uint64_t lost_timeout_ms_ = 0;
   std::vector<bool> wanted_;
   std::deque<int32_t> unasked_;  // for which the opener's socket had no room
 };

@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <optional>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -30,7 +32,25 @@ constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the 
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
-Status prepare_socket(int fd) {
+// So that an idle peer's machine acknowledges something several times within the timeout. Without it, a loss is noticed
+// only by the side that sends.
+void keep_alive(int fd, uint64_t lost_timeout_ms) {
+  const int on = 1, seconds = static_cast<int>(std::clamp<uint64_t>(lost_timeout_ms / 4000, 1, 60));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+}
+
+// Since anything was acknowledged, or an acknowledgement came by itself.
+std::optional<uint64_t> silence_ms(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
+  return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+}
+
+// `lost_timeout_ms`: of silence; 0: for ever.
+Status prepare_socket(int fd, uint64_t lost_timeout_ms) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
     return Status(HVD_INVALID_ARGUMENT,
@@ -47,6 +67,7 @@ Status prepare_socket(int fd) {
     return Status(HVD_INVALID_ARGUMENT,
                   "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
   }
+  if (domain != AF_UNIX && lost_timeout_ms > 0) keep_alive(fd, lost_timeout_ms);
   return Status();
 }
 
@@ -124,7 +145,7 @@ Status Mesh::adopt(int peer) {
   const std::vector<int>& sockets = sockets_to(peer);
   for (int i = 0; i < links_per_peer_; ++i) {
     const int fd = sockets[static_cast<size_t>(i)];
-    HVD_RETURN_IF_ERROR(prepare_socket(fd));
+    HVD_RETURN_IF_ERROR(prepare_socket(fd, data_links_->lost_timeout_ms()));
     link(peer, i).fd = fd;
   }
   return Status();
@@ -271,6 +292,18 @@ Status Mesh::sleep() {
   if (ready < 0 && errno != EINTR)
     return Status(HVD_INTERNAL, std::string(operation_) + " over TCP: poll: " + text_of(errno));
   if (ready > 0 && interrupt_.event_fd >= 0 && polled_.back().revents != 0) return interrupted();
+  return ready == 0 ? check_links() : Status();
+}
+
+Status Mesh::check_links() const {
+  const uint64_t limit_ms = data_links_ == nullptr ? 0 : data_links_->lost_timeout_ms();
+  for (const Link& link : links_) {
+    if (limit_ms == 0 || link.fd < 0 || (link.incoming.empty() && link.outgoing.empty())) continue;
+    const std::optional<uint64_t> silent_ms = silence_ms(link.fd);
+    if (!silent_ms || *silent_ms < limit_ms) continue;
+    const std::string seconds = std::to_string(*silent_ms / 1000) + "." + std::to_string(*silent_ms / 100 % 10);
+    return lost(link, "is unreachable: its host has acknowledged nothing for " + seconds + " s");
+  }
   return Status();
 }
 

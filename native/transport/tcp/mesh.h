@@ -6,6 +6,9 @@
 // queued stays untouched until it has been sent, or has arrived. A link that is not open yet is asked for when
 // something is first queued on it; meanwhile the others move.
 //
+// A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
+// last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
+//
 // Shares the sockets' ownership. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or
 // the interrupt.
 #pragma once
@@ -83,6 +86,7 @@ class Mesh {
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
   Status sleep();
+  Status check_links() const;
   Status interrupted() const;
   Status lost(const Link& link, const std::string& why) const;
 
