@@ -10,15 +10,13 @@ import os
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from support.extent import SLACK_S
-from support.started import Folder, assert_world, environment, mpi
+from support.started import Folder, assert_world, end_of, environment, mpi, srun
 
-TIMEOUT_S = 60.0
 INIT = "import horovod.core as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
 
 
@@ -27,35 +25,6 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made = Folder(tmp_path)
     yield made
     made.assert_nothing_is_left()
-
-
-def srun(
-    folder: Folder,
-    words: Sequence[str],
-    ranks: Sequence[int] = range(4),
-    env: Mapping[str, str] | None = None,
-    of_rank: Mapping[int, Mapping[str, str]] | None = None,
-) -> list[subprocess.Popen[str]]:
-    """Starts these ranks of a job of four."""
-    job = uuid.uuid4().hex
-    started = []
-    for rank in ranks:
-        slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": str(rank)}
-        own = environment(folder.home, **slurm, **(env or {}), **((of_rank or {}).get(rank, {})))
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen([sys.executable, *words], env=own, stdout=pipe, stderr=pipe, text=True))
-    return started
-
-
-def end_of(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """The exit code of each, and what it has said."""
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, out + error) for process, (out, error) in zip(processes, said, strict=True)]
 
 
 def test_two_jobs_at_a_time_find_their_own_ranks(folder: Folder) -> None:
@@ -185,4 +154,4 @@ def test_torchrun_starts_a_world(folder: Folder) -> None:
 
 def run(folder: Folder, words: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
     own = environment(folder.home, **more)
-    return subprocess.run(words, env=own, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(words, env=own, capture_output=True, text=True, timeout=60)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import functools
 import json
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.cluster import Host
 from support.jobs import python, run_job
 from support.programs import COLLECTIVES, STARTED, TRAINING
 
-__all__ = ["Folder", "assert_world", "environment", "mpi", "not_run"]
+__all__ = ["Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Open MPI needs to run as root on a machine with fewer cores than ranks. Open MPI 4 and 5.
@@ -72,6 +76,38 @@ class Folder:
     def assert_nothing_is_left(self) -> None:
         """The file by which the ranks have found rank 0 is gone."""
         assert [path for path in self.home.rglob("*") if not path.is_dir()] == []
+
+
+def srun(
+    folder: Folder,
+    words: Sequence[str],
+    ranks: Sequence[int] = range(4),
+    env: Mapping[str, str] | None = None,
+    of_rank: Mapping[int, Mapping[str, str]] | None = None,
+    on: Sequence[Host] | None = None,
+) -> list[subprocess.Popen[str]]:
+    """Starts these ranks of a job of four as srun would: the variables are enough. `on`: the host of each rank."""
+    job = uuid.uuid4().hex
+    started = []
+    for rank in ranks:
+        slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": str(rank)}
+        own = environment(folder.home, **slurm, **(env or {}), **((of_rank or {}).get(rank, {})))
+        command = [sys.executable, *words]
+        pipe = subprocess.PIPE
+        command = on[rank].command(*command) if on else command
+        started.append(subprocess.Popen(command, env=own, stdout=pipe, stderr=pipe, text=True))
+    return started
+
+
+def end_of(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """The exit code of each, and what it has said."""
+    try:
+        said = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, out + error) for process, (out, error) in zip(processes, said, strict=True)]
 
 
 def found(folder: Path) -> list[dict[str, Any]]:

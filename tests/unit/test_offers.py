@@ -115,7 +115,6 @@ def test_stale_files_are_read_past(tmp_path: Path, server: RendezvousServer, mon
     """One whose port refuses, one whose port is another program's, one that is damaged, one of another size."""
     monkeypatch.setattr(job, "_job", None)
     started = Started("srun", 1, 4, "job", False)
-    file = OfferFile(tmp_path, "job")
     there = Offer(4, ["127.0.0.1"], server.port, OFFER.secret)
     stale = [
         Offer(4, ["127.0.0.1"], 1, OFFER.secret).packed(),
