@@ -423,7 +423,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newcomer-starts-at-zero",
-        "src/horovod/launcher/rendezvous_store.py",
+        "src/horovod/core/rendezvous_store.py",
         "self._generation += 1",
         "self._generation += 0",
         "a process that calls init again meets its own former generation",
@@ -431,7 +431,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newcomer-takes-a-rank-that-is-held",
-        "src/horovod/launcher/rendezvous_store.py",
+        "src/horovod/core/rendezvous_store.py",
         "rank = self._rank_of[process] = min(self._vacant)",
         "rank = self._rank_of[process] = min(self._entered, default=0)",
         "a process that replaces another is a rank that somebody else is",
@@ -535,7 +535,7 @@ MUTATIONS = (
     ),
     Mutation(
         "init-waits-for-the-dead",
-        "src/horovod/launcher/rendezvous_store.py",
+        "src/horovod/core/rendezvous_store.py",
         "for _, _, wait in self._deadlines:",
         "for _, _, wait in ():",
         "ranks in init wait for one that has ended",

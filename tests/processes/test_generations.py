@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from horovod.core.rendezvous_server import RendezvousServer
 from horovod.core.secret import SecretFile, new_secret
 from horovod.core.settings import environment_of
 from horovod.launcher.hosts import Host, assign_ranks
-from horovod.launcher.rendezvous_server import RendezvousServer
 
 RANK = """
 import json, os, sys

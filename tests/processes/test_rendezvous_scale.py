@@ -13,7 +13,7 @@ import pytest
 
 from horovod.core.channel import Channel, authenticate_client
 from horovod.core.rendezvous import PURPOSE, Rendezvous
-from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.core.rendezvous_server import RendezvousServer
 
 RANKS = 2000
 SECRET = b"s" * 32

@@ -28,7 +28,7 @@ from horovod.core.channel import (
     authenticate_server,
 )
 from horovod.core.rendezvous import RankGone, Rendezvous
-from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.core.rendezvous_server import RendezvousServer
 
 SECRET = b"s" * 32
 OTHER = b"o" * 32

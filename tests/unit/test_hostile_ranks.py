@@ -15,7 +15,7 @@ from horovod.core import channel, meeting
 from horovod.core.channel import ChannelError, Listener, MessageError, authenticate_client
 from horovod.core.exceptions import StartError
 from horovod.core.rendezvous import Rendezvous
-from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.core.rendezvous_server import RendezvousServer
 
 SECRET = b"s" * 32
 

@@ -14,9 +14,9 @@ from horovod.core.channel import MAX_FRAME_BYTES, pack
 from horovod.core.exceptions import StartError
 from horovod.core.meeting import Digest, Meeting, read_digest
 from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous_store import Store
 from horovod.core.topology import Topology
 from horovod.launcher.hosts import Host, RankIdentity, assign_ranks
-from horovod.launcher.rendezvous_store import Store
 
 SETTINGS = {
     "version": "1.0",

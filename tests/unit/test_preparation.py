@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from horovod.core.rendezvous_server import RendezvousServer
 from horovod.core.secret import new_secret
 from horovod.launcher.preparation import Preparation
-from horovod.launcher.rendezvous_server import RendezvousServer
 
 SECRET = new_secret()
 

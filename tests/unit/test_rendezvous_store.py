@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod.launcher.rendezvous_store import Store, Wait
+from horovod.core.rendezvous_store import Store, Wait
 
 
 class Asker:

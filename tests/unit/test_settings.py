@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import horovod
+from horovod.core import starters
 from horovod.core.settings import SettingError, Settings, environment_of, parse_flag, rows
 
 PACKAGE = Path(horovod.__file__).parent
@@ -37,7 +38,7 @@ def test_the_environment_and_back() -> None:
     }
     assert Settings.from_environment({**environment_of(**values), "HOROVOD_SIZE": "4"}) == Settings(
         **values,
-        announced_world=("HOROVOD_SIZE", "4"),
+        launch_environment={"HOROVOD_SIZE": "4"},
     )
 
 
@@ -138,7 +139,8 @@ def test_the_native_core_gets_strings() -> None:
     ],
 )
 def test_other_launchers_announcements_are_seen(environment: dict[str, str], announced: tuple[str, str] | None) -> None:
-    assert Settings.from_environment(environment).announced_world == announced
+    settings = Settings.from_environment({**environment, "HOME": "/root"})
+    assert starters.announced_world(settings.launch_environment) == announced
 
 
 def test_rows_are_spelled_once() -> None:

@@ -67,9 +67,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
         _check_comm(comm, settings.size or 1)
-        if not _registered:
-            atexit.register(shutdown)
-            _registered = True
         world = bootstrap.connect(settings, [process_set.ranks for process_set in sets])
         try:
             context = Context(world, settings)
@@ -77,6 +74,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             world.close()
             raise
         contexts.enter(context)
+        if not _registered:
+            atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
+            _registered = True
         try:
             for process_set in sets:
                 register_set(context, process_set)

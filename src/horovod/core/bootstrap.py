@@ -29,17 +29,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod import __version__
-from horovod.core import communicators, links, native
+from horovod.core import communicators, links, native, starters
 from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.links import Link, Purpose
 from horovod.core.meeting import OUTCOME, Digest, Meeting, check_record, read_digest, refusal
+from horovod.core.network import address_towards, interface_address
 from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
-from horovod.core.topology import Topology, identity_of, proposed_rank
+from horovod.core.starters import Started, mpi
+from horovod.core.starters.job import Job, join
+from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -66,8 +69,16 @@ class World:
     links: list[Link]
     transport: str  # the communicator that joins all ranks
     rendezvous: Rendezvous | None  # None: started without a launcher
+    started: Started | None = None  # who has started the ranks, if it was not horovodrun
+    has_mpi: bool = False  # mpi4py's MPI runs in this process
     watch: StartWatch | None = None  # until the native core has started
     opener: DataLinkOpener | None = None  # while there may be data links
+
+    def start_is_over(self) -> None:
+        """The native core has started: from here on it notices the ends of ranks."""
+        if self.started is not None and self.rendezvous is not None:
+            with contextlib.suppress(ChannelError):  # rank 0 has ended: the engine will say so
+                self.rendezvous.started(_LAUNCHERS_WORD_S)
 
     def close_links(self) -> None:
         """Closes our links; called once the native core has started, which holds duplicates."""
@@ -94,9 +105,13 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
     communicators.check(settings.transport)
+    job = None
     if not settings.rendezvous_address:
-        return _alone(settings, next(_alone_generations))
-    start = _Start(settings, process_sets)
+        started = None if settings.size == 1 else starters.recognise(settings.launch_environment)
+        if started is None:
+            return _alone(settings, next(_alone_generations))
+        job = join(started, settings, time.monotonic() + settings.start_timeout_s)
+    start = _Start(settings, process_sets, job)
     try:
         return start.run()
     except AuthenticationError as error:
@@ -118,7 +133,11 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = ()) -> W
             start.close()
             raise StartError(f"{start.name} cannot go on in init: {end}\n({error})", "start-lost-rank") from None
         start.close()
-        raise StartError(f"{start.name} could not join the job: {end or error}", "start-connection") from error
+        hint = ""
+        if job is not None:
+            job.remove_file()
+            hint = "\nhint: has rank 0 ended? Its output has the cause"
+        raise StartError(f"{start.name} could not join the job: {end or error}{hint}", "start-connection") from error
     except RuntimeError as error:  # no more threads
         start.close()
         raise StartError(
@@ -143,8 +162,9 @@ def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) 
 
 def _alone(settings: Settings, generation: int) -> World:
     # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
-    if settings.announced_world is not None and settings.size != 1:
-        variable, value = settings.announced_world
+    announced = starters.announced_world(settings.launch_environment)
+    if announced is not None and settings.size != 1:
+        variable, value = announced
         if not value.isdecimal():
             raise StartError(
                 f"{variable}={value!r}: expected the number of processes that were started together\n"
@@ -164,16 +184,21 @@ def _alone(settings: Settings, generation: int) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]]) -> None:
+    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None) -> None:
+        """`job`: of another launcher than horovodrun."""
         self.settings = settings
+        self.job = job
         self.process_sets = [list(ranks) for ranks in process_sets]
         self.generation = 0  # until the rendezvous says which one
         self.process = f"{_PROCESS}/{os.getpid()}"  # a forked child shares the token, but is another process
-        self.rank = proposed_rank(settings)
         self.deadline = time.monotonic() + settings.start_timeout_s
-        self.secret = read_secret(settings.secret_file)
-        assert settings.rendezvous_port is not None
-        self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
+        if job is not None:
+            self.rank, self.secret, self.rendezvous = job.started.rank, job.offer.secret, job.rendezvous()
+        else:
+            self.rank = proposed_rank(settings)
+            self.secret = read_secret(settings.secret_file)
+            assert settings.rendezvous_port is not None
+            self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
         self.watch: StartWatch | None = None
         self.leader: links.LocalLeader | None = None
         self.mesh: links.Mesh | None = None
@@ -200,6 +225,8 @@ class _Start:
             links=self.links,
             transport=transport,
             rendezvous=self.rendezvous,
+            started=self.job.started if self.job is not None else None,
+            has_mpi=mpi.is_initialized(),
             watch=self.watch,
             opener=self.opener,
         )
@@ -220,7 +247,7 @@ class _Start:
             with contextlib.suppress(ChannelError):  # it has ended, or given up by itself
                 links.tell(link, refusal(why), time.monotonic() + 1.0)
         with contextlib.suppress(ChannelError):  # the launcher may have ended meanwhile
-            self.rendezvous.abandon(self.generation, self.rank, self.process, 1.0)
+            self.rendezvous.abandon(self.generation, self.rank, self.process, text_of(why), 1.0)
         self.close()
 
     def close(self) -> None:
@@ -243,8 +270,6 @@ class _Start:
         proposed = None if self.rank < 0 else self.rank
         entry = self.rendezvous.enter(proposed, self.process, who, self._remaining())
         self.generation, self.rank = entry["generation"], entry["rank"]
-        self.identity, self.hostname = identity_of(self.settings, entry.get("place"))
-        self.size = self.identity.size
         if "other" in entry:
             other = entry["other"] if isinstance(entry["other"], dict) else {}
             raise StartError(
@@ -253,18 +278,27 @@ class _Start:
                 "hint: one process of a rank calls init; " + _second_process_hint(),
                 "start-duplicate-rank",
             )
-        self.meeting = Meeting(
-            self.rendezvous,
-            self.identity,
-            self.hostname,
-            self.generation,
-            self.deadline,
-            self.settings.start_timeout_s,
-        )
+        place = entry.get("place") if self.job is None else self._place(self.job)
+        self.identity, self.hostname = identity_of(self.settings, place)
+        self.size = self.identity.size
+        self.meeting = self._meeting(self.identity, self.hostname)
         if self.size > 1:
             self.watch = StartWatch(self.rendezvous, self.generation, self.deadline)
         if self.settings.fault_point:
             native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
+
+    def _meeting(self, identity: Identity, hostname: str) -> Meeting:
+        timeout_s = self.settings.start_timeout_s
+        return Meeting(self.rendezvous, identity, hostname, self.generation, self.deadline, timeout_s)
+
+    def _place(self, job: Job) -> dict[str, Any]:
+        """Agreed with the other ranks, since no launcher has assigned it."""
+        alone = Identity(job.started.rank, job.started.size, 0, 1, 0, 1)
+        place = self._meeting(alone, "").place(job.whereabouts())
+        if job.started.rank == 0:
+            job.remove_file()
+        self.rendezvous.address = place["address"]
+        return place
 
     # attach and meet
 
@@ -338,7 +372,7 @@ class _Start:
         """The record of this rank. Its port is open from here on."""
         problem = None
         try:
-            own = links.own_address(self.settings.network_interface, self.rendezvous)
+            own = self._own_address()
             self.mesh = links.Mesh(self.rank, self.generation, self.secret, own)
         except (OSError, ValueError) as error:
             problem = f"rank {self.rank}: {error}"
@@ -361,6 +395,12 @@ class _Start:
                 "process_sets": str(self.process_sets),
             },
         }
+
+    def _own_address(self) -> str:
+        """For other ranks: on the interface that the settings name, by default the one that leads to the rendezvous."""
+        if self.settings.network_interface:
+            return interface_address(self.settings.network_interface)
+        return address_towards(self.rendezvous.address) if self.job is not None else self.rendezvous.local_address()
 
     # link
 

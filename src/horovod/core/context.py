@@ -10,6 +10,7 @@ stop blocks for at most STOP_TIMEOUT_MS.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
+from horovod.core.starters import mpi
 from horovod.core.wording import quoted
 
 STOP_TIMEOUT_MS = 3000
@@ -58,7 +60,8 @@ class Context:
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.library = native.library()
-        where = f"{settings.rendezvous_address}:{settings.rendezvous_port}" if world.rendezvous else str(os.getpid())
+        meeting_point = world.rendezvous
+        where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self.pointer = self._start(settings)
@@ -79,7 +82,7 @@ class Context:
 
     def _start(self, settings: Settings) -> int:
         world = self.world
-        pairs = settings.native_settings()
+        pairs = dataclasses.replace(settings, local_rank=world.local_rank).native_settings()
         native_settings = (native.Setting * len(pairs))(
             *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
         )
@@ -117,6 +120,7 @@ class Context:
             if gone is not None:
                 raise StartError(f"rank {world.rank} cannot go on in init: {gone}\n({text})", "start-lost-rank")
             raise StartError(text, "start-resources")
+        world.start_is_over()
         return pointer.value
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
@@ -225,12 +229,15 @@ class Context:
 
     def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
         mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}
+        mpi.skip_finalize()
         if self.world.rendezvous is None:
             return code, text, failed_rank
         try:
             winner = self.world.rendezvous.first_cause(self.world.generation, mine, FIRST_CAUSE_TIMEOUT_S)
             return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if self.world.started is not None:  # the rendezvous ends with rank 0, which may have had the same error
+                return code, text, failed_rank
             # The rendezvous may have died with the same host: our own view is still more useful than this error.
             return (
                 code,

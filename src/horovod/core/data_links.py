@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from horovod.core.links import DATA_LINKS, Link, Mesh, Purpose, close_in_forked_child
+from horovod.core.forks import close_in_forked_child
+from horovod.core.links import DATA_LINKS, Link, Mesh, Purpose
 
 __all__ = ["DataLinkOpener"]
 

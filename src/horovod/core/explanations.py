@@ -1,36 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each error code means and what to do about it.
 
-One table for `horovodrun --explain CODE` and for docs/troubleshooting.md. Imports nothing of ours.
+One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; a part of it is in explanations_of_jobs.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
+
+from horovod.core.explanations_of_jobs import EXPLANATIONS_OF_JOBS, Explanation
 
 __all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
 
 _WIDTH = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """`messages`: what identifies the error on a terminal; `...` stands for what differs from case to case.
-
-    `comes_as`: how the error arrives: an exception's name, or who prints it. `actions`: what to do, likeliest first.
-    """
-
-    code: str
-    title: str
-    comes_as: str
-    messages: tuple[str, ...]
-    why: str
-    actions: tuple[str, ...]
-
-
 _START = "StartError (a ValueError), from hvd.init()"
-_LAUNCHER = "the last words of horovodrun"
 
 EXPLANATIONS = (
     # init
@@ -39,12 +24,41 @@ EXPLANATIONS = (
         "This process was started with others, but nothing tells it how to find them",
         _START,
         ("says that this is one of ... processes",),
-        "The environment says that several processes were started together (by mpirun, srun or a similar launcher), "
-        "but no rendezvous address is set. Without this error, each process would train a model of its own and nobody "
-        "would notice.",
+        "The environment says that several processes were started together, by a launcher that is not one of those "
+        "which Horovod knows (mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun), and no rendezvous address is "
+        "set. Without this error, each process would train a model of its own and nobody would notice.",
         (
             "Start the script with `horovodrun -np N python train.py`.",
             "If you do want N independent processes, set HOROVOD_SIZE=1.",
+        ),
+    ),
+    Explanation(
+        "start-unfound",
+        "Ranks that mpirun, srun or torchrun started cannot find rank 0",
+        _START,
+        ("in init for the file", "but not which job it belongs to", "are to find each other, cannot be used"),
+        "The ranks of such a job learn where rank 0 is through mpi4py, if the launcher starts MPI jobs and mpi4py is "
+        "installed; otherwise from a file in ~/.horovod, which rank 0 writes. The file did not appear: rank 0 has "
+        "not called init, the hosts share no home folder, or the address in the file leads nowhere.",
+        (
+            "Look at rank 0's output: it may have failed before hvd.init().",
+            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share.",
+            "Under mpirun, install mpi4py into the script's Python, for the same MPI.",
+            "Or start the job with horovodrun.",
+        ),
+    ),
+    Explanation(
+        "start-mpi",
+        "mpi4py uses another MPI than the launcher's",
+        _START,
+        ("it is another MPI than the launcher's",),
+        "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
+        "launcher. In such a case each process is a world of its own to it.",
+        (
+            "Start the job with the mpirun that belongs to this MPI; the message names it.",
+            "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
+            "needs pmix, MPICH and Intel MPI pmi2.",
+            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share: then mpi4py is not asked.",
         ),
     ),
     Explanation(
@@ -350,114 +364,7 @@ EXPLANATIONS = (
             "Report it, with the whole output and what `horovodrun --check-build` prints.",
         ),
     ),
-    # the launcher
-    Explanation(
-        "rank-failed",
-        "A rank's script ended with an error",
-        _LAUNCHER,
-        ("exited with code",),
-        "The script of one rank ended with a nonzero exit code, and the launcher ended the other ranks. The rank's own "
-        "last lines stand above; its whole output stands further up.",
-        (
-            "Read the rank's own error. Run the script alone to see if it fails there, too: `python train.py`.",
-            "`--output-filename DIR` keeps each rank's output in a file of its own.",
-        ),
-    ),
-    Explanation(
-        "rank-killed",
-        "A rank was killed from outside",
-        _LAUNCHER,
-        ("was killed by SIGKILL", "was killed by SIGTERM"),
-        "A signal ended the process. It did not come from the launcher. Batch systems send SIGTERM and then SIGKILL at "
-        "a time limit; administrators and scripts use `kill`.",
-        (
-            "Check the batch system's limits for time and memory.",
-            "`dmesg | grep -i oom` shows if the kernel ended it for lack of memory.",
-        ),
-    ),
-    Explanation(
-        "rank-out-of-memory",
-        "A rank was killed because memory ran out",
-        _LAUNCHER,
-        ("was killed by SIGKILL: out of memory", "ended a process of this machine for lack of memory"),
-        "The kernel's out-of-memory killer ended the process: the job reached its memory limit, or the machine had no "
-        "memory left.",
-        (
-            "Start fewer ranks on this host, use smaller batches, or fewer DataLoader workers.",
-            "Raise the memory limit of the container or of the batch job.",
-        ),
-    ),
-    Explanation(
-        "rank-crashed",
-        "A rank crashed in native code",
-        _LAUNCHER,
-        ("was killed by SIGSEGV", "was killed by SIGABRT", "was killed by SIGBUS", "was killed by SIGILL"),
-        "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm, which PyTorch's "
-        "DataLoader uses (Horovod does not); SIGILL means that a library was built for another processor.",
-        (
-            "Set PYTHONFAULTHANDLER=1: it prints where each thread stood.",
-            "Check /dev/shm: `df -h /dev/shm`.",
-        ),
-    ),
-    Explanation(
-        "rank-stopped",
-        "A rank was stopped by a signal and not continued",
-        _LAUNCHER,
-        ("and not continued",),
-        "Somebody stopped one rank (SIGSTOP, or a debugger). The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and "
-        "then gave up.",
-        (
-            "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
-            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0.",
-        ),
-    ),
-    Explanation(
-        "agent-lost",
-        "The launcher lost the process that holds a host's ranks",
-        _LAUNCHER,
-        ("the agent that holds the ranks of host", "the agent that held the ranks of host"),
-        "horovodrun starts one agent on each host; the agent starts and ends the ranks there. It was killed, stopped, "
-        "or does not answer, so the job was ended.",
-        (
-            "To suspend a job, stop horovodrun itself (Ctrl-Z).",
-            "Look for a limit of the host (memory, processes) that ended the agent.",
-        ),
-    ),
-    Explanation(
-        "hosts-not-ready",
-        "Some hosts cannot hold their ranks",
-        _LAUNCHER,
-        (
-            "not ready; nothing was started",
-            "cannot be reached by ssh",
-            "has no Python at",
-            "cannot import horovod",
-            "has no folder",
-            "cannot reach this host at",
-        ),
-        "Before any rank starts, horovodrun asks all hosts at the same time whether they are ready: ssh without a "
-        "password, the same Python at the same path, the same version of hvd, the working directory, the program to "
-        "run, and a network address of this host that all of them reach. The report lists every host that is not.",
-        (
-            "Follow the hint below each host. `ssh HOST true` must work without a question.",
-            "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
-            "If several networks connect the hosts, choose one: `--network-interface eth0`. Interfaces may have other "
-            "names on other hosts: `--network-interfaces eth0,ib0`.",
-        ),
-    ),
-    Explanation(
-        "host-lost",
-        "Another machine of the job cannot be heard any more",
-        _LAUNCHER,
-        ("was lost: its agent",),
-        "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
-        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the ssh connection to it has ended. The ranks of that host end by "
-        "themselves when the connection is gone. All others have been ended.",
-        (
-            "Look whether the machine and its network are up, and into its logs.",
-            "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",
-        ),
-    ),
+    *EXPLANATIONS_OF_JOBS,
 )
 
 _BY_CODE = {one.code: one for one in EXPLANATIONS}

@@ -15,13 +15,11 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
-from horovod.core.network import interface_address
-from horovod.core.rendezvous import Rendezvous
+from horovod.core.forks import close_in_forked_child
 
 __all__ = [
     "DATA_LINKS",
@@ -33,9 +31,7 @@ __all__ = [
     "Purpose",
     "Wanted",
     "attach",
-    "close_in_forked_child",
     "hear",
-    "own_address",
     "tell",
 ]
 
@@ -89,22 +85,6 @@ def hear(link: Link, deadline: float) -> Any:
         return channel.receive(deadline)
     finally:
         channel.detach()
-
-
-_private: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def close_in_forked_child(owned: socket.socket) -> None:
-    """A child that holds a socket open would hide the end of its rank from the others."""
-    _private.add(owned)
-
-
-def _close_private() -> None:
-    for owned in list(_private):
-        owned.close()
-
-
-os.register_at_fork(after_in_child=_close_private)
 
 
 class _Links:
@@ -336,11 +316,6 @@ class Mesh:
         self._data.expect(rank, index)
         channel.send({"linked": True}, deadline)
         self._data.take(Link(rank, purpose, channel.detach(), index))
-
-
-def own_address(interface: str, rendezvous: Rendezvous) -> str:
-    """This rank's address for other ranks: on `interface`, by default the one that leads to the rendezvous."""
-    return interface_address(interface) if interface else rendezvous.local_address()
 
 
 def _checked_hello(hello: Any, generation: int, channel: Channel) -> int:

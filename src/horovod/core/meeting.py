@@ -6,6 +6,9 @@
     host      each leader gives one record of its host: its members' places, and each distinct set of settings once
     digest    one leader, the judge, checks these records and publishes one text: who is where, or what is wrong
 
+If no launcher has given the ranks their places, each says first which machine it is on, and rank 0 gives the places
+(`place`).
+
 All of it goes through the rendezvous. Only the leaders fetch the digest there; they pass it on inside their hosts
 (bootstrap.py). Every record is checked before it is used.
 """
@@ -19,7 +22,7 @@ from typing import Any
 
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.rendezvous import Rendezvous
-from horovod.core.topology import Identity, Topology, hosts_of, ranks_text
+from horovod.core.topology import Identity, Topology, hosts_of, places_of, ranks_text
 from horovod.core.wording import counted
 
 __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
@@ -38,6 +41,7 @@ _EQUAL_SETTINGS = (
 # The published records: their fields and types, checked before any is used.
 Fields = dict[str, tuple[type, ...]]
 _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None))
+WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached": _LIST}
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 SETTINGS: Fields = {
     **dict.fromkeys(("transport", "pretend_hosts", "process_sets", "version"), _TEXT),
@@ -95,6 +99,43 @@ class Meeting:
     def judges(self) -> bool:
         """Whether this rank puts the hosts' records together."""
         return self.leads and self._identity.cross_rank == 0
+
+    # places
+
+    def place(self, here: dict[str, Any]) -> dict[str, Any]:
+        """This rank's place, from the word of all ranks about where they are; `address`: of rank 0, for all of them.
+
+        Here the meeting's identity has nothing but rank and size. `here`: hostname, machine, and the addresses at which
+        this rank reaches rank 0.
+        """
+        self._put(f"where/{self._identity.rank}", here)
+        if self._identity.rank == 0:
+            self._give_places()
+        place = self._one(f"place/{self._identity.rank}", {**OUTCOME, "code": _TEXT})
+        if place["problem"] is not None:
+            raise StartError(place["problem"], place["code"])
+        check_record("rank 0", place, {"address": _TEXT})
+        return place
+
+    def _give_places(self) -> None:
+        ranks = range(self._identity.size)
+        try:
+            where = self._all([f"where/{rank}" for rank in ranks], WHEREABOUTS)
+            common = [one for one in where[0]["reached"] if all(one in other["reached"] for other in where)]
+            if not common:
+                reaches = "; ".join(
+                    f"rank {rank}: {', '.join(map(str, one['reached']))}" for rank, one in enumerate(where)
+                )
+                raise StartError(
+                    f"no address of rank 0 is reached by all ranks; reached are, by {reaches}\n"
+                    "hint: HOROVOD_GLOO_IFACE names the network interface that connects all hosts",
+                    "start-connection",
+                )
+            given = [{"problem": None, "code": "", "address": common[0], **place} for place in places_of(where)]
+        except StartError as error:
+            given = [refusal(error)] * len(ranks)
+        for rank, place in zip(ranks, given, strict=True):
+            self._put(f"place/{rank}", place)
 
     # a host
 
@@ -251,6 +292,8 @@ def _whose(name: str) -> str:
     kind, _, where = name.partition("/")
     host, _, local_rank = where.rpartition("/")
     return {
+        "where": f"rank {where} to say where it is",
+        "place": "rank 0, which gives the places",
         "leader": f"local rank 0 of host {where!r}",
         "member": f"local rank {local_rank} of host {host!r}",
         "host": f"the leader of host number {where}",

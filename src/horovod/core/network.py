@@ -7,7 +7,7 @@ import fcntl
 import socket
 import struct
 
-__all__ = ["interface_address", "own_addresses"]
+__all__ = ["address_towards", "interface_address", "own_addresses"]
 
 _SIOCGIFADDR = 0x8915
 
@@ -30,6 +30,14 @@ def own_addresses() -> list[str]:
     """The IPv4 addresses at which other hosts may reach this one: one of each interface but loopback."""
     addresses = [_address_of(name) for _, name in socket.if_nameindex()]
     return [one for one in dict.fromkeys(addresses) if one is not None and not one.startswith("127.")]
+
+
+def address_towards(address: str) -> str:
+    """This host's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        own: str = probe.getsockname()[0]
+        return own
 
 
 def _address_of(interface: str) -> str | None:

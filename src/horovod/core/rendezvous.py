@@ -152,10 +152,12 @@ class Rendezvous:
     and raise ChannelError if the server cannot be reached or does not prove the secret.
     """
 
-    def __init__(self, address: str, port: int, secret: bytes) -> None:
+    def __init__(self, address: str, port: int, secret: bytes, name: str = "the rendezvous") -> None:
+        """`name`: what errors call it."""
         self.address = address
         self.port = port
         self._secret = secret
+        self._name = name
         self._lock = threading.Lock()  # held while a connection is made
         self._connection: _Connection | None = None
         self._owner = os.getpid()
@@ -180,7 +182,7 @@ class Rendezvous:
         request = {"op": "enter", "rank": rank, "process": process, "who": who}
         answer: dict[str, Any] = self._ask(request, timeout_s, "entry", dict)
         if not isinstance(answer.get("generation"), int) or not isinstance(answer.get("rank"), int):
-            raise ChannelError(f"the rendezvous at {self._where()} gave no generation or no rank: {answer}")
+            raise ChannelError(f"{self._where()} gave no generation or no rank: {answer}")
         return answer
 
     def entered(self, generation: int, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[int]:
@@ -188,10 +190,16 @@ class Rendezvous:
         ranks: list[Any] = self._ask({"op": "entered", "generation": generation}, timeout_s, "ranks", list)
         return sorted(rank for rank in ranks if isinstance(rank, int))
 
-    def abandon(self, generation: int, rank: int, process: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
+    def abandon(
+        self, generation: int, rank: int, process: str, why: str = "", timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> None:
         """Says that this rank could not start in this generation: a rank that comes later joins the next one."""
-        request = {"op": "abandon", "generation": generation, "rank": rank, "process": process}
+        request = {"op": "abandon", "generation": generation, "rank": rank, "process": process, "why": why}
         self._ask(request, timeout_s)
+
+    def started(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
+        """Says that this rank's start is over: the other ranks' engines notice its end from now on."""
+        self._ask({"op": "started"}, timeout_s)
 
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
@@ -244,14 +252,14 @@ class Rendezvous:
         if isinstance(answer, ChannelError):
             raise answer
         if not isinstance(answer, dict) or "error" in answer:
-            raise ChannelError(f"the rendezvous at {self._where()} refused a request: {answer}")
+            raise ChannelError(f"{self._where()} refused a request: {answer}")
         match answer.get("gone"):
             case {"rank": int(rank), "text": str(text)}:
                 raise RankGone(text, rank)
         if field is None:
             return None
         if not isinstance(answer.get(field), kind) or field not in answer:
-            raise ChannelError(f"the rendezvous at {self._where()} gave no {field}: {answer}")
+            raise ChannelError(f"{self._where()} gave no {field}: {answer}")
         return answer[field]
 
     def _exchange(self, request: dict[str, Any], deadline: float) -> Any:
@@ -267,7 +275,7 @@ class Rendezvous:
         number = connection.ask(request, deadline, take)
         try:
             if not answered.wait(max(0.0, deadline - time.monotonic())):
-                raise ChannelError(f"the rendezvous at {self._where()} did not answer in time")
+                raise ChannelError(f"{self._where()} did not answer in time")
         finally:
             connection.forget(number)
         return answers[0]
@@ -292,7 +300,7 @@ class Rendezvous:
                 connection = socket.create_connection(
                     (self.address, self.port), timeout=max(0.01, deadline - time.monotonic())
                 )
-                peer = f"the rendezvous at {self._where()}"
+                peer = f"{self._where()}"
                 return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
             except (AuthenticationError, ProtocolError):
                 raise
@@ -300,9 +308,7 @@ class Rendezvous:
                 if time.monotonic() >= give_up:
                     if isinstance(error, ChannelError):
                         raise
-                    raise ChannelError(
-                        f"the rendezvous at {self._where()} cannot be reached: {error.strerror or error}"
-                    ) from error
+                    raise ChannelError(f"{self._where()} cannot be reached: {error.strerror or error}") from error
             pause.wait(0.05)
 
     def _drop(self) -> None:
@@ -311,7 +317,7 @@ class Rendezvous:
             connection.close()
 
     def _where(self) -> str:
-        return f"{self.address}:{self.port}"
+        return f"{self._name} at {self.address}:{self.port}"
 
 
 def _get(keys: Iterable[str], timeout_s: float) -> dict[str, Any]:

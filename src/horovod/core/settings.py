@@ -146,6 +146,9 @@ def _setting(
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
+# What the variables of mpirun, srun and torchrun begin with.
+_OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
+_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,6 +364,13 @@ class Settings:
         "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."
     )
 
+    rendezvous_directory: str = _setting(
+        "HOROVOD_RENDEZVOUS_DIRECTORY",
+        _text(),
+        "",
+        "Folder that all hosts share, in which ranks that mpirun, srun or torchrun started find each other; default: "
+        "MPI by mpi4py, or else ~/.horovod.",
+    )
     job_directory: str = _setting(
         "HOROVOD_JOB_DIRECTORY",
         _text(),
@@ -368,8 +378,8 @@ class Settings:
         "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
 
-    # (variable, value): another launcher's announcement of more than one process, the first that was found
-    announced_world: tuple[str, str] | None = None
+    # What other launchers say of this process, for core/starters
+    launch_environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -381,7 +391,10 @@ class Settings:
             text = environment.get(row.variable)
             if text is not None and (text.strip() or row.parse is str):
                 values[row.keyword] = _parsed(row, text)
-        return cls(**values, announced_world=_announced_world(environment))
+        of_launchers = {
+            name: value for name, value in environment.items() if name.startswith(tuple(_OF_LAUNCHERS.split()))
+        }
+        return cls(**values, launch_environment=of_launchers)
 
     def native_settings(self) -> list[tuple[str, str]]:
         """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
@@ -509,17 +522,3 @@ def _spelled(value: object) -> str:
 def _milliseconds(seconds: float) -> int:
     # Never rounded down to 0, which means "off".
     return math.ceil(seconds * 1000)
-
-
-def _announced_world(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Another launcher's word that this process is one of several, as (variable, value)."""
-    candidates = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"]
-    # An allocation (salloc, sbatch) announces tasks as well, but only a process of a step is one of them.
-    in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
-    if in_step or "PMIX_RANK" in environment:
-        candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
-    found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
-    several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]
-    # What is no number may well have meant several: whoever would train alone has to ask.
-    unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
-    return next(iter(several + unreadable), None)

@@ -15,7 +15,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.settings import Settings
 from horovod.core.wording import counted
 
-__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "proposed_rank", "ranks_text"]
+__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "places_of", "proposed_rank", "ranks_text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,19 @@ class Topology:
     def neighbours(self, rank: int) -> list[int]:
         """The ranks of this rank's host, itself included; the first one is the host's leader."""
         return [other for other, host in enumerate(self.host_of_rank) if host == self.host_of_rank[rank]]
+
+    def identity(self, rank: int) -> Identity:
+        """The place of a rank."""
+        hosts, host = self.hosts, self.host_of_rank[rank]
+        local_rank = hosts[host].index(rank)
+        return Identity(
+            rank=rank,
+            size=len(self.host_of_rank),
+            local_rank=local_rank,
+            local_size=len(hosts[host]),
+            cross_rank=sum(len(ranks) > local_rank for ranks in hosts[:host]),
+            cross_size=sum(len(ranks) > local_rank for ranks in hosts),
+        )
 
     @property
     def leaders(self) -> list[int]:
@@ -125,19 +138,27 @@ def _pretended(identity: Identity, hostname: str, sizes: Sequence[int]) -> tuple
             f"{identity.size}\nhint: give the number of ranks on each host, or unset it",
             "start-settings",
         )
-    host, local_rank = 0, identity.rank
-    while local_rank >= sizes[host]:
-        local_rank -= sizes[host]
-        host += 1
-    pretended = Identity(
-        rank=identity.rank,
-        size=identity.size,
-        local_rank=local_rank,
-        local_size=sizes[host],
-        cross_rank=sum(size > local_rank for size in sizes[:host]),
-        cross_size=sum(size > local_rank for size in sizes),
-    )
-    return pretended, f"{hostname}/{host}"
+    topology = Topology(tuple(host for host, size in enumerate(sizes) for _ in range(size)))
+    return topology.identity(identity.rank), f"{hostname}/{topology.host_of_rank[identity.rank]}"
+
+
+def places_of(whereabouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The place of each rank, from what the ranks say of themselves: `hostname`, and `machine`, which tells apart.
+
+    A place is what `identity_of` takes. Machines of one name get numbers behind it.
+    """
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for rank, here in enumerate(whereabouts):
+        ranks_of.setdefault((here["hostname"], here["machine"]), []).append(rank)
+    topology = Topology.of(list(ranks_of.values()))
+    names: dict[tuple[str, str], str] = {}
+    for hostname, machine in ranks_of:
+        namesakes = sum(known == hostname for known, _ in names)
+        names[hostname, machine] = f"{hostname} ({namesakes + 1})" if namesakes else hostname
+    return [
+        {**dataclasses.asdict(topology.identity(rank)), "hostname": names[here["hostname"], here["machine"]]}
+        for rank, here in enumerate(whereabouts)
+    ]
 
 
 def hosts_of(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:

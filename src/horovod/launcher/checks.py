@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from horovod.core.exceptions import NativeCoreError, StartError, text_of
@@ -19,6 +20,7 @@ __all__ = [
     "check_interface",
     "check_timeline",
     "check_transport",
+    "make_directory",
     "output_directory",
 ]
 
@@ -82,14 +84,26 @@ def check_timeline(name: str) -> None:
 
 
 def output_directory(name: str | None, size: int) -> Path | None:
+    """Makes the folder, with one for each rank."""
     if name is None:
         return None
-    directory = Path(name)
+    with _folder_of_output(name):
+        prepare_directory(Path(name), size)
+    return Path(name)
+
+
+def make_directory(name: str) -> None:
+    """Makes the folder alone, for another launcher."""
+    with _folder_of_output(name):
+        Path(name).mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _folder_of_output(name: str) -> Iterator[None]:
     try:
-        prepare_directory(directory, size)
+        yield
     except OSError as error:
         raise UsageError(
             f"--output-filename {name}: {error.filename}: {error.strerror}\n"
             "hint: it names a folder, in which each rank gets one of its own"
         ) from None
-    return directory

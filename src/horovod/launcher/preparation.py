@@ -7,23 +7,17 @@ launcher's machine was lost: ssh would not notice.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import selectors
 import shutil
 import socket
-import time
 from typing import Any
 
-from horovod.core.channel import Channel, ChannelError, authenticate_client
+from horovod.core.channel import Channel
 from horovod.core.network import interface_address
-from horovod.core.rendezvous import PURPOSE
+from horovod.core.reach import reach
 
 __all__ = ["LineToLauncher", "Preparation"]
-
-_CONNECT_S = 5.0  # for an address from which nothing comes
-_MORE_S = 0.5  # for the other addresses, once one works
 
 
 class LineToLauncher:
@@ -83,7 +77,8 @@ class Preparation:
                 interface_address(order["network_interface"])
             except ValueError as error:
                 problems.append([f"has {error}", "--network-interfaces eth0,ib0 takes the first that a host has"])
-        unreached = self._connect(order["addresses"], order["port"], order["silence_s"])
+        reached, unreached = reach(order["addresses"], order["port"], self.secret)
+        self._lines = {one: LineToLauncher(channel, order["silence_s"]) for one, channel in reached.items()}
         return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
 
     def choose(self, address: str | None) -> LineToLauncher | None:
@@ -100,44 +95,6 @@ class Preparation:
     def _close_others(self) -> None:
         while self._lines:
             self._lines.popitem()[1].close()
-
-    def _connect(self, addresses: list[str], port: int, silence_s: float) -> dict[str, str]:
-        """Tries all addresses at a time; why those that do not work do not."""
-        unreached = {}
-        deadline = time.monotonic() + _CONNECT_S
-        with selectors.DefaultSelector() as selector:
-            for address in addresses:
-                connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                connection.setblocking(False)
-                code = connection.connect_ex((address, port))
-                if code in (0, errno.EINPROGRESS):
-                    selector.register(connection, selectors.EVENT_WRITE, address)
-                else:
-                    connection.close()
-                    unreached[address] = os.strerror(code)
-            while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left_s):
-                    assert isinstance(key.fileobj, socket.socket)
-                    selector.unregister(key.fileobj)
-                    try:
-                        self._lines[key.data] = self._authenticated(key.fileobj, key.data, port, silence_s)
-                        deadline = min(deadline, time.monotonic() + _MORE_S)
-                    except OSError as error:
-                        unreached[key.data] = error.strerror or str(error)
-            for key in list(selector.get_map().values()):
-                assert isinstance(key.fileobj, socket.socket)
-                key.fileobj.close()
-                unreached[key.data] = "no answer"
-        return unreached
-
-    def _authenticated(self, connection: socket.socket, address: str, port: int, silence_s: float) -> LineToLauncher:
-        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            connection.close()
-            raise ChannelError(os.strerror(code))
-        peer = f"what listens at {address}:{port}"
-        until = time.monotonic() + _CONNECT_S
-        return LineToLauncher(authenticate_client(connection, self.secret, PURPOSE, until, peer), silence_s)
 
 
 def _is_executable(command: str, directory: str, path: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from horovod.core.exceptions import explain_command
 from horovod.core.network import interface_address, own_addresses
+from horovod.core.rendezvous_server import RendezvousServer
 from horovod.core.secret import new_secret
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
@@ -30,7 +31,6 @@ from horovod.launcher.job import Job
 from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.placement import placement_for
 from horovod.launcher.policy import EndTheJob
-from horovod.launcher.rendezvous_server import RendezvousServer
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 
 __all__ = ["run"]

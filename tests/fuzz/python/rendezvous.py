@@ -7,12 +7,12 @@ import threading
 from typing import Any
 from unittest import mock
 
+from horovod.core import rendezvous_store
 from horovod.core.channel import ChannelError, MessageError
 from horovod.core.rendezvous import RankGone, Rendezvous, _Connection
-from horovod.launcher import rendezvous_store
 
 MEASURED = {
-    "horovod/launcher/rendezvous_store.py": ["Store"],
+    "horovod/core/rendezvous_store.py": ["Store"],
     "horovod/core/rendezvous.py": [
         "Rendezvous.put",
         "Rendezvous.compare_and_set",

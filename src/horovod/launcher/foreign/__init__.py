@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
 from horovod.launcher.foreign.jsrun import jsrun_command
 from horovod.launcher.foreign.mpirun import mpirun_command
+from horovod.launcher.checks import make_directory
 from horovod.launcher.host_list import HostList
 from horovod.launcher.hosts import ranks_by_host
 
@@ -25,6 +26,8 @@ def foreign_command(
     interfaces: str,
 ) -> ForeignCommand:
     """The command that starts the job. Raises UsageError if there is no such launcher here, or it cannot do this."""
+    if options.output_filename is not None:
+        make_directory(options.output_filename)
     counts = ranks_by_host(hosts.hosts, hosts.size)
     job = ForeignJob(
         command=options.command,

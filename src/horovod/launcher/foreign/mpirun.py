@@ -84,7 +84,8 @@ def _open_mpi_4(job: ForeignJob, binding: tuple[str, ...] = ("--bind-to", "none"
 def _open_mpi_5(job: ForeignJob) -> list[str]:
     """Its run time is another one (PRRTE), with names of its own."""
     output = ["tag", *(["timestamp"] if job.timestamps else [])]
-    output += [f"dir={job.output_directory}"] if job.output_directory else []
+    # Not dir=, whose folders Open MPI 5.0.11 makes twice, which fails.
+    output += [f"file={job.output_directory}/rank"] if job.output_directory else []
     words = ["--allow-run-as-root", "--output", ",".join(output), "-np", str(job.size), "-H", _hosts(job)]
     words += job.words(job.binding) or ["--bind-to", "none", "--map-by", "slot"]
     if ssh := job.ssh_arguments():

@@ -3,7 +3,7 @@
 
 These are its dispatchers, its workers and the training ranks, which may be two jobs. No step of a gradient's way.
 
-It is a rendezvous (launcher/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
+It is a rendezvous (core/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
 Each entry is written once, so a part that registers twice must say the same.
 """
 
@@ -16,7 +16,7 @@ from horovod.core.channel import AuthenticationError, ChannelError, ProtocolErro
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.network import interface_address
 from horovod.core.rendezvous import Rendezvous
-from horovod.launcher.rendezvous_server import RendezvousServer
+from horovod.core.rendezvous_server import RendezvousServer
 
 __all__ = ["ComputeClient", "ComputeService"]
 

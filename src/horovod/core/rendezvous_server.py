@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place where the ranks of one job meet: a key-value store in the launcher, open to holders of the job's secret.
+"""The place where the ranks of one job meet: a key-value store, open to holders of the job's secret.
+
+It runs in horovodrun, or in rank 0 if another launcher has started the ranks (starters/job.py).
 
 This file handles the connections; rendezvous_store.py handles the requests.
 
@@ -10,6 +12,7 @@ the connection has joined the others.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import selectors
 import socket
@@ -18,12 +21,21 @@ import time
 from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
+from horovod.core.forks import close_in_forked_child
 from horovod.core.rendezvous import PURPOSE
-from horovod.launcher.rendezvous_store import Store, Wait
+from horovod.core.rendezvous_store import Store, Wait
 
 __all__ = ["RendezvousServer"]
 
 _READ_BYTES = 1 << 16
+
+
+@dataclasses.dataclass
+class _Starting:
+    """A rank between the requests `enter` and `started`. `end`: how it will have ended if its connection ends."""
+
+    rank: int
+    end: str
 
 
 class _Connection:
@@ -37,13 +49,26 @@ class _Connection:
         self.unpacker = Unpacker(peer)
         self.unsent = bytearray()
         self.waits: list[Wait] = []
+        self.starting: _Starting | None = None  # who is in init at the other end
 
 
 class RendezvousServer:
-    """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread."""
+    """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread.
 
-    def __init__(self, secret: bytes, address: str = "127.0.0.1", *, handshake_timeout_s: float = 10.0) -> None:
+    `notices_ends`: a rank whose connection ends in init is gone; nobody else would notice. Children that this process
+    forks hold none of its sockets.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        address: str = "127.0.0.1",
+        *,
+        notices_ends: bool = False,
+        handshake_timeout_s: float = 10.0,
+    ) -> None:
         self._store = Store()
+        self._notices_ends = notices_ends
         self._lock = threading.Lock()  # guards the store and what is below
         self._new: list[Channel] = []
         self._answered: list[_Connection] = []
@@ -54,6 +79,7 @@ class RendezvousServer:
         self._selector.register(self._woken, selectors.EVENT_READ)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening = socket.create_server((address, 0), family=family, backlog=4096)
+        close_in_forked_child(listening)
         self.address: str = address
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
@@ -161,6 +187,7 @@ class RendezvousServer:
     def _add(self, channel: Channel) -> None:
         connection = _Connection(channel.detach(), channel.peer)
         connection.socket.setblocking(False)
+        close_in_forked_child(connection.socket)
         self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
@@ -186,6 +213,7 @@ class RendezvousServer:
         number = {"id": request["id"]} if isinstance(request, dict) and isinstance(request.get("id"), int) else {}
 
         def reply(answer: dict[str, Any]) -> None:
+            _follow_start(connection, request, answer)
             try:
                 connection.unsent += pack({**answer, **number}, connection.unpacker.peer)
             except MessageError as error:
@@ -218,6 +246,22 @@ class RendezvousServer:
         with self._lock:
             for wait in connection.waits:
                 wait.cancel()
+            if self._notices_ends and not self._closing and connection.starting is not None:
+                self._store.gone(connection.starting.rank, connection.starting.end)
+                self._wake()
         self._connections.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
+
+
+def _follow_start(connection: _Connection, request: Any, answer: dict[str, Any]) -> None:
+    """What a request says of a rank's start. Whoever is a second process of a rank has no start."""
+    match request, answer:
+        case {"op": "enter"}, {"entry": {"rank": rank, **rest}} if "other" not in rest:
+            who = request.get("who")
+            process = f" (process {who.get('pid')} on {who.get('machine')})" if isinstance(who, dict) else ""
+            connection.starting = _Starting(rank, f"rank {rank}{process} ended in init")
+        case {"op": "abandon", "why": str(why)}, {} if connection.starting is not None and why:
+            connection.starting.end = f"rank {connection.starting.rank} gave up: {why}"
+        case {"op": "started"}, _:
+            connection.starting = None

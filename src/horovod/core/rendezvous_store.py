@@ -134,6 +134,8 @@ class Store:
                 # Not the word of a second process of that rank, which has no place in it.
                 self._abandoned |= generation == self._generation and self._process_of(rank) == process
                 reply({})
+            case {"op": "started"}:
+                reply({})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
                 # An integer of JSON has no limit, unlike the float that the clock takes.
                 timeout_s = min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000
@@ -160,6 +162,7 @@ class Store:
             self._entered = {}
             self._abandoned = False
             self._forget(f"world/{self._generation - 2}/")  # whoever is late is in the one before this
+        self._gone.pop(rank, None)  # it has come again
         first, other = self._entered.setdefault(rank, (process, who))
         entry: dict[str, Any] = {"generation": self._generation, "rank": rank}
         if 0 <= rank < len(self._places):

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who else starts ranks: mpirun, srun, torchrun. Serves the start of a world that horovodrun did not start.
+
+A starter is a file with the function `recognise`, and a row here. The innermost comes first: torchrun runs below srun,
+and mpirun's processes on other hosts see the variables of the srun that carried them there.
+
+    job.py       the ranks find each other: rank 0 runs the rendezvous, the others get its address
+    mpi.py       ... through mpi4py
+    folder.py    ... through a file in a folder that all hosts share
+"""
+
+from __future__ import annotations
+
+from horovod.core.exceptions import StartError
+from horovod.core.starters import hydra, open_mpi, slurm, torchrun
+from horovod.core.starters.base import Environment, Started
+
+__all__ = ["STARTERS", "Started", "announced_world", "recognise"]
+
+STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
+
+
+def recognise(environment: Environment) -> Started | None:
+    """Who started this process, if it is one of several. Raises StartError if its rank cannot be."""
+    for one in STARTERS:
+        started = one(environment)
+        if started is None:
+            continue
+        if started.rank >= started.size:
+            text = f"{started.launcher} says that this is rank {started.rank} of {started.size}"
+            raise StartError(text, "start-settings")
+        return started if started.size > 1 else None
+    return None
+
+
+def announced_world(environment: Environment) -> tuple[str, str] | None:
+    """The word of a launcher that is not known here that this process is one of several, as (variable, value)."""
+    candidates = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"]
+    if slurm.is_step(environment) or "PMIX_RANK" in environment:
+        candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
+    found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
+    several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]
+    # What is no number may well have meant several: whoever would train alone has to ask.
+    unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
+    return next(iter(several + unreadable), None)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of ranks that mpirun, srun or torchrun started: they find each other, and nothing is to be set.
+
+Rank 0 runs the rendezvous on threads of its own process. The others get its addresses and the job's secret by MPI
+(mpi.py), or else from a file (folder.py). This happens once in a process; every init after that meets at the same
+rendezvous, which ends with rank 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from horovod.core.exceptions import StartError
+from horovod.core.machine import machine
+from horovod.core.network import interface_address, own_addresses
+from horovod.core.reach import reach
+from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous_server import RendezvousServer
+from horovod.core.secret import new_secret
+from horovod.core.settings import Settings
+from horovod.core.starters import mpi
+from horovod.core.starters.base import Started
+from horovod.core.starters.folder import OfferFile
+from horovod.core.starters.offer import Offer
+
+__all__ = ["Job", "join"]
+
+_LOOPBACK = "127.0.0.1"
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5  # at the file, which may lie on a network's file system
+
+
+@dataclasses.dataclass
+class Job:
+    """`reached`: the addresses of rank 0 at which this rank reaches it, in rank 0's order."""
+
+    started: Started
+    offer: Offer
+    reached: list[str]
+    file: OfferFile | None = None
+    server: RendezvousServer | None = None  # in rank 0
+
+    def rendezvous(self) -> Rendezvous:
+        """A new connection to it."""
+        return Rendezvous(self.reached[0], self.offer.port, self.offer.secret, "the rendezvous in rank 0")
+
+    def whereabouts(self) -> dict[str, Any]:
+        """What rank 0 must know of this rank to give it a place (Meeting.place)."""
+        return {"hostname": socket.gethostname(), "machine": machine(), "reached": self.reached}
+
+    def remove_file(self) -> None:
+        """All ranks are there and need the file no more, or rank 0 has ended."""
+        if self.file is not None:
+            self.file.remove(self.offer)
+
+
+_job: Job | None = None
+
+
+def join(started: Started, settings: Settings, deadline: float) -> Job:
+    """Blocks until rank 0 is found, or `deadline` has passed. Raises StartError. The caller holds the lock of init."""
+    global _job
+    if _job is None:
+        _job = _lead(started, settings, deadline) if started.rank == 0 else _follow(started, settings, deadline)
+    return _job
+
+
+def _lead(started: Started, settings: Settings, deadline: float) -> Job:
+    secret = new_secret()
+    MPI = None if settings.rendezvous_directory else mpi.opened(started)
+    file = _file(started, settings) if MPI is None else None
+    try:
+        addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
+        server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
+    except (OSError, ValueError) as error:
+        raise StartError(f"rank 0 cannot open a port for the other ranks: {error}", "start-connection") from error
+    offer = Offer(started.size, addresses or [*own_addresses(), _LOOPBACK], server.port, secret)
+    try:
+        if file is not None:
+            file.write(offer)
+            atexit.register(file.remove, offer)  # if this start fails
+        else:
+            mpi.give(MPI, started.size, offer.packed(), deadline)
+    except BaseException:
+        server.close()
+        raise
+    return Job(started, offer, offer.addresses, file, server)
+
+
+def _follow(started: Started, settings: Settings, deadline: float) -> Job:
+    MPI = None if settings.rendezvous_directory else mpi.opened(started)
+    if MPI is None:
+        return _follow_file(started, settings, deadline)
+    offer = Offer.parse(mpi.take(MPI, deadline))
+    if offer is None:
+        raise StartError("rank 0 sent an offer that cannot be read; does it run this version?", "start-version")
+    reached, unreached = _reached(offer, deadline)
+    if not reached:
+        raise StartError(f"rank {started.rank} cannot reach rank 0: {_why(offer, unreached)}", "start-connection")
+    return Job(started, offer, reached)
+
+
+def _follow_file(started: Started, settings: Settings, deadline: float) -> Job:
+    file = _file(started, settings)
+    look_s = _FIRST_LOOK_S
+    why = "it is not there"
+    while True:
+        offer = file.read()
+        if offer is not None and offer.size == started.size:
+            reached, unreached = _reached(offer, deadline)
+            if reached:
+                return Job(started, offer, reached, file)
+            # Perhaps it is left over from a job that has ended, and rank 0 is about to replace it.
+            why = f"it names {_why(offer, unreached)}"
+        if time.monotonic() > deadline:
+            raise _unfound(started, settings, file, why)
+        time.sleep(look_s)
+        look_s = min(2 * look_s, _LAST_LOOK_S)
+
+
+def _unfound(started: Started, settings: Settings, file: OfferFile, why: str) -> StartError:
+    without_mpi = "mpi4py was not asked, since HOROVOD_RENDEZVOUS_DIRECTORY is set"
+    if not settings.rendezvous_directory:
+        without_mpi = "mpi4py cannot be used here" if started.has_mpi else f"{started.launcher} has started no MPI"
+    return StartError(
+        f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s in init for the file "
+        f"{file.path}, by which rank 0 is found: {why}; {without_mpi}\n"
+        "hint: look at the output of rank 0; if the hosts share no home folder, set HOROVOD_RENDEZVOUS_DIRECTORY to a "
+        "folder that they share, or install mpi4py for the MPI of mpirun, or start the job with horovodrun",
+        "start-unfound",
+    )
+
+
+def _file(started: Started, settings: Settings) -> OfferFile:
+    folder = Path(settings.rendezvous_directory or Path("~/.horovod").expanduser())
+    if not started.key and not settings.rendezvous_directory:
+        raise StartError(
+            f"{started.launcher} says that this is rank {started.rank} of {started.size}, but not which job it belongs "
+            "to, and mpi4py cannot be used\n"
+            "hint: install mpi4py for this MPI, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this job alone, "
+            "which its hosts share",
+            "start-unfound",
+        )
+    return OfferFile(folder, started.key)
+
+
+def _reached(offer: Offer, deadline: float) -> tuple[list[str], dict[str, str]]:
+    channels, unreached = reach(offer.addresses, offer.port, offer.secret, max(1.0, deadline - time.monotonic()))
+    for channel in channels.values():
+        channel.close()
+    return [address for address in offer.addresses if address in channels], unreached
+
+
+def _why(offer: Offer, unreached: dict[str, str]) -> str:
+    return "; ".join(f"{address}:{offer.port} ({text})" for address, text in unreached.items())

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm on the hosts of a cluster (support/cluster.py): its controller on the first one, its daemon on all.
+
+    with Slurm(made, made.hosts) as slurm:
+        slurm.run("srun", "-n4", "hostname")
+
+Each host's state is in its private /run. Everything ends with the hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from support.cluster import Cluster, Host
+from support.extent import SLACK_S
+
+__all__ = ["Slurm", "lacking"]
+
+_TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "salloc", "scontrol", "sinfo")
+_CONFIG = """\
+ClusterName=test
+SlurmctldHost=host0
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation=/run/slurmctld
+SlurmdSpoolDir=/run/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile=/run/slurmctld.log
+SlurmdLogFile=/run/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=10000,bf_interval=1
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=2
+NodeName=host[0-{last}] CPUs=4 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def lacking() -> str | None:
+    """What is missing of Slurm on this machine; None if it is there."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    return f"Slurm's {', '.join(missing)} (Debian's package slurm-wlm)" if missing else None
+
+
+class Slurm:
+    """From `with` to its end."""
+
+    def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
+        self._folder = cluster.folder / "slurm"
+        self._hosts = hosts
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Slurm:
+        self._folder.mkdir()
+        (self._folder / "slurm.conf").write_text(_CONFIG.format(last=len(self._hosts) - 1))
+        (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        with self._stack:
+            for host in self._hosts:
+                host.run("mount", "--bind", str(self._folder), "/etc/slurm", check=True)
+                host.run("mkdir", "/run/slurmctld", "/run/slurmd", check=True)
+            self._start(self._hosts[0], "slurmctld")
+            for host in self._hosts:
+                self._start(host, "slurmd")
+            self._wait_until_idle()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command on the first host."""
+        return self._hosts[0].run(*words, **options)
+
+    def wait_for_job(self, number: str) -> str:
+        """Waits until this job has ended; its state."""
+        deadline = time.monotonic() + 60 + SLACK_S
+        while True:
+            shown = self.run("scontrol", "--oneliner", "show", "job", number).stdout
+            state = dict(word.split("=", 1) for word in shown.split() if "=" in word).get("JobState", "")
+            if state not in ("PENDING", "RUNNING", "COMPLETING"):
+                return state
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.1)
+
+    def _start(self, host: Host, daemon: str) -> None:
+        out = self._stack.enter_context(open(self._folder / f"{daemon}.{host.name}", "w"))
+        process = host.popen(daemon, "-D", stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+
+    def _wait_until_idle(self) -> None:
+        deadline = time.monotonic() + 30 + SLACK_S
+        while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()) != [
+            "idle"
+        ] * len(self._hosts):
+            if time.monotonic() > deadline:
+                logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("slurm*.host*"))
+                raise RuntimeError(f"Slurm did not come up: {states}\n{logs}")
+            time.sleep(0.05)
