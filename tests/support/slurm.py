@@ -105,9 +105,9 @@ class Slurm:
 
     def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + 30 + SLACK_S
-        while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()) != [
-            "idle"
-        ] * len(self._hosts):
+        while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()) != ["idle"] * len(
+            self._hosts
+        ):
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("slurm*.host*"))
                 raise RuntimeError(f"Slurm did not come up: {states}\n{logs}")
