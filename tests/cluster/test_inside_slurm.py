@@ -122,7 +122,7 @@ def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Cluster) -> None:
     assert code == 137 and "horovodrun: rank 3 on host host1 was killed by SIGKILL" in err, err
     inside.assert_empty()
     (inside.folder / "die").unlink()
-    for end in ("SIGTERM", "scancel", "SIGKILL"):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with inside.start(*job) as process:
             assert process.stdout is not None
             ready = 0
@@ -130,15 +130,29 @@ def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Cluster) -> None:
                 line = process.stdout.readline()
                 assert line, process.stderr and process.stderr.read()
                 ready += "ready" in line
-            if end == "scancel":
-                inside.one.run("scancel", "--user=root", check=True)
-            else:
-                (launcher,) = [pid for pid, command in inside.own(inside.one).items() if is_launcher(command)]
-                os.kill(launcher, signal.Signals[end])
+            (launcher,) = [pid for pid, command in inside.own(inside.one).items() if is_launcher(command)]
+            os.kill(launcher, number)
             process.communicate(timeout=TIMEOUT_S + SLACK_S)
-        if end == "SIGKILL":  # the allocation ends with it: Slurm kills all of the other node at once, the keeper, too
+        if (
+            number == signal.SIGKILL
+        ):  # the allocation ends with it: Slurm kills all of the other node at once, the keeper, too
             inside.two.run("sh", "-c", "rm -r /tmp/hvd-*")
         inside.assert_empty()
+
+
+def test_scancel_leaves_nothing(inside: Cluster) -> None:
+    """It asks all processes on the other node to end, and Slurm kills the rest when the keeper has ended."""
+    script = inside.folder / "job.sh"
+    script.write_text('#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=2 --output=out --parsable\nexec "$@"\n')
+    code, out, err = inside.run("sbatch", str(script), *HOROVODRUN, *python(WAIT))
+    assert code == 0, err
+    deadline = time.monotonic() + TIMEOUT_S
+    output = inside.folder / "out"
+    while not output.exists() or output.read_text().count("ready") < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    inside.one.run("scancel", out[0], check=True)
+    inside.assert_empty()
 
 
 def is_launcher(command: str) -> bool:

@@ -3,8 +3,7 @@
 
 Here no launcher stands behind the agent to clean up after it. So a second process does, the agent's parent: it adopts
 what a killed agent leaves behind, ends it, and removes the job's folder. It also ends an agent that hangs after the
-connection to the launcher has gone. A signal that asks it to end is passed to the agent: a batch system that ends a job
-asks all of its processes, and kills the rest as soon as the first one, which is the keeper, has ended.
+connection to the launcher has gone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import time
 from horovod.launcher import agent, processes
 
 _STDOUT = 1
-_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What the agent itself may take to end everything beyond the ranks' grace.
 _PATIENCE_S = 2.0
 
@@ -67,8 +65,6 @@ def _wait_for(child: int, word: _Word) -> int:
     """The agent's exit code. If the launcher's end of stdout closes, the agent has a limited time left."""
     events = select.poll()
     ended = os.pidfd_open(child)
-    for number in _END:
-        signal.signal(number, lambda number, _: signal.pidfd_send_signal(ended, number))
     events.register(ended, select.POLLIN)
     events.register(_STDOUT, 0)  # only whether its reader has gone
     kill_at: float | None = None
@@ -83,8 +79,6 @@ def _wait_for(child: int, word: _Word) -> int:
         elif kill_at is not None and time.monotonic() >= kill_at:
             os.kill(child, signal.SIGKILL)
             kill_at = None
-    for number in _END:
-        signal.signal(number, signal.SIG_IGN)  # what is left takes no time, and nobody else does it
     os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
