@@ -21,8 +21,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclasses.dataclass(frozen=True)
 class ForeignCommand:
+    """`hosts`: where its ranks run."""
+
     command: list[str]
     environment: dict[str, str]
+    hosts: tuple[str, ...] = ()
 
     def shown(self) -> str:
         return shlex.join(self.command)

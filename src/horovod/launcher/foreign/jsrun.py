@@ -27,4 +27,4 @@ def jsrun_command(job: ForeignJob) -> ForeignCommand:
         words += ["--stdio_stdout", f"{job.output_directory}/stdout", "--stdio_stderr"]
         words += [f"{job.output_directory}/stderr"]
     words += ["--smpiargs", job.arguments] if job.arguments else []
-    return ForeignCommand(["jsrun", *words, *job.command], job.environment)
+    return ForeignCommand(["jsrun", *words, *job.command], job.environment, tuple(job.shares))

@@ -50,7 +50,7 @@ def command_of(job: ForeignJob, version: str) -> ForeignCommand:
     for pattern, arguments in _FLAVOURS:
         if re.search(pattern, version):
             words = [*arguments(job), *job.words(job.arguments), *job.command]
-            return ForeignCommand(["mpirun", *words], _environment(job))
+            return ForeignCommand(["mpirun", *words], _environment(job), tuple(job.shares))
     first = (version.strip().splitlines() or ["nothing"])[0]
     raise UsageError(
         f"--mpi: mpirun --version says {first!r}: expected Open MPI, Spectrum MPI, MPICH or Intel MPI\n"
