@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -180,8 +181,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np", "2", "--output-filename", "train.py", "ls"], 2, "hint: it names a folder"),
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
-        (["-np", "2", "--autotune", "ls"], 2, "--autotune is not supported yet"),
-        (["-np", "2", "--min-np", "2", "ls"], 2, "--min-np is not supported yet"),
+        (["-np", "2", "--min-np", "2", "ls"], 2, "--min-np is not in this version: "),
         (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
@@ -287,3 +287,21 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
     )
     assert done.returncode == code, done.stderr
     assert done.stderr == (f"horovodrun: {said}\n" if said else "")
+
+
+def test_flags_without_effect_are_told_and_the_job_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("autotune: {enabled: true}\nparams: {cycle_time_ms: 4}\n")
+    flags = ["-np", "2", "--config-file", "config.yaml", "--num-nccl-streams", "2"]
+    done = run_job(tmp_path, flags, python("print(os.environ['HOROVOD_CYCLE_TIME'])"))
+    assert (done.code, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:4.0", "[1]<stdout>:4.0"]), done
+    streams, tuning = done.stderr.splitlines()
+    assert streams.startswith("horovodrun: --num-nccl-streams has no effect: ")
+    assert tuning.startswith("horovodrun: autotune.enabled has no effect: ")
+
+
+def test_lines_carry_the_time_if_asked_for(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "1", "-prefix-timestamp", python("print('out'); print('err', file=sys.stderr)"))
+    for text, name in ((done.stdout, "stdout"), (done.stderr, "stderr")):
+        stamp, _, line = text.partition("[0]")
+        assert line == f"<{name}>:{name[3:]}\n"
+        time.strptime(stamp)  # as time.asctime writes it

@@ -39,7 +39,7 @@ class SettingError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One setting. `flag_unit`: what the flag's number is multiplied by (1 MB = 2**20 bytes)."""
+    """One setting. `flag_unit` multiplies its flag's number (1 MB = 2**20); a `yaml` of `not KEY` says the opposite."""
 
     keyword: str
     variable: str
@@ -234,7 +234,7 @@ class Settings:
         False,
         "Turn off the report of operations that some ranks wait for and others have not called.",
         flag="--no-stall-check",
-        yaml="stall_check.enabled",
+        yaml="not stall_check.enabled",
     )
     stall_warning_s: float = _setting(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
@@ -302,7 +302,7 @@ class Settings:
         True,
         "Warnings carry no local time (the default). With 0 they do.",
         flag="--log-hide-timestamp",
-        yaml="logging.hide_timestamp",
+        yaml="not logging.with_timestamp",
     )
     log_timestamp: bool = _setting("HOROVOD_LOG_TIMESTAMP", _switch(), False, "Alias for HOROVOD_LOG_HIDE_TIME=0.")
     timeline: str = _setting(

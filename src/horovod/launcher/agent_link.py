@@ -36,6 +36,7 @@ class AgentLink:
         self.host = host
         self.ranks = ranks
         self.remote = placement.remote
+        self.way = placement.name  # for people
         self.started = False  # it has been ordered to start its ranks
         self.done = False  # it has finished its work, or nothing more can come from it
         self.finished = False  # it has said so itself

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from horovod.core.settings import environment_of
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.hosts import packed
-from horovod.launcher.job import Job
+from horovod.launcher.job import OF_THIS_MACHINE, Job
 from horovod.launcher.lines import LineError
 from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
@@ -22,19 +22,6 @@ __all__ = ["AgentGroup", "Rendezvous"]
 # Each is a process of this machine and a connection to another one.
 _STARTING_AT_A_TIME = 32
 _END_S = 2.0  # for a process whose pipes have ended
-# What says where a process is, and is not true on another machine.
-_OF_THIS_MACHINE = {
-    "CUDA_VISIBLE_DEVICES",
-    "DISPLAY",
-    "HOSTNAME",
-    "OLDPWD",
-    "SSH_AUTH_SOCK",
-    "SSH_CLIENT",
-    "SSH_CONNECTION",
-    "SSH_TTY",
-    "XDG_RUNTIME_DIR",
-    "XDG_SESSION_ID",
-}
 
 
 class Rendezvous(Protocol):
@@ -169,13 +156,14 @@ class AgentGroup:
         if not self._left:
             return
         host = self._left.popleft()
-        placement = placement_for(host)
+        placement = placement_for(host, self._job.placement)
         assert placement is not None, host  # the command line was checked
         ranks = [one for one in self._job.ranks if one.hostname == host]
         try:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
-            self._roll_call.fails(host, f"got no agent: {error}", "is ssh installed here?" if placement.remote else "")
+            hint = f"is {placement.name} installed here?" if placement.remote else ""
+            self._roll_call.fails(host, f"got no agent: {error}", hint)
             self._answered()
             return
         self.links.append(agent)
@@ -262,7 +250,7 @@ class AgentGroup:
             controller="gloo",
             cpu_operations="gloo",
         )
-        left_out = _OF_THIS_MACHINE if agent.remote else set()
+        left_out = OF_THIS_MACHINE if agent.remote else set()
         environment = {name: value for name, value in job.environment.items() if name not in left_out}
         return {
             "command": job.command,

@@ -4,97 +4,38 @@
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import os
-import re
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 from horovod import __version__
 from horovod.core import explanations
-from horovod.core.exceptions import NativeCoreError, StartError, text_of
-from horovod.core.network import interface_address
-from horovod.core.settings import Row, SettingError, Settings, current_environment, environment_of, parse_flag, rows
-from horovod.launcher import supervise
-from horovod.launcher.hosts import Host, HostsError, assign_ranks, is_local, parse_hostfile, parse_hosts, ranks_by_host
+from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
+from horovod.launcher import checks, supervise
+from horovod.launcher.config_file import ConfigFile, read_config_file
+from horovod.launcher.flags import parse
+from horovod.launcher.foreign import ForeignCommand, foreign_command
+from horovod.launcher.host_list import HostList, choose_hosts
+from horovod.launcher.hosts import HostsError, assign_ranks, is_local
 from horovod.launcher.job import Job
-from horovod.launcher.output import prepare_directory
+from horovod.launcher.old_flags import notes
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.room import NoRoomError, check_room
 from horovod.launcher.terminal import discard
+from horovod.launcher.usage import UsageError
 
-__all__ = ["check", "main", "parse"]
+__all__ = ["check", "main"]
 
-# Horovod's other flags: known, so that a script that uses one is told, not misread. True: the flag takes a value.
-_NOT_YET = {
-    "--host-discovery-script": True,
-    "--config-file": True,
-    "--mpi": False,
-    "--jsrun": False,
-    "--mpi-args": True,
-    "--tcp": False,
-    "--binding-args": True,
-    "--hierarchical-allreduce": False,
-    "--hierarchical-allgather": False,
-    "--torus-allreduce": False,
-    "--autotune": False,
-    "--autotune-log-file": True,
-    "--autotune-warmup-samples": True,
-    "--autotune-steps-per-sample": True,
-    "--autotune-bayes-opt-max-samples": True,
-    "--autotune-gaussian-process-noise": True,
-    "--min-np": True,
-    "--min-num-proc": True,
-    "--max-np": True,
-    "--max-num-proc": True,
-    "--slots-per-host": True,
-    "--slots": True,
-    "--elastic-timeout": True,
-    "--reset-limit": True,
-    "--blacklist-cooldown-range": True,
-    "--mpi-threads-disable": False,
-    "--num-nccl-streams": True,
-    "--gloo-timeout-seconds": True,
-    "-prefix-timestamp": False,
-    "--prefix-output-with-timestamp": False,
-}
+_ERRORS = (UsageError, HostsError, NoRoomError, SettingError)
 
 
-_LOOKUPS_AT_A_TIME = 32
+def main(arguments: Sequence[str] | None = None, secret: bytes | None = None) -> int:
+    """The console script: returns the exit code of the job, 2 for a command line that cannot be run.
 
-
-class UsageError(Exception):
-    """The command line cannot be run. `exit_code` as the shell would give."""
-
-    def __init__(self, text: str, exit_code: int = 2) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
-
-
-class _Listed(argparse.Action):
-    """A flag that may be given several times, or with commas in its value."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, _[0] if before is None else f"{before},{_[0]}")
-
-
-class _NotYet(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{_[2]} is not supported yet")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script: returns the exit code of the job, 2 for a command line that cannot be run."""
+    `secret`: the job's, if the caller has to know it.
+    """
     _occupy_standard_streams()
     environment = current_environment()
     try:
@@ -107,11 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _answer(check_build())
         if options.explain is not None:
             return _answer(_explanation(options.explain))
-        job = _job(options, environment)
-    except (UsageError, HostsError, NoRoomError, SettingError) as error:
+        plan = _Plan(options, environment)
+        ready = plan.ready()
+    except _ERRORS as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, UsageError) else 2
-    return supervise.run(job)
+    for note in plan.without_effect():
+        print(f"horovodrun: {note}", file=sys.stderr)
+    if isinstance(ready, ForeignCommand):
+        return _become(ready, verbose=options.verbose)
+    return supervise.run(ready, secret)
+
+
+def check(arguments: Sequence[str]) -> Job | ForeignCommand:
+    """What main would run. Raises ValueError for a command line that main would not run, with what it would say."""
+    try:
+        return _Plan(parse(arguments), current_environment()).ready()
+    except _ERRORS as error:
+        raise ValueError(str(error)) from None
 
 
 def _answer(text: str) -> int:
@@ -143,256 +97,98 @@ def _occupy_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
-def check(arguments: Sequence[str]) -> Job:
-    """The job. Raises ValueError for a command line that main would not run, with what it would say."""
-    try:
-        return _job(parse(arguments), current_environment())
-    except (UsageError, HostsError, NoRoomError, SettingError) as error:
-        raise ValueError(str(error)) from None
+def _become(foreign: ForeignCommand, verbose: bool) -> int:
+    """mpirun takes this process over: its signals, its output and its exit code are mpirun's own."""
+    if verbose:
+        print(f"horovodrun: {foreign.shown()}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(foreign.command[0], foreign.command, foreign.environment)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, and `command`: everything from the first word that is no option, untouched. Raises UsageError."""
-    parser = _parser()
-    flags, command = _split(parser, arguments)
-    options = parser.parse_args(flags)
-    options.command = command[1:] if command[:1] == ["--"] else command
-    return options
+class _Plan:
+    """The flags with the configuration file and the environment behind them."""
 
+    def __init__(self, options: argparse.Namespace, environment: dict[str, str]) -> None:
+        """Raises UsageError or SettingError."""
+        self._options = options
+        self._environment = environment
+        self._file = read_config_file(options.config_file) if options.config_file else ConfigFile()
+        flags = {row.keyword: getattr(options, row.keyword) for row in rows() if row.flag is not None}
+        self._given: dict[str, Any] = {
+            **self._file.settings,
+            **{keyword: value for keyword, value in flags.items() if value is not None},
+        }
+        self._settings = dataclasses.replace(Settings.from_environment(environment), **self._given)
+        self._controller = self._chosen_controller()
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="horovodrun",
-        usage="horovodrun -np N [options] COMMAND [ARGUMENT ...]",
-        description="Starts N processes of a training script, lets them find each other, and ends them as one.",
-        epilog="example: horovodrun -np 2 python train.py --epochs 3",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("-np", "--num-proc", type=_count, metavar="N", help="number of processes (ranks)")
-    add(
-        "-H",
-        "--hosts",
-        metavar="HOST:SLOTS",
-        help="hosts to run on and how many ranks fit on each (1 if SLOTS is left out); default localhost:N",
-    )
-    add(
-        "--hostfile",
-        "-hostfile",
-        metavar="FILE",
-        help="the same from a file, one host a line: `name slots=N`, `name:N`, or a name alone for one rank",
-    )
-    add("-p", "--ssh-port", type=_port, metavar="PORT", help="port of sshd on the other hosts; default ssh's own")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh; default ssh's own")
-    add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
-    add("--verbose", action="store_true", help="say what is started and where, and how each rank ended")
-    add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
-    add(
-        "--explain",
-        nargs="?",
-        const="",
-        metavar="CODE",
-        help="say more about an error by the code in its last line, and exit; without a code, list all",
-    )
-    add("-v", "--version", action="store_true", help="show the version, and exit")
-    add("--gloo", action="store_true", help="use Horovod's own transports; they are always used")
-    add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
-    for flag, hides in (("--log-with-timestamp", False), ("--log-without-timestamp", True)):
-        sentence = argparse.SUPPRESS if hides else "write warnings with the local time in front"
-        add(flag, action="store_const", const=hides, dest="log_hide_time", help=sentence)
-    settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
-    for row in rows():
-        if row.flag is not None:
-            _add_setting(settings, row)
-    for flag, takes_value in _NOT_YET.items():
-        add(flag, action=_NotYet, nargs=None if takes_value else 0, dest="not_yet", help=argparse.SUPPRESS)
-        if flag.startswith("--") and not takes_value and flag not in ("--mpi", "--jsrun", "--tcp"):
-            add(f"--no-{flag[2:]}", action=_NotYet, nargs=0, dest="not_yet", help=argparse.SUPPRESS)
-    return parser
+    def without_effect(self) -> list[str]:
+        """What was asked for and does nothing, a line for each reason."""
+        given = [*self._options.without_effect, *self._file.without_effect]
+        if self._controller == "gloo":
+            why = "these are for mpirun and jsrun, which --mpi and --jsrun choose"
+            flags = (("--mpi-args", self._options.mpi_args), ("--binding-args", self._options.binding_args))
+            given += [(flag, why) for flag, value in flags if value is not None]
+        return notes(given)
 
+    def ready(self) -> Job | ForeignCommand:
+        """Everything that can be known to be wrong before a process is started is said here."""
+        options, settings = self._options, self._settings
+        if unsupported := settings.unsupported():
+            raise UsageError(unsupported)
+        if not options.command:
+            raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
+        hosts = choose_hosts(options, self._environment)
+        if self._controller == "gloo":
+            check_room(hosts.here())
+        checks.check_interface(settings.network_interface)
+        checks.check_identity_file(options.ssh_identity_file)
+        checks.check_transport(settings.transport)
+        checks.check_command(options.command[0], self._environment)
+        checks.check_timeline(settings.timeline)
+        if self._controller == "gloo":
+            return self._job(hosts)
+        return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
-def _add_setting(group: Any, row: Row) -> None:
-    assert row.flag is not None
-    text = f"{row.sentence} ({row.variable})"
-    if isinstance(row.default, bool):
-        group.add_argument(row.flag, dest=row.keyword, action="store_const", const=True, help=text)
-        if row.flag.startswith("--"):
-            is_off = row.flag.startswith("--no-")
-            opposite = row.flag.replace("--no-", "--", 1) if is_off else row.flag.replace("--", "--no-", 1)
-            group.add_argument(opposite, dest=row.keyword, action="store_const", const=False, help=argparse.SUPPRESS)
-        return
+    def _chosen_controller(self) -> str:
+        chosen = dict.fromkeys(self._options.controllers or [])
+        if len(chosen) > 1:
+            raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} were given: expected one")
+        return next(iter(chosen), self._file.controller or "gloo")
 
-    def value(given: str) -> Any:
-        try:
-            return parse_flag(row, given)
-        except SettingError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+    def _job_environment(self) -> dict[str, str]:
+        """What the ranks get besides their identity."""
+        environment = {**self._environment, **environment_of(**self._given)}
+        if self._options.tcp:
+            environment["NCCL_IB_DISABLE"] = "1"
+        if self._settings.network_interface:
+            environment.setdefault("NCCL_SOCKET_IFNAME", self._settings.network_interface)
+        return environment
 
-    if row.keyword == "network_interface":
-        names = [row.flag, f"{row.flag}s"]
-        group.add_argument(*names, dest=row.keyword, action=_Listed, metavar="NAME", help=text)
-        return
-    metavar = "{" + ",".join(row.choices) + "}" if row.choices else row.flag.rpartition("-")[2].upper()
-    group.add_argument(row.flag, dest=row.keyword, type=value, metavar=metavar, help=text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; expected a number from 1 to 65535")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; at least 1 is needed")
-    return count
-
-
-def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's flags, and the user's command, in which argparse itself would look for our flags."""
-    arguments = list(arguments)
-    takes_value = {
-        name: action.nargs != 0
-        for action in parser._actions  # noqa: SLF001
-        for name in action.option_strings
-    }
-    position = 0
-    while position < len(arguments) and arguments[position].startswith("-") and arguments[position] != "--":
-        if re.fullmatch("-np[0-9]+", arguments[position]):  # mpirun's users write it in one word
-            arguments[position : position + 1] = ["-np", arguments[position][3:]]
-        name, equals, _ = arguments[position].partition("=")
-        if name not in takes_value:
-            parser.error(f"there is no flag {name}")
-        position += 2 if takes_value[name] and not equals else 1
-    return arguments[:position], arguments[position:]
-
-
-def _job(options: argparse.Namespace, environment: dict[str, str]) -> Job:
-    """Everything that can be known to be wrong before a process is started is said here."""
-    given = {row.keyword: getattr(options, row.keyword) for row in rows() if row.flag is not None}
-    flags = {keyword: value for keyword, value in given.items() if value is not None}
-    settings = dataclasses.replace(Settings.from_environment(environment), **flags)
-    if unsupported := settings.unsupported():
-        raise UsageError(unsupported)
-    if options.num_proc is None:
-        raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
-    if not options.command:
-        raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
-    hosts = _hosts(options)
-    here = zip(hosts, ranks_by_host(hosts, options.num_proc), strict=True)
-    check_room(sum(count for host, count in here if is_local(host.name)))
-    ranks = assign_ranks(hosts, options.num_proc)
-    if settings.network_interface:
-        try:
-            interface_address(settings.network_interface)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-    _check_ssh(options)
-    _check_transport(settings.transport)
-    _check_command(options.command[0], environment)
-    _check_timeline(settings.timeline)
-    return Job(
-        command=options.command,
-        ranks=ranks,
-        environment={**environment, **environment_of(**flags)},
-        placement=PlacementOptions(options.ssh_port, options.ssh_identity_file),
-        start_timeout_s=settings.start_timeout_s,
-        termination_grace_s=settings.termination_grace_s,
-        # As the ranks notice each other.
-        frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
-        agent_timeout_s=settings.lost_timeout_s,
-        network_interface=settings.network_interface,
-        output_directory=_output_directory(options.output_filename, options.num_proc),
-        verbose=options.verbose,
-    )
-
-
-def _hosts(options: argparse.Namespace) -> list[Host]:
-    hosts = _listed_hosts(options)
-    # Look-ups of names may take seconds each; the answers are kept.
-    with concurrent.futures.ThreadPoolExecutor(_LOOKUPS_AT_A_TIME) as pool:
-        list(pool.map(is_local, [host.name for host in hosts]))
-    return hosts
-
-
-def _listed_hosts(options: argparse.Namespace) -> list[Host]:
-    if options.hosts and options.hostfile:
-        raise UsageError("both -H and --hostfile were given: expected one")
-    if options.hosts:
-        return parse_hosts(options.hosts)
-    if options.hostfile is None:
-        return [Host("localhost", options.num_proc)]
-    try:
-        text = Path(options.hostfile).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a text"
-        raise UsageError(f"--hostfile {options.hostfile}: {why}") from None
-    return parse_hostfile(text, options.hostfile)
-
-
-def _check_ssh(options: argparse.Namespace) -> None:
-    name = options.ssh_identity_file
-    if name is not None and not os.access(name, os.R_OK):
-        raise UsageError(f"--ssh-identity-file {name}: there is no such file, or it cannot be read")
-
-
-def _check_command(command: str, environment: Mapping[str, str]) -> None:
-    path = environment.get("PATH", os.defpath)
-    if shutil.which(command, path=path) is not None:
-        return
-    if os.path.isfile(command):
-        hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
-        raise UsageError(f"{command} is not executable{hint}", 126)
-    if " " in command.strip():
-        raise UsageError(
-            f"command not found: {command!r}\nhint: give the command as words, without quotes around all of it: "
-            f"horovodrun ... {command}",
-            127,
+    def _job(self, hosts: HostList) -> Job:
+        options, settings = self._options, self._settings
+        return Job(
+            command=options.command,
+            ranks=assign_ranks(hosts.hosts, hosts.size),
+            environment=self._job_environment(),
+            placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, hosts.start_with),
+            start_timeout_s=settings.start_timeout_s,
+            termination_grace_s=settings.termination_grace_s,
+            # As the ranks notice each other.
+            frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
+            agent_timeout_s=settings.lost_timeout_s,
+            network_interface=settings.network_interface,
+            output_directory=checks.output_directory(options.output_filename, hosts.size),
+            verbose=options.verbose,
+            prefix_timestamp=options.prefix_timestamp,
+            notes=_words(hosts),
         )
-    raise UsageError(f"command not found: {command}", 127)
 
 
-def _check_transport(transport: str) -> None:
-    if transport == "auto":
-        return
-    from horovod.core import communicators  # opens the native core, which the launcher needs for nothing else
-
-    try:
-        communicators.check(transport)
-    except (StartError, NativeCoreError) as error:
-        raise UsageError(text_of(error)) from None
-
-
-def _check_timeline(name: str) -> None:
-    """The ranks would find out seconds later, each with a traceback."""
-    if not name or name.upper() == "DYNAMIC":
-        return
-    path = Path(name)
-    there = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise UsageError(
-            f"--timeline-filename {name}: {error.strerror}\n"
-            "hint: it names a file in a folder that exists and can be written to"
-        ) from None
-    if not there:
-        path.unlink()
-
-
-def _output_directory(name: str | None, size: int) -> Path | None:
-    if name is None:
-        return None
-    directory = Path(name)
-    try:
-        prepare_directory(directory, size)
-    except OSError as error:
-        raise UsageError(
-            f"--output-filename {name}: {error.filename}: {error.strerror}\n"
-            "hint: it names a folder, in which each rank gets one of its own"
-        ) from None
-    return directory
+def _words(hosts: HostList) -> tuple[str, ...]:
+    """What --verbose says of the hosts."""
+    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts.hosts)
+    notes = [f"hosts {listed}, from {hosts.origin}"]
+    if not all(is_local(host.name) for host in hosts.hosts):
+        notes.append(f"other hosts are reached by {hosts.start_with}")
+    return tuple(notes)

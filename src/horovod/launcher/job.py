@@ -10,7 +10,21 @@ from horovod.launcher.hosts import RankIdentity
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.policy import EndPolicy, EndTheJob
 
-__all__ = ["Job"]
+__all__ = ["OF_THIS_MACHINE", "Job"]
+
+# What says where a process is, and is not true on another machine.
+OF_THIS_MACHINE = {
+    "CUDA_VISIBLE_DEVICES",
+    "DISPLAY",
+    "HOSTNAME",
+    "OLDPWD",
+    "SSH_AUTH_SOCK",
+    "SSH_CLIENT",
+    "SSH_CONNECTION",
+    "SSH_TTY",
+    "XDG_RUNTIME_DIR",
+    "XDG_SESSION_ID",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,3 +41,5 @@ class Job:
     network_interface: str = ""
     output_directory: Path | None = None
     verbose: bool = False
+    prefix_timestamp: bool = False  # in front of each line of output
+    notes: tuple[str, ...] = ()  # what --verbose says first

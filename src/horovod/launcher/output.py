@@ -7,7 +7,7 @@ import collections
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,10 +23,16 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 class Prefixer:
     """Cuts one stream into lines, at newline or carriage return, and puts the prefix in front of each."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: str, stamp: Callable[[], str] = str) -> None:
+        """`stamp` gives what stands in front of the prefix at the moment when a line is complete."""
+        self._rank_prefix = prefix
+        self._stamp = stamp
         self._partial = ""
         self._after_return = False
+
+    @property
+    def _prefix(self) -> str:
+        return self._stamp() + self._rank_prefix
 
     def feed(self, text: str) -> list[str]:
         """The lines that `text` completes, with their ends."""
@@ -88,15 +94,25 @@ def _written_to(what: object) -> Iterator[None]:
 class Outputs:
     """All streams of a job.
 
-    `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte.
+    `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. `timestamp`: lines
+    begin with the local time.
     """
 
-    def __init__(self, size: int, streams: Mapping[str, BinaryIO], directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        streams: Mapping[str, BinaryIO],
+        directory: Path | None = None,
+        timestamp: bool = False,
+    ) -> None:
         self._streams = streams
         self._files = contextlib.ExitStack()
         self._file: dict[tuple[int, str], BinaryIO] = {}
         keys = [(rank, stream) for rank in range(size) for stream in ("stdout", "stderr")]
-        self._prefixers = {(rank, stream): Prefixer(f"[{rank}]<{stream}>:") for rank, stream in keys}
+        self._prefixers = {
+            (rank, stream): Prefixer(f"[{rank}]<{stream}>:", time.asctime if timestamp else str)
+            for rank, stream in keys
+        }
         self._tails = {rank: collections.deque[Line](maxlen=_TAIL_LINES) for rank in range(size)}
         self._unended = dict.fromkeys(range(size), "")
         self._written_s = dict.fromkeys(range(size), 0.0)

@@ -4,9 +4,13 @@
     results = horovod.run(train, args=(0.1,), np=4)
 
 The caller keeps the pickled function and one empty file a rank in memory (memfd), which its ranks open under /proc, as
-the job's secret: nothing is left on any disk however the job ends, and no other user can read it. The job runs in a
-separate process, `python -m horovod.launcher.run_function` with horovodrun's flags, because the supervisor adopts
-orphans, handles signals and kills all its descendants; in the caller's process these could belong to other code.
+the job's secret: nothing is left on any disk however the job ends, and no other user can read it. Ranks of other
+machines get and bring the same over connections (exchange.py). Those that mpirun starts there have no secret to prove:
+for them the files lie in a folder that all hosts share, for as long as the job runs.
+
+The job runs in a separate process, `python -m horovod.launcher.run_function` with horovodrun's flags, because the
+supervisor adopts orphans, handles signals and kills all its descendants; in the caller's process these could belong to
+other code.
 """
 
 from __future__ import annotations
@@ -17,13 +21,21 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.network import interface_address
+from horovod.core.secret import new_secret
+from horovod.core.settings import Settings
 from horovod.launcher import cli, processes
+from horovod.launcher.exchange import Exchange
+from horovod.launcher.foreign import ForeignCommand
 from horovod.launcher.hosts import is_local
+from horovod.launcher.job import Job
 from horovod.launcher.run_task import Answer, dumps
 
 __all__ = ["run"]
@@ -65,10 +77,11 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Runs func(*args, **kwargs) in `num_proc` ranks on this machine; returns the results in rank order.
+    """Runs func(*args, **kwargs) in `num_proc` ranks; returns the results in rank order.
 
     `np` is another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The
-    function calls init() itself. The ranks' output goes to this process' stdout and stderr.
+    function calls init() itself. The ranks, also those on other hosts, have this process' working directory,
+    environment and module path. Their output goes to this process' stdout and stderr.
 
     Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
     RuntimeError if a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
@@ -110,36 +123,63 @@ def run(
         if value is not None and value is not False:
             flags += [flag] if value is True else [flag, str(value)]
     python = executable or sys.executable
-    others = sorted({one.hostname for one in cli.check([*flags, python]).ranks if not is_local(one.hostname)})
-    if others:  # the function and the results are in memory of this machine
-        raise ValueError(f"horovod.run: {', '.join(others)}: horovod.run does not support other machines yet")
+    job = cli.check([*flags, python])
     task = dumps({"path": sys.path, "call": dumps((func, tuple(args), dict(kwargs or {})), "func")}, "func")
     with contextlib.ExitStack() as stack:
-        own = f"/proc/{os.getpid()}/fd"
-        files = [stack.enter_context(_memory(name)) for name in ("task", *(f"result-{rank}" for rank in range(size)))]
-        os.pwrite(files[0], task, 0)
-        command = [python, "-m", "horovod.launcher.run_task", *(f"{own}/{file}" for file in files)]
-        code = _supervised([*flags, *command])
-        answers = [_answer(rank, file) for rank, file in enumerate(files[1:])]
+        names = ["task", *(f"result-{rank}" for rank in range(size))]
+        far = _has_other_hosts(job)
+        paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
+        Path(paths[0]).write_bytes(task)
+        command = [python, "-m", "horovod.launcher.run_task"]
+        if far and not isinstance(job, ForeignCommand):
+            code = _supervised([job.network_interface, *paths], [*flags, *command])
+        else:
+            code = _supervised([], [*flags, *command, *paths])
+        answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
     return _results(answers, code)
 
 
-@contextlib.contextmanager
-def _memory(name: str) -> Iterator[int]:
-    descriptor = os.memfd_create(f"horovod-{name}")
-    try:
+def _has_other_hosts(job: Job | ForeignCommand) -> bool:
+    names = job.hosts if isinstance(job, ForeignCommand) else [one.hostname for one in job.ranks]
+    return not all(is_local(name) for name in dict.fromkeys(names))
+
+
+def _memory(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
+    """Empty files in this process' memory, by their paths for other processes of this user."""
+    paths = []
+    for name in names:
+        descriptor = os.memfd_create(f"horovod-{name}")
+        stack.callback(os.close, descriptor)
         os.fchmod(descriptor, 0o600)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        paths.append(f"/proc/{os.getpid()}/fd/{descriptor}")
+    return paths
 
 
-def _supervised(arguments: list[str]) -> int:
-    """Runs horovodrun with these arguments to its end; its exit code. A KeyboardInterrupt ends the job first."""
+def _shared_files(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
+    """Paths in a new folder, this user's alone, where the ranks of other launchers find each other, too."""
+    parent = Path(Settings.from_environment().rendezvous_directory or "~/.horovod").expanduser()
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=parent))
+    return [os.path.join(folder, name) for name in names]
+
+
+def _supervised(exchange: list[str], arguments: list[str]) -> int:
+    """Runs horovodrun with these arguments to its end; its exit code. A KeyboardInterrupt ends the job first.
+
+    `exchange`: network interfaces and paths, for ranks of other machines (main).
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     process = subprocess.Popen(
-        [sys.executable, "-m", "horovod.launcher.run_function", str(os.getpid()), *arguments],
+        [
+            sys.executable,
+            "-m",
+            "horovod.launcher.run_function",
+            str(os.getpid()),
+            str(len(exchange)),
+            *exchange,
+            *arguments,
+        ],
         stdin=subprocess.DEVNULL,
     )
     try:
@@ -150,11 +190,9 @@ def _supervised(arguments: list[str]) -> int:
         raise
 
 
-def _answer(rank: int, file: int) -> Answer | None:
+def _answer(rank: int, path: str) -> Answer | None:
     """The rank's answer; None if it has ended before it could write one."""
-    with open(file, "rb", closefd=False) as stream:
-        stream.seek(0)
-        data = stream.read()
+    data = Path(path).read_bytes() if os.path.exists(path) else b""
     if not data:
         return None
     try:
@@ -185,11 +223,23 @@ def _results(answers: list[Answer | None], code: int) -> list[Any]:
 
 
 def main() -> int:
-    """The process that supervises the job of the caller whose id is the first argument."""
+    """The process that supervises the job of the caller whose id is the first argument.
+
+    Next comes the number of arguments for the exchange, if it has ranks on other machines: the network interface, the
+    file with the task, and a file for each rank's answer. The rest is horovodrun's.
+    """
     # Ctrl-C reaches the caller too, which then asks for the end once; asked twice, nobody would get any grace.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
-    return cli.main(sys.argv[2:])
+    count = int(sys.argv[2])
+    exchange, arguments = sys.argv[3 : 3 + count], sys.argv[3 + count :]
+    if not exchange:
+        return cli.main(arguments)
+    secret = new_secret()
+    interface, task, *answers = exchange
+    address = interface_address(interface) if interface else "0.0.0.0"
+    with contextlib.closing(Exchange(secret, address, task, answers)) as open_exchange:
+        return cli.main([*arguments, "--port", str(open_exchange.port)], secret)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 """A rank of horovod.run: reads the function, runs it, leaves its result or exception where the caller reads it.
 
 Run as `python -m horovod.launcher.run_task TASK RESULT...` with one result file a rank. The files are the caller's
-memory, which this user alone can open; their contents are pickled by design.
+memory, or in a folder of this user. If the job has other machines, it is run with `--port PORT` instead: the caller is
+asked there (exchange.py). What is exchanged is pickled by design.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ import pickle
 import sys
 import time
 import traceback
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from horovod.core.settings import Settings
+from horovod.core.secret import read_secret
+from horovod.core.settings import Settings, current_environment
+from horovod.core.starters import recognise
+from horovod.launcher.exchange import ask_for_task, bring_answer
 
 __all__ = ["Answer", "dumps"]
 
@@ -52,10 +57,43 @@ def dumps(value: Any, what: str) -> bytes:
         raise TypeError(f"horovod.run: {what} cannot be pickled: {error}{hint}") from error
 
 
-def _called(rank: int, task: str) -> Answer:
+class _Caller(Protocol):
+    """Where the task comes from, and where the answer goes."""
+
+    def task(self) -> bytes: ...
+
+    def answer(self, data: bytes) -> None: ...
+
+
+@dataclasses.dataclass
+class _Files:
+    given: str
+    result: str
+
+    def task(self) -> bytes:
+        return Path(self.given).read_bytes()
+
+    def answer(self, data: bytes) -> None:
+        Path(self.result).write_bytes(data)
+
+
+@dataclasses.dataclass
+class _Connections:
+    address: str
+    port: int
+    secret: bytes
+    rank: int
+
+    def task(self) -> bytes:
+        return ask_for_task(self.address, self.port, self.secret)
+
+    def answer(self, data: bytes) -> None:
+        bring_answer(self.address, self.port, self.secret, self.rank, data)
+
+
+def _called(rank: int, caller: _Caller) -> Answer:
     try:
-        with open(task, "rb") as file:
-            given = pickle.load(file)
+        given = pickle.loads(caller.task())
         sys.path += [entry for entry in given["path"] if entry not in sys.path]
         func, args, kwargs = pickle.loads(given["call"])
         return Answer(rank, value=func(*args, **kwargs))
@@ -84,15 +122,23 @@ def _portable(answer: Answer) -> tuple[Answer, bytes]:
 
 
 def main() -> int:
-    rank = Settings.from_environment().rank
-    assert rank is not None
-    answer = _called(rank, sys.argv[1])
+    settings = Settings.from_environment()
+    rank = settings.rank
+    if rank is None:
+        started = recognise(current_environment())  # mpirun's ranks
+        rank = started.rank if started is not None else 0
+    caller: _Caller
+    if sys.argv[1] == "--port":
+        secret = read_secret(settings.secret_file)
+        caller = _Connections(settings.rendezvous_address, int(sys.argv[2]), secret, rank)
+    else:
+        caller = _Files(sys.argv[1], sys.argv[2 + rank])
+    answer = _called(rank, caller)
     answer.time_ns = time.monotonic_ns()
     if answer.error is not None:
         print(answer.traceback, end="", file=sys.stderr)
     answer, data = _portable(answer)
-    with open(sys.argv[2 + rank], "wb") as file:
-        file.write(data)
+    caller.answer(data)
     return 0 if answer.error is None else 1
 
 

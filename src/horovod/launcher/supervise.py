@@ -51,23 +51,25 @@ class _Stopped:
     told: bool = False
 
 
-def run(job: Job) -> int:
-    """Runs the job to its end and returns horovodrun's exit code. Call it from the main thread: it handles signals."""
+def run(job: Job, secret: bytes | None = None) -> int:
+    """Runs the job to its end and returns horovodrun's exit code. Call it from the main thread: it handles signals.
+
+    `secret`: the job's, if somebody else has to know it as well.
+    """
     with contextlib.ExitStack() as stack:
-        return _Supervisor(job, stack).run()
+        return _Supervisor(job, secret or new_secret(), stack).run()
 
 
 class _Supervisor:
-    def __init__(self, job: Job, stack: contextlib.ExitStack) -> None:
+    def __init__(self, job: Job, secret: bytes, stack: contextlib.ExitStack) -> None:
         self._job = job
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
-        secret = new_secret()
         address, addresses = _where_to_meet(job)
         self._server = RendezvousServer(secret, address)
         self._server.assign([dataclasses.asdict(one) for one in job.ranks])
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._outputs = Outputs(len(job.ranks), streams, job.output_directory)
+        self._outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp)
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
         self._pids: dict[int, int] = {}
@@ -89,6 +91,8 @@ class _Supervisor:
 
     def run(self) -> int:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        for note in self._job.notes:
+            self._say(note)
         self._say(f"rendezvous at {self._server.address}:{self._server.port}")
         self._agents.begin()
         while not self._done and not self._agents.all_are_done():
@@ -368,7 +372,8 @@ class _Supervisor:
         lines[-1] += "; all ranks have been ended"
         if cause is not None and cause.record and cause.record not in self._words:
             lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
-        lines.append("hint: did the machine, its network, or ssh fail? The host's own logs may tell")
+        way = self._job.placement.start_with
+        lines.append(f"hint: did the machine, its network, or {way} fail? The host's own logs may tell")
         return "\n".join([*lines, explain_command("host-lost")])
 
     def _agents_end(self) -> int:
@@ -404,7 +409,7 @@ class _Supervisor:
 
 def _where_to_meet(job: Job) -> tuple[str, list[str]]:
     """Where the rendezvous listens, and its addresses if it has to be found from other machines."""
-    placements = [placement_for(host) for host in dict.fromkeys(one.hostname for one in job.ranks)]
+    placements = [placement_for(host, job.placement) for host in dict.fromkeys(one.hostname for one in job.ranks)]
     if not any(placement is not None and placement.remote for placement in placements):
         return interface_address(job.network_interface) if job.network_interface else "127.0.0.1", []
     if job.network_interface:
@@ -419,7 +424,7 @@ def _how_it_ended(agent: AgentLink) -> str:
     if code < 0 and not agent.remote:
         return f"was killed by {processes.signal_name(-code)}"
     if code < 0:
-        return f"cannot be heard: ssh was killed by {processes.signal_name(-code)}"
+        return f"cannot be heard: {agent.way} was killed by {processes.signal_name(-code)}"
     if code == 255:
         return "cannot be heard: the connection broke"
     if code > 128:

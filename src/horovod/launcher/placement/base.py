@@ -20,10 +20,11 @@ AGENT_COMMAND = (sys.executable, "-m", "horovod.launcher.agent")
 
 @dataclasses.dataclass(frozen=True)
 class PlacementOptions:
-    """What the command line says of the way to other hosts."""
+    """What the command line says of the way to other hosts. `start_with`: the name of a remote placement."""
 
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
+    start_with: str = "ssh"
 
 
 class Placement(Protocol):
@@ -31,8 +32,9 @@ class Placement(Protocol):
 
     name: str
     remote: bool  # other machines: the ranks there meet at an address of this one's network
+    program: str  # what must be on PATH for it; empty if nothing
 
-    def reaches(self, host: str) -> bool:
+    def reaches(self, host: str, options: PlacementOptions) -> bool:
         """Whether this placement can start an agent on `host`. May look the name up, but asks nothing of the host."""
 
     def start_agent(

@@ -17,8 +17,9 @@ __all__ = ["LocalPlacement"]
 class LocalPlacement:
     name = "local"
     remote = False
+    program = ""
 
-    def reaches(self, host: str) -> bool:
+    def reaches(self, host: str, options: PlacementOptions) -> bool:
         return is_local(host)
 
     def start_agent(

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an allocation is, and how the files of batch systems are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from horovod.launcher.hosts import Host, HostsError, parse_hostfile
+
+__all__ = ["Allocation", "Find", "hosts_of_file"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """`system` as people call it; `source`: the variable or file that the hosts were read from.
+
+    `placement`: the way to start agents that the system has itself, by its name in launcher/placement; "" if none.
+    """
+
+    system: str
+    source: str
+    hosts: list[Host]
+    placement: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.system} ({self.source})"
+
+
+Find = Callable[[Mapping[str, str]], "Allocation | None"]
+
+
+def hosts_of_file(filename: str, source: str) -> list[Host]:
+    """The hosts of a file in any format of parse_hostfile. Raises HostsError that names the file and `source`."""
+    try:
+        text = Path(filename).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text"
+        raise HostsError(f"{source}={filename}: {why}\nhint: -H or --hostfile names the hosts instead") from None
+    return parse_hostfile(text, filename)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command line can be known to have wrong before a process is started. Each raises UsageError."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from horovod.core.exceptions import NativeCoreError, StartError, text_of
+from horovod.core.network import interface_address
+from horovod.launcher.output import prepare_directory
+from horovod.launcher.usage import UsageError
+
+__all__ = [
+    "check_command",
+    "check_identity_file",
+    "check_interface",
+    "check_timeline",
+    "check_transport",
+    "make_directory",
+    "output_directory",
+]
+
+
+def check_interface(names: str) -> None:
+    if not names:
+        return
+    try:
+        interface_address(names)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_identity_file(name: str | None) -> None:
+    if name is not None and not os.access(name, os.R_OK):
+        raise UsageError(f"--ssh-identity-file {name}: there is no such file, or it cannot be read")
+
+
+def check_command(command: str, environment: Mapping[str, str]) -> None:
+    path = environment.get("PATH", os.defpath)
+    if shutil.which(command, path=path) is not None:
+        return
+    if os.path.isfile(command):
+        hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
+        raise UsageError(f"{command} is not executable{hint}", 126)
+    if " " in command.strip():
+        raise UsageError(
+            f"command not found: {command!r}\nhint: give the command as words, without quotes around all of it: "
+            f"horovodrun ... {command}",
+            127,
+        )
+    raise UsageError(f"command not found: {command}", 127)
+
+
+def check_transport(transport: str) -> None:
+    if transport == "auto":
+        return
+    from horovod.core import communicators  # opens the native core, which the launcher needs for nothing else
+
+    try:
+        communicators.check(transport)
+    except (StartError, NativeCoreError) as error:
+        raise UsageError(text_of(error)) from None
+
+
+def check_timeline(name: str) -> None:
+    """The ranks would find out seconds later, each with a traceback."""
+    if not name or name.upper() == "DYNAMIC":
+        return
+    path = Path(name)
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(
+            f"--timeline-filename {name}: {error.strerror}\n"
+            "hint: it names a file in a folder that exists and can be written to"
+        ) from None
+    if not there:
+        path.unlink()
+
+
+def output_directory(name: str | None, size: int) -> Path | None:
+    """Makes the folder, with one for each rank."""
+    if name is None:
+        return None
+    with _folder_of_output(name):
+        prepare_directory(Path(name), size)
+    return Path(name)
+
+
+def make_directory(name: str) -> None:
+    """Makes the folder alone, for another launcher."""
+    with _folder_of_output(name):
+        Path(name).mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _folder_of_output(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--output-filename {name}: {error.filename}: {error.strerror}\n"
+            "hint: it names a folder, in which each rank gets one of its own"
+        ) from None

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run over several machines: the task goes to the ranks, and their answers come back.
+
+The connections prove the job's secret. On the caller's machine these are files in its memory (run_function.py); here
+they travel as a length (8 bytes, big-endian) and that many bytes. A rank connects twice: for the task, and at its end
+with its answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+
+from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
+
+__all__ = ["Exchange", "ask_for_task", "bring_answer"]
+
+_PURPOSE = "horovod.run"
+_LENGTH = struct.Struct(">Q")
+_CHUNK_BYTES = 1 << 20
+_CONNECT_S = 30.0
+_TAKEN = b"+"
+
+
+class Exchange:
+    """Gives `task` to every rank that asks, and writes each rank's answer into its file of `answers`.
+
+    A thread for each connection (core/channel.py). Listens on `address` from construction to `close`.
+    """
+
+    def __init__(self, secret: bytes, address: str, task: str, answers: Sequence[str]) -> None:
+        """`task` and `answers`: paths of files."""
+        self._task = task
+        self._answers = answers
+        listening = socket.create_server((address, 0), backlog=4096)
+        self.port: int = listening.getsockname()[1]
+        self._listener = Listener(listening, secret, _PURPOSE, self._serve)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self, channel: Channel) -> None:
+        match channel.receive(time.monotonic() + _CONNECT_S):
+            case {"op": "task"}:
+                with open(self._task, "rb") as file, channel.detach() as connection:
+                    connection.sendall(_LENGTH.pack(os.fstat(file.fileno()).st_size))
+                    connection.sendfile(file)
+            case {"op": "answer", "rank": int(rank)} if 0 <= rank < len(self._answers):
+                with open(self._answers[rank], "wb") as file, channel.detach() as connection:
+                    for piece in _pieces(connection, channel.peer):
+                        file.write(piece)
+                    file.flush()
+                    connection.sendall(_TAKEN)
+
+
+def ask_for_task(address: str, port: int, secret: bytes) -> bytes:
+    """Blocks until it is here. Raises ChannelError."""
+    with _connected(address, port, secret, {"op": "task"}) as connection:
+        return b"".join(_pieces(connection, f"horovod.run at {address}:{port}"))
+
+
+def bring_answer(address: str, port: int, secret: bytes, rank: int, answer: bytes) -> None:
+    """Blocks until the caller has it. Raises ChannelError."""
+    with _connected(address, port, secret, {"op": "answer", "rank": rank}) as connection:
+        connection.sendall(_LENGTH.pack(len(answer)))
+        connection.sendall(answer)
+        if connection.recv(1) != _TAKEN:
+            raise ChannelError(f"horovod.run at {address}:{port} did not take the answer of rank {rank}")
+
+
+def _connected(address: str, port: int, secret: bytes, request: dict[str, object]) -> socket.socket:
+    deadline = time.monotonic() + _CONNECT_S
+    connection = socket.create_connection((address, port), timeout=_CONNECT_S)
+    channel = authenticate_client(connection, secret, _PURPOSE, deadline, f"horovod.run at {address}:{port}")
+    channel.send(request, deadline)
+    return channel.detach()
+
+
+def _pieces(connection: socket.socket, peer: str) -> Iterator[bytes]:
+    """The bytes that the length announces, as they come. Nothing is held, whatever was announced."""
+    head = b"".join(_received(connection, _LENGTH.size, peer))
+    yield from _received(connection, _LENGTH.unpack(head)[0], peer)
+
+
+def _received(connection: socket.socket, count: int, peer: str) -> Iterator[bytes]:
+    while count:
+        piece = connection.recv(min(count, _CHUNK_BYTES))
+        if not piece:
+            raise ChannelError(f"{peer} closed the connection")
+        yield piece
+        count -= len(piece)

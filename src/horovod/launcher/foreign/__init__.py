@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that another launcher starts instead of horovodrun: its command line is built here, and then run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from horovod.launcher.checks import make_directory
+from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
+from horovod.launcher.foreign.jsrun import jsrun_command
+from horovod.launcher.foreign.mpirun import mpirun_command
+from horovod.launcher.host_list import HostList
+from horovod.launcher.hosts import ranks_by_host
+
+__all__ = ["ForeignCommand", "foreign_command"]
+
+_COMMANDS = {"mpi": mpirun_command, "jsrun": jsrun_command}
+
+
+def foreign_command(
+    controller: str,
+    options: argparse.Namespace,
+    hosts: HostList,
+    environment: Mapping[str, str],
+    interfaces: str,
+) -> ForeignCommand:
+    """The command that starts the job. Raises UsageError if there is no such launcher here, or it cannot do this."""
+    if options.output_filename is not None:
+        make_directory(options.output_filename)
+    counts = ranks_by_host(hosts.hosts, hosts.size)
+    job = ForeignJob(
+        command=options.command,
+        shares={host.name: count for host, count in zip(hosts.hosts, counts, strict=True) if count},
+        environment=dict(environment),
+        arguments=options.mpi_args or "",
+        binding=options.binding_args or "",
+        interfaces=interfaces,
+        ssh_port=options.ssh_port,
+        ssh_identity_file=options.ssh_identity_file,
+        output_directory=options.output_filename,
+        timestamps=options.prefix_timestamp,
+        tcp=options.tcp,
+    )
+    return _COMMANDS[controller](job)

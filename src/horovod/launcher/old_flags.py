@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's flags that do nothing here, so that old scripts go on, and those that this version lacks.
+
+A flag without effect is accepted, its value is checked, and one line says why it does nothing. A flag that would change
+what the job is, as the elastic ones do, is an error instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["LACKING", "WITHOUT_EFFECT", "OldFlag", "notes"]
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if math.isnan(value) or not 0 <= value <= 1:
+        raise ValueError(text)
+    return value
+
+
+def _on_or_off(text: str) -> bool:
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+
+
+_COUNT = (_count, "a whole number, 0 or more")
+_SHARE = (_share, "a number from 0 to 1")
+_SWITCH = (_on_or_off, "true or false")
+_TEXT = (str, "text")
+
+_TUNED = "nothing is tuned while a job runs: algorithms are chosen by size, ranks and hosts"
+_SHAPED = "data between hosts takes the hierarchical way by itself; --transport chooses another"
+_THREADS = "horovodrun's own transports use no MPI"
+_STREAMS = "this version does not use NCCL"
+_TIMEOUTS = "--start-timeout limits the start, HOROVOD_LOST_TIMEOUT_SECONDS the silence of a rank"
+
+
+@dataclasses.dataclass(frozen=True)
+class OldFlag:
+    """`why` it has no effect. `yaml`: its key in a configuration file. `both`: said also if it is switched off."""
+
+    name: str
+    kind: tuple[Callable[[str], Any], str]
+    yaml: str
+    why: str
+    both: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind is _SWITCH
+
+    def parse(self, text: str) -> Any:
+        """Raises ValueError or KeyError for what is not `kind`."""
+        return self.kind[0](text)
+
+
+WITHOUT_EFFECT = (
+    OldFlag("--hierarchical-allreduce", _SWITCH, "params.hierarchical_allreduce", _SHAPED, both=True),
+    OldFlag("--hierarchical-allgather", _SWITCH, "params.hierarchical_allgather", _SHAPED, both=True),
+    OldFlag("--torus-allreduce", _SWITCH, "params.torus_allreduce", _SHAPED),
+    OldFlag("--autotune", _SWITCH, "autotune.enabled", _TUNED),
+    OldFlag("--autotune-log-file", _TEXT, "autotune.log_file", _TUNED),
+    OldFlag("--autotune-warmup-samples", _COUNT, "autotune.warmup_samples", _TUNED),
+    OldFlag("--autotune-steps-per-sample", _COUNT, "autotune.steps_per_sample", _TUNED),
+    OldFlag("--autotune-bayes-opt-max-samples", _COUNT, "autotune.bayes_opt_max_samples", _TUNED),
+    OldFlag("--autotune-gaussian-process-noise", _SHARE, "autotune.gaussian_process_noise", _TUNED),
+    OldFlag("--mpi-threads-disable", _SWITCH, "library_options.mpi_threads_disable", _THREADS),
+    OldFlag("--num-nccl-streams", _COUNT, "library_options.num_nccl_streams", _STREAMS),
+    OldFlag("--gloo-timeout-seconds", _COUNT, "library_options.gloo_timeout_seconds", _TIMEOUTS),
+)
+
+LACKING = (
+    "--host-discovery-script",
+    "--min-np",
+    "--min-num-proc",
+    "--max-np",
+    "--max-num-proc",
+    "--slots-per-host",
+    "--slots",
+    "--elastic-timeout",
+    "--reset-limit",
+    "--blacklist-cooldown-range",
+)
+
+
+def notes(given: Iterable[tuple[str, str]]) -> list[str]:
+    """One line for each reason. `given`: names as the user wrote them, each with the reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in given:
+        names.setdefault(why, []).append(name)
+    return [f"{', '.join(same)} {'have' if len(same) > 1 else 'has'} no effect: {why}" for why, same in names.items()]

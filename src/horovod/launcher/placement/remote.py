@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all placements on other machines share: a process here whose pipes are the agent's, as ssh's are.
+
+On the command line stands only what starts the agent; the job, its environment and its secret go through the pipes.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from horovod import __version__
+from horovod.launcher import processes
+from horovod.launcher.hosts import is_local
+from horovod.launcher.placement.base import PlacementOptions, agent_environment, package_root
+
+__all__ = ["NEEDED_BY_PYTHON", "RemotePlacement", "agent_words"]
+
+# Without them the interpreter might not start at all.
+NEEDED_BY_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+_NOT_THERE = (126, 127)  # env's words, or a shell's, for a program that it cannot execute, or cannot find
+
+
+def agent_words(environment: Mapping[str, str]) -> list[str]:
+    """The command that starts the agent there. env, not the user's shell, which may be any, sets the variables."""
+    own = agent_environment(environment)
+    variables = [f"{name}={own[name]}" for name in NEEDED_BY_PYTHON if name in own]
+    return ["env", *variables, sys.executable, "-m", "horovod.launcher.remote_agent"]
+
+
+class RemotePlacement:
+    """Its subclasses say what is run, and what to make of its failures."""
+
+    name = ""
+    remote = True
+    program = ""
+    test = ""  # a command that must work; {host} stands for the host
+    hints: Mapping[str, str] = {}  # by what the process says
+
+    def command(self, host: str, environment: Mapping[str, str], options: PlacementOptions) -> list[str]:
+        """The whole command line; no secret and nothing of the job stands on it."""
+        raise NotImplementedError
+
+    def own_environment(self, environment: Mapping[str, str]) -> dict[str, str] | None:
+        """What the process here gets as its environment; None: that of the launcher."""
+        return None
+
+    def is_unreached(self, code: int, said: str) -> bool:
+        """Whether this end says that the way to the host failed, not that something failed there."""
+        raise NotImplementedError
+
+    def reaches(self, host: str, options: PlacementOptions) -> bool:
+        return options.start_with == self.name and not is_local(host)
+
+    def start_agent(
+        self, host: str, environment: Mapping[str, str], options: PlacementOptions
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command(host, environment, options),
+            env=self.own_environment(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C reaches horovodrun alone
+            preexec_fn=processes.die_with_parent(signal.SIGKILL),
+        )
+
+    def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
+        test = f"`{self.test.format(host=shlex.quote(host))}` must work"
+        last = (said.strip().splitlines()[-1:] or [f"it ended with exit code {code}"])[0].strip()
+        if code < 0 or self.is_unreached(code, said):
+            hint = next((hint for words, hint in self.hints.items() if words in said), test)
+            return f"cannot be reached by {self.name}: {last}", hint.format(host=host)
+        if code in _NOT_THERE or (sys.executable in last and "No such file" in last):
+            hint = "the job's Python must be at the same path on all hosts: a shared folder, or an equal installation"
+            return f"has no Python at {sys.executable}", hint
+        if "No module named" in said:
+            hint = f"install hvd {__version__} there, into the same Python"
+            return f"cannot import horovod: neither its Python nor {package_root()} has it", hint
+        return f"could not start the agent (exit code {code}): {last}", test
+
+    def clean_up(self, host: str, directory: str) -> None:
+        """Nothing: the agent's keeper has done it (launcher/remote_agent.py)."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every flag of Horovod 0.28.1 works, does nothing and says so, or is an error that says what is lacking."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from horovod.launcher import cli
+from horovod.launcher.flags import parse
+from horovod.launcher.usage import UsageError
+
+# As `horovodrun --help` of Horovod 0.28.1 has them, each with a value if it takes one.
+WORKING = """
+-v --version -np=2 --num-proc=2 -cb --check-build --disable-cache --start-timeout=9 --network-interfaces=lo
+--network-interface=lo --output-filename=out --verbose --config-file=c.yaml -p=22 --ssh-port=22 -i=key
+--ssh-identity-file=key --fusion-threshold-mb=1 --cycle-time-ms=1 --cache-capacity=1 --timeline-filename=t
+--timeline-mark-cycles --no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds=1
+--stall-check-shutdown-time-seconds=1 --thread-affinity=1 --mpi-args=-v --tcp --binding-args=-v --log-level=INFO
+--log-with-timestamp --log-without-timestamp --log-hide-timestamp --no-log-hide-timestamp -prefix-timestamp
+--prefix-output-with-timestamp -H=a:1 --hosts=a:1 -hostfile=f --hostfile=f --gloo --mpi --jsrun
+"""
+WITHOUT_EFFECT = """
+--hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
+--torus-allreduce --autotune --autotune-log-file=f --autotune-warmup-samples=1 --autotune-steps-per-sample=1
+--autotune-bayes-opt-max-samples=1 --autotune-gaussian-process-noise=0.1 --mpi-threads-disable --num-nccl-streams=1
+--gloo-timeout-seconds=1
+"""
+OFF_ANYWAY = ["--no-torus-allreduce", "--no-autotune", "--no-mpi-threads-disable"]
+LACKING = """
+--min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --slots-per-host=1 --slots=1 --elastic-timeout=1
+--reset-limit=1 --blacklist-cooldown-range=1 --host-discovery-script=s
+"""
+
+
+def words(flag: str) -> list[str]:
+    name, _, value = flag.partition("=")
+    return [name, value] if value else [name]
+
+
+@pytest.mark.parametrize("flag", [*WORKING.split(), *OFF_ANYWAY])
+def test_a_flag_that_works_is_taken_without_a_word(flag: str) -> None:
+    options = parse([*words(flag), "command"])
+    assert (options.command, options.without_effect) == (["command"], [])
+
+
+@pytest.mark.parametrize("flag", WITHOUT_EFFECT.split())
+def test_a_flag_without_effect_says_why(flag: str) -> None:
+    options = parse([*words(flag), "command"])
+    (note,) = options.without_effect
+    assert options.command == ["command"] and note[0] == words(flag)[0] and note[1]
+
+
+@pytest.mark.parametrize("flag", LACKING.split())
+def test_a_flag_of_what_this_version_lacks_is_an_error(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words(flag)[0]} is not in this version: .*\nhint: "):
+        parse([*words(flag), "command"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--num-nccl-streams=many", "--num-nccl-streams='many': expected a whole number, 0 or more"),
+        ("--autotune-gaussian-process-noise=2", "--autotune-gaussian-process-noise='2': expected a number from 0 to 1"),
+    ],
+)
+def test_a_flag_without_effect_still_takes_only_its_values(given: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse([*words(given), "command"])
+
+
+def ready(*arguments: str) -> Any:
+    return cli.check([*arguments, sys.executable])
+
+
+def said(*arguments: str) -> list[str]:
+    plan = cli._Plan(parse([*arguments, sys.executable]), {"PATH": "/usr/bin:/bin"})
+    return plan.without_effect()
+
+
+def test_flags_without_effect_are_one_line_for_each_reason() -> None:
+    lines = said("-np", "1", "--autotune", "--autotune-log-file", "f", "--num-nccl-streams", "2", "--mpi-args", "-v")
+    assert [line.partition(" no effect: ")[0] for line in lines] == [
+        "--autotune, --autotune-log-file have",
+        "--num-nccl-streams has",
+        "--mpi-args has",
+    ]
+    assert said("-np", "1", "--mpi", "--mpi-args", "-v") == []
+
+
+def test_arguments_for_mpirun_may_begin_with_a_dash() -> None:
+    assert parse(["--mpi-args", "--oversubscribe", "--mpi", "a"]).mpi_args == "--oversubscribe"
+    assert parse(["--binding-args=-bind-to core", "a"]).binding_args == "-bind-to core"
+
+
+def test_only_one_launcher_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match="--gloo and --mpi were given: expected one"):
+        ready("-np", "1", "--gloo", "--mpi")
+
+
+def test_tcp_and_a_network_reach_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    environment = ready("-np", "1", "--tcp", "--network-interface", "lo").environment
+    assert (environment["NCCL_IB_DISABLE"], environment["NCCL_SOCKET_IFNAME"]) == ("1", "lo")
+    assert not {"NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME"} & set(ready("-np", "1").environment)
+
+
+def test_np_below_the_slots_starts_np_ranks() -> None:
+    job = ready("-np", "4", "-H", "localhost:3,other:4")
+    assert [(one.hostname, one.size) for one in job.ranks] == [("localhost", 4)] * 3 + [("other", 4)]
+
+
+def test_without_flags_nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "current_environment", lambda: {"PATH": "/usr/bin:/bin"})
+    assert ready("-np", "1").environment == {"PATH": "/usr/bin:/bin"}

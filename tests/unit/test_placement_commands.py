@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is run to start an agent on another host, word for word, and what its failures are taken for."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
+from horovod.launcher.placement.base import package_root
+from horovod.launcher.placement.remote import RemotePlacement
+
+AGENT = [
+    "env",
+    f"PYTHONPATH={package_root()}",
+    "PYTHONSAFEPATH=1",
+    sys.executable,
+    "-m",
+    "horovod.launcher.remote_agent",
+]
+OPTIONS = PlacementOptions()
+
+
+def placement(name: str) -> RemotePlacement:
+    (found,) = [one for one in PLACEMENTS if one.name == name]
+    assert isinstance(found, RemotePlacement)
+    return found
+
+
+@pytest.mark.parametrize("name", ["ssh", "srun", "blaunch", "rsh-agent"])
+def test_the_chosen_way_is_for_other_hosts_alone(name: str) -> None:
+    def at(host: str) -> Placement | None:
+        return placement_for(host, PlacementOptions(start_with=name))
+
+    assert at("elsewhere") is placement(name)
+    here = at("localhost")
+    assert here is not None and here.name == "local"
+
+
+def test_ssh() -> None:
+    command = placement("ssh").command("b", {"SECRET": "x"}, PlacementOptions(2222, "key"))
+    assert command[:3] == ["ssh", "-T", "-x"] and command[-7:-3] == ["-p", "2222", "-i", "key"]
+    assert command[-3:] == ["--", "b", shlex.join(AGENT)]
+
+
+def test_srun_starts_one_task_beside_others_with_all_cores_and_little_environment() -> None:
+    slurm = placement("srun")
+    environment = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "PATH": "/bin", "SECRET": "x"}
+    assert slurm.command("host1", environment, OPTIONS) == [
+        *("srun", "--jobid=12", "--nodelist=host1", "--nodes=1", "--ntasks=1"),
+        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none"),
+        *("--export=ALL", "--chdir=/", "--job-name=horovodrun", "--quiet"),
+        *(sys.executable, "-m", "horovod.launcher.remote_agent"),
+    ]
+    assert slurm.own_environment(environment) == {"PATH": "/bin", "PYTHONPATH": package_root(), "PYTHONSAFEPATH": "1"}
+
+
+def test_blaunch() -> None:
+    assert placement("blaunch").command("b", {}, OPTIONS) == ["blaunch", "b", *AGENT]
+    spaced = placement("blaunch").command("b", {"PYTHONPATH": "/a b"}, OPTIONS)
+    assert f"'PYTHONPATH={package_root()}:/a b'" in spaced  # its other end is a shell
+
+
+# As the MPI operator writes it.
+KUBEXEC = """#!/bin/sh
+set -x
+POD_NAME=$1
+shift
+/opt/kube/kubectl exec ${POD_NAME} --container mpi -- /bin/sh -c "$*"
+"""
+
+
+def test_kubexec_is_called_with_standard_input(tmp_path: Path) -> None:
+    script = tmp_path / "kubexec.sh"
+    script.write_text(KUBEXEC)
+    environment = {"OMPI_MCA_plm_rsh_agent": str(script)}
+    assert placement("rsh-agent").command("job-worker-1", environment, OPTIONS) == [
+        *("/opt/kube/kubectl", "exec", "-i", "--container", "mpi", "job-worker-1", "--", "/bin/sh", "-c"),
+        shlex.join(AGENT),
+    ]
+
+
+@pytest.mark.parametrize("text", ['#!/bin/sh\nexec ssh "$@"\n', KUBEXEC.replace("--container mpi", "$FLAGS"), None])
+def test_another_rsh_agent_is_called_as_mpirun_does(tmp_path: Path, text: str | None) -> None:
+    script = tmp_path / "agent"
+    if text is not None:
+        script.write_text(text)
+    environment = {"OMPI_MCA_plm_rsh_agent": str(script)}
+    assert placement("rsh-agent").command("b", environment, OPTIONS) == [str(script), "b", shlex.join(AGENT)]
+    with_flags = {"OMPI_MCA_plm_rsh_agent": "rsh -l me"}
+    assert placement("rsh-agent").command("b", with_flags, OPTIONS) == ["rsh", "-l", "me", "b", shlex.join(AGENT)]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said", "text", "hint"),
+    [
+        ("ssh", 255, "Permission denied (publickey).", "cannot be reached by ssh: Permission denied", "ssh-copy-id b"),
+        ("ssh", 127, "env: nothing", f"has no Python at {sys.executable}", "at the same path"),
+        (
+            "srun",
+            1,
+            "srun: error: Unable to create step for job 12: Invalid job id specified",
+            "cannot be reached by srun: srun: error: Unable",
+            "the allocation has ended",
+        ),
+        ("srun", 1, "srun: error: b: is down", "cannot be reached by srun: ", "`srun --overlap --nodes=1 --ntasks=1 "),
+        (
+            "srun",
+            2,
+            f"slurmstepd: error: execve(): {sys.executable}: No such file or directory",
+            f"has no Python at {sys.executable}",
+            "at the same path",
+        ),
+        (
+            "srun",
+            1,
+            "No module named 'horovod'\nsrun: error: b: task 0: Exited with exit code 1",
+            "cannot import horovod: ",
+            "install hvd",
+        ),
+        ("blaunch", 255, "blaunch: not in a job", "cannot be reached by blaunch: blaunch: not", "`blaunch b true`"),
+        (
+            "rsh-agent",
+            1,
+            'Error from server (NotFound): pods "b" not found',
+            "cannot be reached by rsh-agent: Error from server",
+            "`$OMPI_MCA_plm_rsh_agent b true` must work",
+        ),
+        ("rsh-agent", 127, "command terminated with exit code 127", "has no Python at", "at the same path"),
+    ],
+)
+def test_a_failure_is_told_by_its_cause(name: str, code: int, said: str, text: str, hint: str) -> None:
+    why, what_to_do = placement(name).explain("b", code, said)
+    assert why.startswith(text) and hint in what_to_do, (why, what_to_do)
