@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.cluster import MakeCluster
-from support.started import Folder, assert_world, environment, mpi
+from support.started import MPI_SLOTS, Folder, assert_world, environment, mpi
 
 HOSTS = {"host0": [0, 1], "host1": [2, 3]}
-SLOTS = {
-    "openmpi": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
-    "openmpi4": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
-    "mpich": ["-np", "4", "-hosts", "host0:2,host1:2"],
-    "intel": ["-np", "4", "-hosts", "host0,host1", "-ppn", "2"],
-}
 
 
-@pytest.mark.parametrize("name", SLOTS)
+@pytest.mark.parametrize("name", MPI_SLOTS)
 def test_mpirun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path, name: str) -> None:
     made = cluster(2)
     one, _ = made.hosts
@@ -30,7 +24,7 @@ def test_mpirun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Pa
     # With mpi4py for this MPI, and with a Python that has none.
     for program, has_mpi in ((python, True), (sys.executable, False)):
         results = folder.new()
-        command = [*mpirun, *SLOTS[name], program, str(folder.started), str(results)]
+        command = [*mpirun, *MPI_SLOTS[name], program, str(folder.started), str(results)]
         done = one.run(*command, env=environment(folder.home))
         assert done.returncode == 0, done
         assert_world(results, HOSTS, has_mpi)
@@ -46,7 +40,7 @@ def test_a_killed_rank_of_mpirun_ends_the_others(cluster: MakeCluster, tmp_path:
     mpirun, python = mpi("mpich")
     results = folder.new()
     end = "os.kill(os.getpid(), signal.SIGKILL)"
-    words = ["-disable-auto-cleanup", *SLOTS["mpich"], python, str(folder.training), str(results), str(victim), end]
+    words = ["-disable-auto-cleanup", *MPI_SLOTS["mpich"], python, str(folder.training), str(results), str(victim), end]
     done = made.hosts[0].run(*mpirun, *words, env=environment(folder.home))
     assert done.returncode != 0
     told = {int(path.name): path.read_text() for path in results.iterdir()}

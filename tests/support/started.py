@@ -23,7 +23,7 @@ from support.cluster import Host
 from support.jobs import python, run_job
 from support.programs import COLLECTIVES, STARTED, TRAINING
 
-__all__ = ["Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
+__all__ = ["MPI_SLOTS", "ROOT", "Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Open MPI needs to run as root on a machine with fewer cores than ranks. Open MPI 4 and 5.
@@ -33,6 +33,14 @@ _MPIRUN = {
     "openmpi4": ["mpirun.openmpi", *_OPEN_MPI],
     "mpich": [".venv-mpi/mpich/bin/mpirun"],
     "intel": [".venv-mpi/intel/bin/mpirun"],
+}
+
+# Four ranks on host0 and host1.
+MPI_SLOTS = {
+    "openmpi": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
+    "openmpi4": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
+    "mpich": ["-np", "4", "-hosts", "host0:2,host1:2"],
+    "intel": ["-np", "4", "-hosts", "host0,host1", "-ppn", "2"],
 }
 
 

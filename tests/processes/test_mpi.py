@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI in ranks of one host: communicators of mpi4py for init and process sets, and what is said if there is no MPI."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.jobs import python, run_job
+from support.started import Folder, environment, mpi
+
+COMMUNICATORS = """
+import numpy as np
+from mpi4py import MPI
+import horovod.core as hvd
+
+world = MPI.COMM_WORLD
+rank = world.rank
+
+def total(**options):
+    return hvd.allreduce(np.array([float(rank)]), op=hvd.Sum, name="total", **options)[0]
+
+half = world.Split(rank % 2, -rank)  # in another order
+hvd.init(comm=half)
+assert (hvd.rank(), hvd.size()) == (half.rank, half.size)
+assert total() == half.allreduce(float(rank))
+hvd.shutdown()
+
+hvd.init(comm=MPI.COMM_SELF)
+assert hvd.size() == 1 and total() == rank
+hvd.shutdown()
+
+if rank in (0, 2):
+    hvd.init(comm=[0, 2])
+    assert (hvd.rank(), hvd.size(), total()) == (rank // 2, 2, 2.0)
+    hvd.shutdown()
+
+pair = world.Split(rank // 2, rank)
+sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])]
+sets[rank // 2] = hvd.ProcessSet(pair)
+hvd.init(comm=list(range(4)), process_sets=sets)
+assert hvd.size() == 4 and sets[rank // 2].mpi_comm is pair
+assert total(process_set=sets[rank // 2]) == pair.allreduce(float(rank))
+hvd.barrier()
+print(hvd.mpi_built(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+@pytest.mark.parametrize("way", ["mpi", "tcp"])
+def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way: str) -> None:
+    mpirun, program = mpi(name)
+    folder = Folder(tmp_path)
+    env = environment(folder.home, HOROVOD_CPU_OPERATIONS=way)
+    command = [*mpirun, "-np", "4", program, "-c", COMMUNICATORS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    used = way == "mpi"
+    assert done.stdout.count(f"True {used} {used}") == 4, done  # lines of ranks may run into each other
+    assert done.returncode == 0, done
+
+
+def test_without_mpi4py_the_error_says_so(tmp_path: Path) -> None:
+    done = run_job(tmp_path, ["-np", "2", "--transport", "mpi"], python("hvd.init()"))
+    assert done.code != 0
+    assert "HOROVOD_TRANSPORT=mpi cannot be used: mpi4py is not installed" in done.stderr, done.stderr
+
+
+def test_under_horovodrun_mpi_knows_of_one_process_only(tmp_path: Path) -> None:
+    _, program = mpi("mpich")
+    script = tmp_path / "script.py"
+    setting = "import os\nos.environ['HOROVOD_CPU_OPERATIONS'] = 'mpi'\n"  # horovodrun would know better
+    script.write_text(setting + "import horovod.core as hvd\nhvd.init()\n")
+    done = run_job(tmp_path, ["-np", "2"], [program, str(script)])
+    assert done.code != 0
+    assert "the job has 1 of its processes, but there are 2 ranks" in done.stderr, done.stderr
