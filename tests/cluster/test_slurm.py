@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -96,3 +97,13 @@ def test_a_rank_that_never_starts_is_named(slurm: Slurm, folder: Folder) -> None
     done = slurm.run("srun", *TWO_BY_TWO, sys.executable, "-c", code, env=environment(folder.home, **more))
     assert done.returncode != 0
     assert done.stderr.count("in init for rank 2 of 4, which has not called init; here: ranks 0, 1, 3") == 3, done
+
+
+def test_the_guides_job_file_runs(slurm: Slurm, folder: Folder) -> None:
+    job = folder.guide("slurm")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    words = ["sh", "-c", f"cd {folder.path} && sbatch --parsable {job.name}"]
+    number = slurm.run(*words, env=environment(folder.home, PATH=path), check=True).stdout.strip()
+    state = slurm.wait_for_job(number)
+    printed = (folder.path / f"train-{number}.out").read_text()
+    assert (state, printed) == ("COMPLETED", "sum 15 of 4\n" * 4)

@@ -21,6 +21,7 @@ import pytest
 
 from support.cluster import Host
 from support.jobs import python, run_job
+from support.pages import job_file_of
 from support.programs import COLLECTIVES, STARTED, TRAINING
 
 __all__ = ["Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
@@ -68,6 +69,19 @@ class Folder:
         self.started.write_text(STARTED)
         self.training = path / "training.py"
         self.training.write_text(TRAINING)
+
+    def guide(self, name: str, **replaced: str) -> Path:
+        """The job file of docs/guides/NAME.md, with other words for some of its words, beside a train.py."""
+        text = job_file_of(ROOT / "docs" / "guides" / f"{name}.md")
+        for old, new in replaced.items():
+            assert old in text
+            text = text.replace(old, new)
+        (self.path / "train.py").write_text(
+            "import numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+            "print('sum', hvd.allreduce(np.array([2**hvd.rank()]), op=hvd.Sum)[0], 'of', hvd.size())\n"
+        )
+        (self.path / "job.sh").write_text(text)
+        return self.path / "job.sh"
 
     def new(self) -> Path:
         """An empty folder for a world."""
