@@ -91,9 +91,7 @@ class Training:
 
 
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
-def test_a_stopped_rank_ends_a_job_through_mpi_with_the_cause(
-    cluster: MakeCluster, tmp_path: Path, name: str
-) -> None:
+def test_a_stopped_rank_ends_a_job_through_mpi_with_the_cause(cluster: MakeCluster, tmp_path: Path, name: str) -> None:
     made = cluster(2)
     made.trust()
     folder = Folder(tmp_path)

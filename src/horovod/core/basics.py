@@ -11,7 +11,6 @@ import atexit
 import ctypes
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import bootstrap, communicators, mpi, native, stacks, starters

@@ -42,8 +42,8 @@ from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
 from horovod.core.starters import Started
 from horovod.core.starters.job import Job, join
-from horovod.core.wording import counted
 from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
+from horovod.core.wording import counted
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -203,9 +203,7 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(
-        self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None, comm: Any
-    ) -> None:
+    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None, comm: Any) -> None:
         """`job`: of another launcher than horovodrun. `comm`: what init was given."""
         self.settings = settings
         self.comm = comm

@@ -14,28 +14,41 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError, StartError
 
-__all__ = ["announce", "communicator_of", "is_initialized", "library_name", "open_world", "opened", "ranks_in", "serves_threads", "skip_finalize"]
+__all__ = [
+    "abort_at_exit",
+    "announce",
+    "communicator_of",
+    "is_initialized",
+    "library_name",
+    "open_world",
+    "opened",
+    "ranks_in",
+    "serves_threads",
+]
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
-_ends: list[Callable[[int], None]] = []  # what happens to MPI at exit: one of them, by who has begun it
+_ends = False  # at exit, by us
+_GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
 
 
 def opened() -> Any:
     """mpi4py.MPI, initialised; None if there is none, or it has been finalized."""
+    global _ends
     if importlib.util.find_spec("mpi4py") is None:
         return None
     import mpi4py
 
     ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
     if ours:
-        mpi4py.rc.finalize = False  # see _finalize
+        mpi4py.rc.finalize = False  # see _end
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # it finds no MPI, so it is of no use
@@ -46,8 +59,8 @@ def opened() -> Any:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         ours = True
     if not _ends:
-        _ends.append(_finalize if ours else _abort)
-        atexit.register(_ends[0], os.getpid())
+        _ends = True
+        atexit.register(_end, os.getpid(), ours)
     return MPI
 
 
@@ -68,24 +81,28 @@ def library_name(MPI: Any) -> str:
     return str(MPI.Get_library_version()).strip("\0").splitlines()[0].strip()
 
 
-def skip_finalize() -> None:
-    """The world has failed: MPI_Finalize would wait for a rank that is dead."""
+def abort_at_exit() -> None:
+    """The world has failed: no MPI_Finalize will ever return."""
     _world_failed.set()
 
 
-def _finalize(owner: int) -> None:
-    """At exit, after hvd.shutdown. If this rank or another one has failed, MPI_Finalize might never return."""
-    failed = _world_failed.is_set() or getattr(sys, "last_value", None) is not None  # an exception that nobody caught
-    if os.getpid() == owner and not failed and is_initialized():
-        sys.modules["mpi4py.MPI"].Finalize()  # type: ignore[attr-defined]
+def _end(owner: int, ours: bool) -> None:
+    """At exit, after hvd.shutdown. If this rank or another one has failed, MPI is to end all.
 
-
-def _abort(owner: int) -> None:
-    """At exit of a script that has initialised MPI itself, so that mpi4py is about to finalize it."""
-    if os.getpid() == owner and _world_failed.is_set() and is_initialized():
-        print("horovod: the job has failed, so MPI_Abort ends it", file=sys.stderr, flush=True)
+    MPI_Finalize waits for all ranks. It would never return if one is dead, nor in a rank that is already there if the
+    others then end without it. `ours`: else MPI ends as the script, which has begun it, or mpi4py will have it.
+    """
+    if os.getpid() != owner or not is_initialized():
+        return
+    MPI = sys.modules["mpi4py.MPI"]
+    uncaught = ours and getattr(sys, "last_value", None) is not None
+    if (_world_failed.is_set() or uncaught) and MPI.COMM_WORLD.size > 1:  # type: ignore[attr-defined]
         sys.stdout.flush()
-        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(1)  # type: ignore[attr-defined]
+        sys.stderr.flush()
+        time.sleep(_GRACE_S)
+        MPI.COMM_WORLD.Abort(1)  # type: ignore[attr-defined]
+    if ours:
+        MPI.Finalize()  # type: ignore[attr-defined]
 
 
 @functools.cache
