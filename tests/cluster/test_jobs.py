@@ -9,36 +9,9 @@ from pathlib import Path
 import pytest
 from support.cluster import MakeCluster
 from support.jobs import Done, Job, python, run_job
+from support.programs import COLLECTIVES
 
 HOSTS = ["-np", "4", "-H", "host0:2,host1:2"]
-
-# The core contract's essentials; each rank prints a digest of all results.
-COLLECTIVES = """
-import hashlib
-import numpy as np
-import horovod.core as hvd
-some = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2, 3])]
-hvd.init(process_sets=some)
-digest = hashlib.sha256()
-random = np.random.default_rng(rank)
-for count in (1, 1000, 300_001):
-    for op in (hvd.Sum, hvd.Average, hvd.Min):
-        mine = random.standard_normal(count).astype(np.float32)
-        result = hvd.allreduce(mine, op=op, name=f"reduced.{count}.{op}")
-        digest.update(result.tobytes())
-    root = hvd.broadcast(random.standard_normal(count), root_rank=3, name=f"root.{count}")
-    digest.update(root.tobytes())
-rows = hvd.allgather(random.standard_normal((rank + 1, 3)), name="rows")
-assert rows.shape == (10, 3)
-digest.update(rows.tobytes())
-for members in some:
-    if members.included():
-        part = hvd.allreduce(random.standard_normal(999), op=hvd.Sum, name="part", process_set=members)
-        digest.update(part.tobytes())
-total = hvd.allreduce(np.array([2.0**rank]), op=hvd.Sum, name="total")
-assert total.tolist() == [15.0]
-print(hvd.local_rank(), hvd.cross_rank(), digest.hexdigest())
-"""
 
 
 def lines_of(done: Done) -> list[str]:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-_FENCED = re.compile(r"^```\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
 _START = re.compile(r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+) python (\S+)\n((?:    .*\n)*)")
 
@@ -43,8 +43,14 @@ def blocks_of(page: Path) -> list[tuple[int, str]]:
 
 def fenced(page: Path) -> list[str]:
     """What stands between fences and is not Python: job files, command lines."""
-    text = _BLOCK.sub("", page.read_text())
-    return [block[1] for block in _FENCED.finditer(text)]
+    return [block[2] for block in _FENCED.finditer(page.read_text()) if block[1] != "python"]
+
+
+def job_file_of(page: Path) -> str:
+    """The script of a guide: its first block between ```bash and ```."""
+    found = re.search(r"^```bash\n(#!/bin/bash\n.*?)^```\n", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page.name} has no job file"
+    return found[1]
 
 
 def unknown_names(code: str) -> set[str]:

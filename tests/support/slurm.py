@@ -86,6 +86,13 @@ class Slurm:
         """Runs a command on the first host."""
         return self._hosts[0].run(*words, **options)
 
+    def assert_idle(self) -> None:
+        """No process of a job is left on any host."""
+        deadline = time.monotonic() + 3.0 + SLACK_S
+        while left := [words for host in self._hosts for words in host.processes().values() if "slurm" not in words]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+
     def wait_for_job(self, number: str) -> str:
         """Waits until this job has ended; its state."""
         deadline = time.monotonic() + 60 + SLACK_S
@@ -98,8 +105,8 @@ class Slurm:
             time.sleep(0.1)
 
     def _start(self, host: Host, daemon: str) -> None:
-        out = self._stack.enter_context(open(self._folder / f"{daemon}.{host.name}", "w"))
-        process = host.popen(daemon, "-D", stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        with open(self._folder / f"{daemon}.{host.name}", "w") as out:
+            process = host.popen(daemon, "-D", stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz target: what a rank takes from authenticated ranks while it starts. The first byte chooses: the hello and the
-answer of a rank that asks for a link (in frames), or what ranks publish (JSON): a digest, or a list of hosts."""
+answer of a rank that asks for a link (in frames), or what ranks publish (JSON): a digest, or a list of hosts, or of
+where ranks are; and rank 0's offer, which comes by MPI or in a file."""
 
 import json
 import os
@@ -13,14 +14,16 @@ from unittest import mock
 from horovod.core import links, meeting
 from horovod.core.channel import Channel, ChannelError
 from horovod.core.exceptions import StartError
+from horovod.core.starters.offer import Offer
 
 MEASURED = {
     "horovod/core/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
     "horovod/core/meeting.py": [
         *("check_record", "read_digest", "_pair", "_check_equal"),
-        *("Meeting.judge", "Meeting._judged", "Meeting._all"),
+        *("Meeting.judge", "Meeting._judged", "Meeting._all", "Meeting._give_places"),
     ],
-    "horovod/core/topology.py": ["hosts_of", "ranks_text"],
+    "horovod/core/topology.py": ["hosts_of", "places_of", "ranks_text"],
+    "horovod/core/starters/offer.py": ["Offer.parse"],
 }
 LONGEST = 8192
 RANK, SIZE, GENERATION = 0, 4, 7
@@ -75,8 +78,8 @@ class _Taker:
 class _Published:
     """Stands for the rendezvous: what the hosts have published is the input."""
 
-    def __init__(self, hosts: list[Any]) -> None:
-        self.values: dict[str, Any] = {f"world/{GENERATION}/host/{number}": host for number, host in enumerate(hosts)}
+    def __init__(self, records: list[Any], kind: str) -> None:
+        self.values: dict[str, Any] = {f"world/{GENERATION}/{kind}/{n}": one for n, one in enumerate(records)}
 
     def get_many(self, keys: list[str], timeout_s: float) -> dict[str, Any]:
         return {key: self.values[key] for key in keys if key in self.values}
@@ -86,6 +89,8 @@ class _Published:
 
 
 def _records(data: bytes) -> None:
+    offer = Offer.parse(data)
+    assert offer is None or Offer.parse(offer.packed()) == offer
     try:
         published = json.loads(data)
     except (ValueError, RecursionError):
@@ -93,6 +98,7 @@ def _records(data: bytes) -> None:
     if isinstance(published, list) and published:
         size = sum(len(host["members"]) for host in published if _has_members(host))
         _judge(published, max(1, size))
+        _place(published)
     else:
         _read(published, SIZE)
 
@@ -103,12 +109,22 @@ def _has_members(host: Any) -> bool:
 
 def _judge(hosts: list[Any], size: int) -> None:
     identity = meeting.Identity(0, size, 0, 1, 0, len(hosts))
-    published: Any = _Published(hosts)
+    published: Any = _Published(hosts, "host")
     digest = meeting.Meeting(published, identity, "a", GENERATION, 0.0, 1.0).judge()
     assert digest == published.values[f"world/{GENERATION}/digest"], "the judge said something else than it published"
     if digest["problem"] is None:
         _read(digest, size)
         assert sorted(rank for host in digest["hosts"] for rank in host) == list(range(size))
+
+
+def _place(whereabouts: list[Any]) -> None:
+    size = len(whereabouts)
+    published: Any = _Published(whereabouts, "where")
+    meeting.Meeting(published, meeting.Identity(0, size, 0, 1, 0, 1), "", GENERATION, 0.0, 1.0)._give_places()
+    places = [published.values[f"world/{GENERATION}/place/{rank}"] for rank in range(size)]
+    assert len({place["problem"] for place in places}) == 1
+    if places[0]["problem"] is None:
+        assert [place["rank"] for place in places] == list(range(size))
 
 
 def _read(digest: Any, size: int) -> None:

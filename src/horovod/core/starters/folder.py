@@ -25,9 +25,8 @@ class OfferFile:
     """The file of the job `key` in `folder`, which is made if it does not exist. Raises StartError that names it."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        self.path = (
-            folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', key)[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        )
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key)[:80]
+        self.path = folder / f"job-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()

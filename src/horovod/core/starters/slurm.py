@@ -22,6 +22,6 @@ def recognise(environment: Environment) -> Started | None:
     if found is None or not is_step(environment):
         return None
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    key = ".".join(environment.get(name, "") for name in names)
+    key = " ".join(environment[name] for name in names if environment.get(name))
     has_mpi = "PMIX_RANK" in environment or "PMI_RANK" in environment  # not with --mpi=none
     return Started("srun", *found, key=key, has_mpi=has_mpi)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mpirun of four MPIs over two hosts: with nothing set, the ranks are one world, and a death ends it for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cluster import MakeCluster
+from support.started import Folder, assert_world, end_of, environment, mpi
+
+HOSTS = {"host0": [0, 1], "host1": [2, 3]}
+SLOTS = {
+    "openmpi": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
+    "openmpi4": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
+    "mpich": ["-np", "4", "-hosts", "host0:2,host1:2"],
+    "intel": ["-np", "4", "-hosts", "host0,host1", "-ppn", "2"],
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_mpirun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path, name: str) -> None:
+    made = cluster(2)
+    one, _ = made.hosts
+    made.trust()
+    folder = Folder(tmp_path)
+    mpirun, python = mpi(name)
+    # With mpi4py for this MPI, and with a Python that has none.
+    for program, has_mpi in ((python, True), (sys.executable, False)):
+        results = folder.new()
+        command = [*mpirun, *SLOTS[name], program, str(folder.started), str(results)]
+        done = one.run(*command, env=environment(folder.home))
+        assert done.returncode == 0, done
+        assert_world(results, HOSTS, has_mpi)
+        folder.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_rank_of_mpirun_ends_the_others(cluster: MakeCluster, tmp_path: Path, victim: int) -> None:
+    """Also if mpirun does not end those of other hosts. It always ends the neighbours, which may then say nothing."""
+    made = cluster(2)
+    made.trust()
+    folder = Folder(tmp_path)
+    mpirun, python = mpi("mpich")
+    results = folder.new()
+    end = "os.kill(os.getpid(), signal.SIGKILL)"
+    words = ["-disable-auto-cleanup", *SLOTS["mpich"], python, str(folder.training), str(results), str(victim), end]
+    done = made.hosts[0].run(*mpirun, *words, env=environment(folder.home))
+    assert done.returncode != 0
+    told = {int(path.name): path.read_text() for path in results.iterdir()}
+    elsewhere = {0, 1} if victim == 3 else {2, 3}
+    assert elsewhere <= set(told)
+    for text in told.values():
+        assert re.search(rf"rank {victim} (\(process \d+\) died|is gone)", text), told
+    folder.assert_nothing_is_left()
+    for host in made.hosts:
+        host.run("sh", "-c", "rm -f /dev/shm/mpich_shm_*", check=True)  # MPICH leaves them if it is not finalized
+
+
+def test_the_guides_job_file_runs(cluster: MakeCluster, tmp_path: Path) -> None:
+    made = cluster(2)
+    made.trust()
+    folder = Folder(tmp_path)
+    job = folder.guide("mpi", server1="host0", server2="host1")
+    _, python = mpi("openmpi")
+    path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    words = ["sh", "-c", f"cd {tmp_path} && bash {job.name}"]
+    done = made.hosts[0].run(*words, env=environment(folder.home, PATH=path, **as_root))
+    assert (done.returncode, done.stdout) == (0, "sum 15 of 4\n" * 4), done
+
+
+def test_torchrun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    one, two = cluster(2).hosts
+    folder = Folder(tmp_path)
+    results = folder.new()
+    flags = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400", "--rdzv-id=7"]
+    words = [sys.executable, "-m", "torch.distributed.run", *flags, str(folder.started), str(results)]
+    pipe = subprocess.PIPE
+    runs = [
+        host.popen(*words, env=environment(folder.home), stdout=pipe, stderr=pipe, text=True) for host in (one, two)
+    ]
+    ends = end_of(runs)
+    assert [code for code, _ in ends] == [0, 0], ends
+    ranks = {"host0": [0, 1], "host1": [2, 3]}
+    if json.loads((results / "0.json").read_text())["host"] == "host1":  # torchrun orders the hosts as it likes
+        ranks = {"host1": [0, 1], "host0": [2, 3]}
+    assert_world(results, ranks)
+    folder.assert_nothing_is_left()

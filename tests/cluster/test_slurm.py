@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real Slurm over two hosts: srun by itself, in sbatch and in salloc, with nothing set; and what ends such a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+from support.extent import SLACK_S
+from support.slurm import Slurm, lacking
+from support.started import Folder, assert_world, environment, mpi, not_run
+
+HOSTS = {"host0": [0, 1], "host1": [2, 3]}
+CYCLIC = {"host0": [0, 2], "host1": [1, 3]}
+TWO_BY_TWO = ["-N2", "--ntasks-per-node=2"]
+
+
+@pytest.fixture(scope="module")
+def slurm(cluster_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Two hosts with Slurm for all tests of this file; nothing may run there after each of them."""
+    if reason := lacking():
+        not_run(reason)
+    made = Cluster(2, shared=[tmp_path_factory.getbasetemp()])
+    with made as hosts, Slurm(made, hosts) as slurm:
+        made.trust()
+        yield slurm
+
+
+@pytest.fixture
+def folder(slurm: Slurm, tmp_path: Path) -> Iterator[Folder]:
+    """The ranks' scripts; nothing of the job may be left when the test ends."""
+    made = Folder(tmp_path)
+    yield made
+    slurm.assert_idle()
+    made.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "flags, name, hosts",
+    [
+        ([], "", HOSTS),
+        (["--distribution=cyclic"], "", CYCLIC),
+        (["--mpi=pmix"], "", HOSTS),
+        (["--mpi=pmix"], "openmpi", HOSTS),
+        (["--mpi=pmi2"], "mpich", HOSTS),
+    ],
+    ids=["plain", "cyclic", "pmix", "pmix-openmpi", "pmi2-mpich"],
+)
+def test_srun_starts_a_world(
+    slurm: Slurm, folder: Folder, flags: list[str], name: str, hosts: dict[str, list[int]]
+) -> None:
+    python = mpi(name)[1] if name else sys.executable
+    results = folder.new()
+    words = ["srun", *TWO_BY_TWO, *flags, python, str(folder.started), str(results)]
+    done = slurm.run(*words, env=environment(folder.home))
+    assert done.returncode == 0, done
+    assert_world(results, hosts, has_mpi=bool(name))
+
+
+def test_mpirun_in_an_allocation_starts_a_world(slurm: Slurm, folder: Folder) -> None:
+    """mpirun reaches the other hosts by srun, so that the ranks there have the variables of a step of one task."""
+    mpirun, python = mpi("openmpi")
+    results = folder.new()
+    words = ["salloc", *TWO_BY_TWO, *mpirun, "-np", "4", "-x", "HOME", python, str(folder.started), str(results)]
+    done = slurm.run(*words, env=environment(folder.home))
+    assert done.returncode == 0, done
+    assert_world(results, HOSTS, has_mpi=True)
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("name", ["", "openmpi"])
+def test_a_killed_rank_ends_the_others_by_itself(slurm: Slurm, folder: Folder, victim: int, name: str) -> None:
+    """srun does not end the others, unless PMIx tells it. With MPI, none may wait in MPI_Finalize for the dead rank."""
+    flags, python = (["--mpi=pmix"], mpi(name)[1]) if name else ([], sys.executable)
+    results = folder.new()
+    end = "Path(sys.argv[1], 'killed').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    words = ["srun", *TWO_BY_TWO, *flags, python, str(folder.training), str(results), str(victim), end]
+    done = slurm.run(*words, env=environment(folder.home))
+    assert done.returncode != 0, done
+    ended_s = time.time() - (results / "killed").stat().st_mtime
+    assert ended_s < 6.0 + SLACK_S, done
+    told = {path.name: path.read_text() for path in results.iterdir() if path.name != "killed"}
+    assert name or set(told) == {"0", "1", "2", "3"} - {str(victim)}
+    for text in told.values():
+        assert re.search(rf"rank {victim} (\(process \d+\) died|is gone)", text), told
+
+
+def test_a_rank_that_never_starts_is_named(slurm: Slurm, folder: Folder) -> None:
+    code = "import os, time; import horovod.core as hvd\nos.environ['SLURM_PROCID'] == '2' or hvd.init()"
+    more = {"HOROVOD_START_TIMEOUT": "3"}
+    done = slurm.run("srun", *TWO_BY_TWO, sys.executable, "-c", code, env=environment(folder.home, **more))
+    assert done.returncode != 0
+    assert done.stderr.count("in init for rank 2 of 4, which has not called init; here: ranks 0, 1, 3") == 3, done
+
+
+def test_the_guides_job_file_runs(slurm: Slurm, folder: Folder) -> None:
+    job = folder.guide("slurm")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    words = ["sh", "-c", f"cd {folder.path} && sbatch --parsable {job.name}"]
+    number = slurm.run(*words, env=environment(folder.home, PATH=path), check=True).stdout.strip()
+    state = slurm.wait_for_job(number)
+    printed = (folder.path / f"train-{number}.out").read_text()
+    assert (state, printed) == ("COMPLETED", "sum 15 of 4\n" * 4)

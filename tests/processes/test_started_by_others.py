@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine, other launchers: mpirun of the wheels, torchrun, and processes that have the environment of srun's.
+
+The real srun is in tests/cluster. Here its variables are enough: ranks that find each other by a file need no more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.extent import SLACK_S
+from support.started import Folder, assert_world, end_of, environment, mpi, srun
+
+INIT = "import horovod.core as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(tmp_path)
+    yield made
+    made.assert_nothing_is_left()
+
+
+def test_two_jobs_at_a_time_find_their_own_ranks(folder: Folder) -> None:
+    results = [folder.new(), folder.new()]
+    jobs = [srun(folder, [str(folder.started), str(one)]) for one in results]
+    for job in jobs:
+        assert [code for code, _ in end_of(job)] == [0] * 4
+    for one in results:
+        assert_world(one)
+
+
+def test_ranks_of_one_machine_can_pretend_to_be_on_two(folder: Folder) -> None:
+    code = f"{INIT}; print(hvd.local_rank(), hvd.cross_rank())"
+    ends = end_of(srun(folder, ["-c", code], env={"HOROVOD_PRETEND_HOSTS": "3,1"}))
+    assert [text.split() for _, text in ends] == [
+        [str(rank), "4", str(local), str(cross)] for rank, local, cross in ((0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 0, 1))
+    ]
+
+
+def test_one_process_of_several_can_be_meant_alone(folder: Folder) -> None:
+    ends = end_of(srun(folder, ["-c", INIT], ranks=[2], env={"HOROVOD_SIZE": "1"}))
+    assert ends == [(0, "0 1\n")]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_in_init_is_named_at_once(folder: Folder, victim: int) -> None:
+    began_s = time.monotonic()
+    ends = end_of(srun(folder, ["-c", INIT], of_rank={victim: {"HOROVOD_FAULT_POINT": "rendezvous:kill"}}))
+    assert time.monotonic() - began_s < 10 + SLACK_S  # the start timeout is 30 s
+    told = "the rendezvous in rank 0 at " if victim == 0 else "cannot go on in init: rank 2 (process "
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert ends[rank][0] == 1 and told in ends[rank][1], ends
+
+
+def test_a_rank_that_gives_up_in_init_says_why_to_all(folder: Folder) -> None:
+    own = {1: {"HOROVOD_GLOO_IFACE": "nothere"}}
+    ends = end_of(srun(folder, ["-c", INIT], env={"HOROVOD_TRANSPORT": "tcp"}, of_rank=own))
+    assert all("no network interface 'nothere'" in text for _, text in ends), ends
+
+
+def test_rank_0_that_never_comes_is_named_with_the_ways_out(folder: Folder) -> None:
+    ends = end_of(srun(folder, ["-c", INIT], ranks=[1, 2], env={"HOROVOD_START_TIMEOUT": "1"}))
+    for rank, (code, text) in zip((1, 2), ends, strict=True):
+        assert code == 1 and f"rank {rank} of 4 waited 1 s in init for the file {folder.home}/.horovod/job-" in text
+        assert "look at the output of rank 0" in text and "or start the job with horovodrun" in text
+
+
+def test_a_killed_rank_0_is_named_by_all(folder: Folder) -> None:
+    results = folder.new()
+    end = "os.kill(os.getpid(), signal.SIGKILL)"
+    ends = end_of(srun(folder, [str(folder.training), str(results), "0", end]))
+    assert [code for code, _ in ends] == [-9, 1, 1, 1]
+    for rank in (1, 2, 3):
+        told = (results / str(rank)).read_text()
+        assert "rank 0 (process" in told and "died" in told and "did not answer" not in told
+
+
+def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder) -> None:
+    """A forked child holds none of the rendezvous' sockets: it would keep the others waiting in their next init."""
+    code = (
+        "import os, signal, horovod.core as hvd; hvd.init()\n"
+        "if hvd.rank() == 0:\n"
+        "    child = os.fork()\n"
+        "    if child == 0: os.setsid(); os.close(1); os.close(2); signal.alarm(60); signal.pause()\n"
+        "    print(child, flush=True); hvd.barrier(); hvd.shutdown(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "hvd.barrier(); hvd.shutdown(); hvd.init()"
+    )
+    began_s = time.monotonic()
+    processes = srun(folder, ["-c", code], env={"HOROVOD_START_TIMEOUT": "40"})
+    ends = end_of(processes)
+    os.kill(int(ends[0][1]), 9)
+    assert time.monotonic() - began_s < 20 + SLACK_S
+    assert all("the rendezvous in rank 0 at" in text for _, text in ends[1:]), ends
+
+
+@pytest.mark.parametrize("name", ["openmpi", "openmpi4", "mpich", "intel"])
+def test_mpirun_starts_a_world_with_mpi4py(folder: Folder, name: str) -> None:
+    mpirun, python = mpi(name)
+    results = folder.new()
+    done = run(folder, [*mpirun, "-np", "4", python, str(folder.started), str(results)])
+    assert done.returncode == 0, done
+    assert_world(results, has_mpi=True)
+    assert list(folder.home.iterdir()) == []  # no file was needed
+
+
+def test_a_script_may_use_mpi4py_beside_us(folder: Folder) -> None:
+    """Before init, after shutdown, and at exit, whoever has initialised MPI."""
+    code = (
+        "import sys\n"
+        "if sys.argv[1] == 'first': from mpi4py import MPI\n"
+        "import horovod.core as hvd; hvd.init(); import numpy as np\n"
+        "from mpi4py import MPI\n"
+        "assert MPI.Query_thread() == MPI.THREAD_MULTIPLE\n"
+        "total = hvd.allreduce(np.ones(1), op=hvd.Sum)[0] + MPI.COMM_WORLD.allreduce(1)\n"
+        "hvd.shutdown(); total += MPI.COMM_WORLD.allreduce(1)\n"
+        "import atexit; atexit.register(lambda: print('total', total, not MPI.Is_finalized()))"
+    )
+    mpirun, python = mpi("mpich")
+    for order in ("first", "later"):
+        done = run(folder, [*mpirun, "-np", "2", python, "-c", code, order])
+        assert (done.returncode, done.stdout) == (0, "total 6.0 True\n" * 2), done
+
+
+def test_mpi4py_of_another_mpi_is_refused(folder: Folder) -> None:
+    mpirun, _ = mpi("mpich")
+    _, python = mpi("openmpi")
+    done = run(folder, [*mpirun, "-np", "2", python, "-c", INIT])
+    assert done.returncode != 0
+    assert "mpirun of MPICH or Intel MPI started this process as rank" in done.stderr
+    assert "to the MPI that mpi4py uses, Open MPI v5" in done.stderr and "it is rank 0 of 1" in done.stderr
+    # The way out that the error names.
+    results = folder.new()
+    words = [*mpirun, "-np", "4", python, str(folder.started), str(results)]
+    done = run(folder, words, HOROVOD_RENDEZVOUS_DIRECTORY=str(folder.home))
+    assert done.returncode == 0, done
+    assert_world(results)
+
+
+def test_torchrun_starts_a_world(folder: Folder) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    results = folder.new()
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", str(folder.started), str(results)]
+    done = run(folder, words)
+    assert done.returncode == 0, done
+    assert_world(results)
+
+
+def run(folder: Folder, words: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
+    own = environment(folder.home, **more)
+    return subprocess.run(words, env=own, capture_output=True, text=True, timeout=60)
