@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,18 @@ def call(folder: Path, options: str, on: Host) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("options", ["{'network_interfaces': ['ib7', 'eth0']}", "{'use_mpi': True}"])
+NO_MPIRUN = shutil.which("mpirun") is None and os.environ.get("REQUIRE_CLUSTER") != "1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "{'network_interfaces': ['ib7', 'eth0']}",
+        pytest.param(
+            "{'use_mpi': True}", marks=pytest.mark.skipif(NO_MPIRUN, reason="not run: there is no mpirun on PATH")
+        ),
+    ],
+)
 def test_results_of_two_hosts_by_rank(cluster: MakeCluster, tmp_path: Path, options: str) -> None:
     one, _ = cluster(2).hosts
     known = ["-o", "StrictHostKeyChecking=accept-new"]  # mpirun's ssh asks about hosts that are new

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
 _START = re.compile(r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+) python (\S+)\n((?:    .*\n)*)")
 
@@ -38,6 +39,11 @@ def blocks_of(page: Path) -> list[tuple[int, str]]:
     text = page.read_text()
     found = [*_BLOCK.finditer(text), *_INDENTED.finditer(text)]
     return [(text.count("\n", 0, block.start(1)), textwrap.dedent(block[1])) for block in found]
+
+
+def fenced(page: Path) -> list[str]:
+    """What stands between fences and is not Python: job files, command lines."""
+    return [block[2] for block in _FENCED.finditer(page.read_text()) if block[1] != "python"]
 
 
 def job_file_of(page: Path) -> str:

@@ -145,6 +145,16 @@ def test_more_ranks_than_the_allocation_has_name_it() -> None:
         chosen(SLURM, num_proc=9)
 
 
+def test_one_of_several_horovodruns_starts_nothing() -> None:
+    step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8"}
+    with pytest.raises(
+        UsageError, match="srun has started horovodrun 8 times in Slurm job 12 .*\nhint: start the script"
+    ):
+        chosen(step)
+    assert chosen(step, hosts="localhost:2", num_proc=2).size == 2  # a job of its own in each task
+    assert chosen({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).size == 8
+
+
 def test_an_allocation_that_cannot_be_read_matters_only_if_it_is_needed() -> None:
     broken = {"PBS_NODEFILE": "/none"}
     assert chosen(broken, hosts="localhost:2", num_proc=2).size == 2

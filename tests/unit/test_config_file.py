@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages import ROOT, fenced
 
+from horovod.core.settings import rows
 from horovod.launcher import cli
 from horovod.launcher.config_file import read_config_file
+from horovod.launcher.old_flags import WITHOUT_EFFECT
 from horovod.launcher.usage import UsageError
 
 # Every key of Horovod 0.28.1, with a value that is not the default.
@@ -152,3 +155,13 @@ def test_yaml_is_imported_only_for_a_file(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "--config-file needs PyYAML\nhint: pip install pyyaml\n", done
+
+
+def test_the_example_of_the_page_has_every_key(tmp_path: Path) -> None:
+    (example,) = [text for text in fenced(ROOT / "docs" / "launcher.md") if text.startswith("controller:")]
+    config = read_config_file(written(tmp_path, example))
+    without_effect = {name for name, _ in config.without_effect}
+    marked = {line.split(":")[0].strip() for line in example.splitlines() if line.endswith("#")}
+    assert marked == {name.rpartition(".")[2] for name in without_effect}
+    with_effect = {row.keyword for row in rows() if row.yaml is not None}
+    assert set(config.settings) == with_effect and len(without_effect) == len(WITHOUT_EFFECT)

@@ -104,7 +104,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         (
             "not ready; nothing was started",
-            "cannot be reached by ssh",
+            "cannot be reached by",
             "has no Python at",
             "cannot import horovod",
             "has no folder",
@@ -115,6 +115,8 @@ EXPLANATIONS_OF_JOBS = (
         "run, and a network address of this host that all of them reach. The report lists every host that is not.",
         (
             "Follow the hint below each host. `ssh HOST true` must work without a question.",
+            "Inside a batch system's job the hosts are reached by srun, blaunch or kubectl instead; `--start-with ssh` "
+            "takes ssh.",
             "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
             "If several networks connect the hosts, choose one: `--network-interface eth0`. Interfaces may have other "
             "names on other hosts: `--network-interfaces eth0,ib0`.",
@@ -126,8 +128,8 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("was lost: its agent",),
         "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
-        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the ssh connection to it has ended. The ranks of that host end by "
-        "themselves when the connection is gone. All others have been ended.",
+        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the connection to it (ssh, srun) has ended. The ranks of that host "
+        "end by themselves when the connection is gone. All others have been ended.",
         (
             "Look whether the machine and its network are up, and into its logs.",
             "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from horovod.core.starters import recognise
 from horovod.core.wording import counted
 from horovod.launcher.allocations import Allocation, find_allocation
 from horovod.launcher.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, ranks_by_host
@@ -48,6 +49,7 @@ def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) ->
     if hosts:
         origin = "-H" if options.hosts else f"--hostfile {options.hostfile}"
     elif allocation is not None:
+        _check_started_once(allocation, environment)
         hosts, origin = allocation.hosts, str(allocation)
     else:
         hosts, origin = [Host("localhost", options.num_proc or 0)], "the default, this machine"
@@ -81,6 +83,16 @@ def _allocation(environment: Mapping[str, str], needed: bool) -> Allocation | No
         if needed:
             raise
         return None  # the user has named the hosts
+
+
+def _check_started_once(allocation: Allocation, environment: Mapping[str, str]) -> None:
+    """`srun horovodrun ...` would start the whole job once for each task."""
+    others = recognise(environment)
+    if others is not None:
+        raise UsageError(
+            f"{others.launcher} has started horovodrun {others.size} times in {allocation}, and each would start the "
+            f"job\nhint: start the script itself with {others.launcher}, or horovodrun without it"
+        )
 
 
 def _check_slots(hosts: list[Host], size: int, allocation: Allocation | None) -> None:

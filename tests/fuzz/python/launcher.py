@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz target: the lines between launcher and agent, and the failure that ranks recorded, as the launcher tells it. The
-first byte chooses which, and how the stream is cut or which exits were seen."""
+"""Fuzz target: the lines between launcher and agent, the failure that ranks recorded, as the launcher tells it, and
+what horovod.run exchanges. The first byte chooses which, and how the stream is cut or which exits were seen."""
 
 import json
 
+from horovod.core.channel import ChannelError
+from horovod.launcher.exchange import _pieces
 from horovod.launcher.failure import Line, RankExit, report, root_cause
 from horovod.launcher.lines import LineError, LineReader, line
 
 MEASURED = {
     "horovod/launcher/lines.py": ["LineReader", "line"],
+    "horovod/launcher/exchange.py": ["_pieces", "_received"],
     "horovod/launcher/failure.py": ["root_cause", "report", "_happened", "_last_words", "RankExit", "Cause"],
 }
 LONGEST = 8192
@@ -22,7 +25,9 @@ EXITS = [
 
 def run(data: bytes) -> None:
     choice, rest = data[:1] or b"\0", data[1:]
-    if choice[0] % 2:
+    if choice[0] >= 0xF0:
+        _exchanged(rest, 1 + choice[0] % 16)
+    elif choice[0] % 2:
         _failure(rest, EXITS[choice[0] // 2 % len(EXITS)])
     else:
         _lines(rest, 1 + choice[0] // 2)
@@ -45,6 +50,27 @@ def _lines(data: bytes, piece_bytes: int) -> None:
     assert at_once == messages or messages != messages  # NaN differs from itself
     for message in messages:
         assert LineReader(kind).feed(line(**message)) == [message] or message != json.loads(json.dumps(message))
+
+
+class _Stream:
+    """What a socket gives, at most `piece_bytes` at a time."""
+
+    def __init__(self, data: bytes, piece_bytes: int) -> None:
+        self.data, self.piece_bytes = data, piece_bytes
+
+    def recv(self, count: int) -> bytes:
+        piece, self.data = self.data[: min(count, self.piece_bytes)], self.data[min(count, self.piece_bytes) :]
+        return piece
+
+
+def _exchanged(data: bytes, piece_bytes: int) -> None:
+    announced = int.from_bytes(data[:8], "big")
+    try:
+        got = b"".join(_pieces(_Stream(data, piece_bytes), "the peer"))
+    except ChannelError:
+        assert len(data) < 8 + announced
+        return
+    assert got == data[8 : 8 + announced] and len(got) == announced
 
 
 def _failure(data: bytes, exits: list[RankExit]) -> None:
