@@ -78,7 +78,7 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
 }  // namespace
 
 extern const CommunicatorRow kFastestRow;
-const CommunicatorRow kFastestRow = {"fastest",    "the faster of MPI and our own", "", why_unavailable, why_unfit,
-                                     shared_bytes, needs_link,                      make};
+const CommunicatorRow kFastestRow = {
+    "fastest", "the faster of MPI and our own", "", why_unavailable, why_unfit, shared_bytes, needs_link, make};
 
 }  // namespace hvd

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract's results in ranks that another launcher started: mpirun ... python -m support.contract_rows DTYPE...
 
-Prints what went wrong, one line each, and in the end `RANK of SIZE over TRANSPORT: ROWS rows`. MPI adds in its own order:
-there, sums of floats need only be near.
+Prints what went wrong, one line each, and in the end `RANK of SIZE over TRANSPORT: ROWS rows`. MPI adds in its own
+order: there, sums of floats need only be near.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ class Mpi final : public Communicator {
     return in_pieces(list, [&](Share piece) -> Status {
       std::byte* const packed = packed_.room(static_cast<size_t>(piece.count) * element_bytes);
       if (member_ == root_member) pack(list, piece, packed);
-      HVD_RETURN_IF_ERROR(
-          transfers_.broadcast(packed, static_cast<size_t>(piece.count) * element_bytes, root_member));
+      HVD_RETURN_IF_ERROR(transfers_.broadcast(packed, static_cast<size_t>(piece.count) * element_bytes, root_member));
       unpack(list, piece, packed);
       return {};
     });
@@ -229,10 +228,9 @@ class Mpi final : public Communicator {
     for (int m = 0; m < size_; ++m) pack(parts[static_cast<size_t>(m)], share(m), packed + stride * m);
     const int64_t mine = share(member_).count;
     std::byte* const others = gathered_.room(stride * static_cast<size_t>(size_));
-    HVD_RETURN_IF_ERROR(
-        exchange_parts("reducescatter", others, stride, static_cast<size_t>(mine) * element_bytes, [&](int m) {
-          return std::pair(packed + stride * m, static_cast<size_t>(share(m).count) * element_bytes);
-        }));
+    HVD_RETURN_IF_ERROR(exchange_parts(
+        "reducescatter", others, stride, static_cast<size_t>(mine) * element_bytes,
+        [&](int m) { return std::pair(packed + stride * m, static_cast<size_t>(share(m).count) * element_bytes); }));
     std::byte* const own = packed + stride * member_;
     fold_parts(reduction, others, stride, own, mine, own);
     unpack(parts[static_cast<size_t>(member_)], share(member_), own);
@@ -293,7 +291,7 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
 namespace hvd {
 
 extern const CommunicatorRow kMpiRow;
-const CommunicatorRow kMpiRow = {"mpi",         "MPI",           "MPI_",  mpi::why_unavailable,
+const CommunicatorRow kMpiRow = {"mpi",          "MPI",           "MPI_",   mpi::why_unavailable,
                                  mpi::why_unfit, no_shared_bytes, no_links, mpi::make};
 
 }  // namespace hvd

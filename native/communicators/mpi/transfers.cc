@@ -30,8 +30,8 @@ Transfers::~Transfers() {
 Status Transfers::open(std::span<const int> ranks) {
   Handle world = 0, group = 0;
   HVD_RETURN_IF_ERROR(checked(mpi_, mpi_.call.Comm_group(mpi_.world, &world), "Comm_group"));
-  Status status = checked(mpi_, mpi_.call.Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group),
-                          "Group_incl");
+  Status status =
+      checked(mpi_, mpi_.call.Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group), "Group_incl");
   if (status.ok()) {
     status = checked(mpi_, mpi_.call.Comm_create_group(mpi_.world, group, kSetTag, &comm_), "Comm_create_group");
     mpi_.call.Group_free(&group);
@@ -67,8 +67,7 @@ Status Transfers::sum(const char* operation, const void* from, void* to, int64_t
   const auto element_bytes = static_cast<int64_t>(element_size(dtype));
   for (int64_t begin = 0; begin < count; begin += kMostElements) {
     const auto length = static_cast<int>(std::min(kMostElements, count - begin));
-    const void* const piece =
-        from == to ? mpi_.in_place : static_cast<const std::byte*>(from) + begin * element_bytes;
+    const void* const piece = from == to ? mpi_.in_place : static_cast<const std::byte*>(from) + begin * element_bytes;
     Handle request = 0;
     const int code = mpi_.call.Iallreduce(piece, static_cast<std::byte*>(to) + begin * element_bytes, length,
                                           mpi_.types[dtype], mpi_.sum, comm_, &request);
@@ -80,9 +79,9 @@ Status Transfers::sum(const char* operation, const void* from, void* to, int64_t
 Status Transfers::broadcast(void* data, size_t bytes, int root) {
   for (size_t begin = 0; begin < bytes; begin += kMostBytes) {
     Handle request = 0;
-    const int code = mpi_.call.Ibcast(static_cast<std::byte*>(data) + begin,
-                                      static_cast<int>(std::min(kMostBytes, bytes - begin)), mpi_.byte, root, comm_,
-                                      &request);
+    const int code =
+        mpi_.call.Ibcast(static_cast<std::byte*>(data) + begin, static_cast<int>(std::min(kMostBytes, bytes - begin)),
+                         mpi_.byte, root, comm_, &request);
     HVD_RETURN_IF_ERROR(finish("broadcast", code, "Ibcast", request));
   }
   return {};

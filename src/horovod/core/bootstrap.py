@@ -169,8 +169,8 @@ def _started(settings: Settings, comm: Any) -> Started | None:
         return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
     if comm is not None and comm.Get_size() != settings.size:
         raise StartError(
-            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun started "
-            f"{settings.size} ranks, which MPI does not know\n"
+            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun "
+            f"started {settings.size} ranks, which MPI does not know\n"
             "hint: start the script with mpirun, or call init without a communicator",
             "start-mpi",
         )

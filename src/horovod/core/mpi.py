@@ -96,13 +96,13 @@ def _end(owner: int, ours: bool) -> None:
         return
     MPI = sys.modules["mpi4py.MPI"]
     uncaught = ours and getattr(sys, "last_value", None) is not None
-    if (_world_failed.is_set() or uncaught) and MPI.COMM_WORLD.size > 1:  # type: ignore[attr-defined]
+    if (_world_failed.is_set() or uncaught) and MPI.COMM_WORLD.size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_GRACE_S)
-        MPI.COMM_WORLD.Abort(1)  # type: ignore[attr-defined]
+        MPI.COMM_WORLD.Abort(1)
     if ours:
-        MPI.Finalize()  # type: ignore[attr-defined]
+        MPI.Finalize()
 
 
 @functools.cache
@@ -142,9 +142,9 @@ def communicator_of(comm: Any, world_size: int) -> Any:
 
 
 def ranks_in(comm: Any, world: Any) -> list[int] | None:
-    """The ranks of a communicator's members in `world`, another one (None: all ranks), or None if it is no communicator.
+    """The ranks that a communicator's members have in `world`, another one; None if `comm` is not a communicator.
 
-    Raises InvalidRequestError if a member is not in `world`.
+    `world`: None is MPI's. Raises InvalidRequestError if a member is not in `world`.
     """
     MPI = _comm_type_of(comm)
     if MPI is None:
