@@ -150,8 +150,7 @@ const char* hvd_build_info(void) {
 }
 
 const char* hvd_communicators(void) {
-  thread_local std::string rows;  // what is there may change: hvd_use_mpi
-  rows = [] {
+  static const std::string rows = [] {
     std::string text = "[";
     for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
       const std::string why = row->why_unavailable();

@@ -113,7 +113,7 @@ def server() -> Iterator[RendezvousServer]:
 
 def test_stale_files_are_read_past(tmp_path: Path, server: RendezvousServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose port refuses, one whose port is another program's, one that is damaged, one of another size."""
-    monkeypatch.setattr(job, "_job", None)
+    monkeypatch.setattr(job, "_jobs", [])
     started = Started("srun", 1, 4, "job", False)
     there = Offer(4, ["127.0.0.1"], server.port, OFFER.secret)
     stale = [
@@ -139,7 +139,7 @@ def test_stale_files_are_read_past(tmp_path: Path, server: RendezvousServer, mon
 
 
 def test_a_job_without_a_name_needs_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_job", None)
+    monkeypatch.setattr(job, "_jobs", [])
     nameless = Started("mpirun of MPICH or Intel MPI", 1, 2, "", False)
     with pytest.raises(StartError, match="but not which job it belongs to.*\nhint: .*HOROVOD_RENDEZVOUS_DIRECTORY"):
         job.join(nameless, Settings.from_environment({}), time.monotonic())
@@ -151,10 +151,10 @@ def test_both_sides_meet_by_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found: list[job.Job] = []
     # The higher rank comes first, and waits.
     follower = threading.Thread(
-        target=lambda: found.append(job._follow(Started("srun", 1, 2, "job", False), settings, deadline))
+        target=lambda: found.append(job._follow(Started("srun", 1, 2, "job", False), settings, deadline, None))
     )
     follower.start()
-    leader = job._lead(Started("srun", 0, 2, "job", False), settings, deadline)
+    leader = job._lead(Started("srun", 0, 2, "job", False), settings, deadline, None)
     follower.join()
     assert leader.server is not None
     leader.server.close()

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <string>
 
-#include "horovod/horovod.h"
 #include "platform/status.h"
 #include "reduction/types.h"
 

@@ -182,7 +182,7 @@ HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
 HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
 
-/* JSON, one object for each communicator of this build, in the order in which "auto" tries them: name, title, available
+/* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which "auto" tries them: name, title, available
    and, if it is not, why. */
 HVD_EXPORT const char* hvd_communicators(void);
 /* Which of them joins these members (world ranks, ascending) of a world, before there is a context. `transport`: a

