@@ -82,19 +82,21 @@ def test_a_killed_rank_0_is_named_by_all(folder: Folder) -> None:
         assert "rank 0 (process" in told and "died" in told and "did not answer" not in told
 
 
-def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder) -> None:
+@pytest.mark.parametrize("when", ["before the others call init", "while the others are in init"])
+def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> None:
     """A forked child holds none of the rendezvous' sockets: it would keep the others waiting in their next init."""
     code = (
-        "import os, signal, horovod.core as hvd; hvd.init()\n"
-        "if hvd.rank() == 0:\n"
+        "import os, signal, sys, time, horovod.core as hvd; from horovod.core.starters import job; hvd.init()\n"
+        "rank = hvd.rank(); hvd.barrier(); hvd.shutdown()\n"
+        "if rank == 0:\n"
+        "    while 'while' in sys.argv[1] and len(job._job.server._store._entered) != 3: time.sleep(0.01)\n"
         "    child = os.fork()\n"
-        "    if child == 0: os.setsid(); os.close(1); os.close(2); signal.alarm(60); signal.pause()\n"
-        "    print(child, flush=True); hvd.barrier(); hvd.shutdown(); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "hvd.barrier(); hvd.shutdown(); hvd.init()"
+        "    if child == 0: os.close(1); os.close(2); signal.alarm(60); signal.pause()\n"
+        "    print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "hvd.init()"
     )
     began_s = time.monotonic()
-    processes = srun(folder, ["-c", code], env={"HOROVOD_START_TIMEOUT": "40"})
-    ends = end_of(processes)
+    ends = end_of(srun(folder, ["-c", code, when], env={"HOROVOD_START_TIMEOUT": "60"}))
     os.kill(int(ends[0][1]), 9)
     assert time.monotonic() - began_s < 20 + SLACK_S
     assert all("the rendezvous in rank 0 at" in text for _, text in ends[1:]), ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,8 @@ def mpi(name: str) -> tuple[list[str], str]:
     if not (folder / "bin" / "python").exists():
         not_run(f"{folder.name} is not installed (make install-mpi)")
     words = _MPIRUN[name]
+    if "/" not in words[0] and shutil.which(words[0]) is None:
+        not_run(f"{words[0]} is not installed")
     path = os.pathsep.join([str(ROOT / Path(words[0]).parent), os.environ["PATH"]])
     return ["env", f"PATH={path}", Path(words[0]).name, *words[1:]], str(folder / "bin" / "python")
 

@@ -33,6 +33,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from horovod.core.forks import close_in_forked_child
+
 __all__ = [
     "AuthenticationError",
     "Channel",
@@ -204,7 +206,7 @@ class Listener:
     returns. At most `max_pending` connections may be unauthenticated at a time: one more drops the oldest, so that idle
     strangers cannot keep ranks out. `refused` counts the connections that were turned away. Owns the listening socket.
     `close` ends all threads. Not more than twice `max_pending` threads are ever in a handshake, however fast
-    connections come: the next one is accepted when one of them has ended.
+    connections come: the next one is accepted when one of them has ended. A forked child holds none of these sockets.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class Listener:
         max_pending: int = 256,
         handshake_timeout_s: float = 10.0,
     ) -> None:
+        close_in_forked_child(listening)
         self._listening = listening
         self._secret = secret
         self._purpose = purpose
@@ -258,6 +261,7 @@ class Listener:
                 if self._closing.is_set() or error.errno in (errno.EBADF, errno.EINVAL):
                     return
                 continue  # the peer was gone before it was accepted
+            close_in_forked_child(connection)
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a process of this host"
             thread = threading.Thread(target=self._handle, args=(connection, peer), name="horovod-peer", daemon=True)
             self._handshakes.acquire()

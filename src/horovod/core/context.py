@@ -229,7 +229,7 @@ class Context:
 
     def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
         mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}
-        mpi.skip_finalize()
+        mpi.abort_at_exit()
         if self.world.rendezvous is None:
             return code, text, failed_rank
         try:

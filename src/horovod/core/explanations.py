@@ -116,9 +116,11 @@ EXPLANATIONS = (
         "start-secret",
         "A rank could not prove that it belongs to the job",
         _START,
-        ("HOROVOD_SECRET_FILE",),
+        ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not a file of this user alone"),
         "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
-        "be read by other users, or holds another job's secret. A process left over from an earlier job does this too.",
+        "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
+        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then the file "
+        "and the folder must be this user's, and others must not be able to change them, or to read the file.",
         (
             "Start ranks with horovodrun, and pass its environment on.",
             "End processes of earlier jobs.",
@@ -137,10 +139,11 @@ EXPLANATIONS = (
         "start-connection",
         "The ranks could not connect to each other or to the launcher",
         _START,
-        ("could not join the job", "the ranks could not connect to each other"),
+        ("could not join the job", "the ranks could not connect to each other", "is reached by all ranks"),
         "A connection failed, or ended before the start was complete. The message names the address.",
         (
-            "If the launcher has ended, its last words are the cause.",
+            "If the launcher has ended, its last words are the cause. If mpirun, srun or torchrun has started the "
+            "ranks, the rendezvous is in rank 0: look at its output.",
             "Check that a firewall lets the ranks' host talk to itself and to the other hosts.",
             "If a host has several networks, choose one: `--network-interface eth0`.",
         ),

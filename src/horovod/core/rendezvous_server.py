@@ -21,7 +21,6 @@ import time
 from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
-from horovod.core.forks import close_in_forked_child
 from horovod.core.rendezvous import PURPOSE
 from horovod.core.rendezvous_store import Store, Wait
 
@@ -79,7 +78,6 @@ class RendezvousServer:
         self._selector.register(self._woken, selectors.EVENT_READ)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening = socket.create_server((address, 0), family=family, backlog=4096)
-        close_in_forked_child(listening)
         self.address: str = address
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
@@ -187,7 +185,6 @@ class RendezvousServer:
     def _add(self, channel: Channel) -> None:
         connection = _Connection(channel.detach(), channel.peer)
         connection.socket.setblocking(False)
-        close_in_forked_child(connection.socket)
         self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 

@@ -21,10 +21,11 @@ from horovod.core.starters.base import Started
 from horovod.core.starters.offer import LONGEST_BYTES
 from horovod.core.topology import ranks_text
 
-__all__ = ["give", "is_initialized", "opened", "skip_finalize", "take"]
+__all__ = ["abort_at_exit", "give", "is_initialized", "opened", "take"]
 
 _TAG = 0x4856
 _LOOK_S = 0.002
+_GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
 _world_failed = threading.Event()
 
 
@@ -61,8 +62,8 @@ def is_initialized() -> bool:
     return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
 
 
-def skip_finalize() -> None:
-    """The world has failed: MPI_Finalize would wait for a rank that is dead. Concerns an MPI that began here only."""
+def abort_at_exit() -> None:
+    """The world has failed: no MPI_Finalize will ever return. Concerns an MPI that began here only."""
     _world_failed.set()
 
 
@@ -119,7 +120,16 @@ def _finalize_at_exit(MPI: Any) -> None:
 
 
 def _finalize(MPI: Any, owner: int) -> None:
-    """At exit, after hvd.shutdown. If this rank or another one has failed, MPI_Finalize might never return."""
-    failed = _world_failed.is_set() or getattr(sys, "last_value", None) is not None  # an exception that nobody caught
-    if os.getpid() == owner and not failed and not MPI.Is_finalized():
-        MPI.Finalize()
+    """At exit, after hvd.shutdown. If this rank or another one has failed, MPI is to end all.
+
+    MPI_Finalize waits for all ranks. It would never return if one is dead, nor in a rank that is already there if the
+    others then end without it.
+    """
+    if os.getpid() != owner or MPI.Is_finalized():
+        return
+    if _world_failed.is_set() or getattr(sys, "last_value", None) is not None:  # an exception that nobody caught
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_GRACE_S)
+        MPI.COMM_WORLD.Abort(1)
+    MPI.Finalize()
