@@ -35,7 +35,7 @@ signal.pause()
 """
 
 
-class Cluster:
+class Inside:
     """Two hosts with Slurm, and a folder that both have."""
 
     def __init__(self, hosts: list[Host], folder: Path) -> None:
@@ -74,19 +74,19 @@ class Cluster:
 
 
 @pytest.fixture
-def inside(cluster: MakeCluster, tmp_path: Path) -> Iterator[Cluster]:
+def inside(cluster: MakeCluster, tmp_path: Path) -> Iterator[Inside]:
     reason = slurm_support.lacking()
     if reason is not None:
         (pytest.fail if os.environ.get("REQUIRE_CLUSTER") == "1" else pytest.skip)(f"not run: {reason}")
     made = cluster(2)
     with Slurm(made, made.hosts):
-        yield Cluster(made.hosts, tmp_path)
+        yield Inside(made.hosts, tmp_path)
 
 
 ALLOCATE = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
 
 
-def test_hosts_slots_and_the_way_come_from_slurm(inside: Cluster) -> None:
+def test_hosts_slots_and_the_way_come_from_slurm(inside: Inside) -> None:
     code, out, err = inside.run(*ALLOCATE, *HOROVODRUN, "--verbose", *python(SCRIPT))
     assert code == 0, err
     place = f"{inside.folder} {inside.environment['WORD']} []"  # Slurm's variables of the agent's step are not theirs
@@ -115,7 +115,7 @@ def test_hosts_slots_and_the_way_come_from_slurm(inside: Cluster) -> None:
 SMALL = 'import os; print(os.uname().nodename, os.environ["HOROVOD_RANK"], "of", os.environ["HOROVOD_SIZE"])'
 
 
-def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Cluster) -> None:
+def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Inside) -> None:
     job = [*ALLOCATE, *HOROVODRUN, *python(WAIT)]
     (inside.folder / "die").touch()
     code, _, err = inside.run(*job)
@@ -140,7 +140,7 @@ def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Cluster) -> None:
         inside.assert_empty()
 
 
-def test_scancel_leaves_nothing(inside: Cluster) -> None:
+def test_scancel_leaves_nothing(inside: Inside) -> None:
     """It asks all processes on the other node to end, and Slurm kills the rest when the keeper has ended."""
     script = inside.folder / "job.sh"
     script.write_text('#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=2 --output=out --parsable\nexec "$@"\n')
@@ -159,7 +159,7 @@ def is_launcher(command: str) -> bool:
     return command.split()[1:3] == ["-m", "horovod.launcher"]
 
 
-def test_a_node_without_python_is_named_before_anything_starts(inside: Cluster) -> None:
+def test_a_node_without_python_is_named_before_anything_starts(inside: Inside) -> None:
     inside.two.hide(Path(sys.executable).parent)
     code, out, err = inside.run(*ALLOCATE, *HOROVODRUN, "touch", str(inside.folder / "started"))
     assert (code, out) == (1, [])

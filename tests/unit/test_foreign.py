@@ -168,7 +168,7 @@ def test_without_mpirun_the_error_says_what_to_do(folder: Path) -> None:
         cli.check(["--mpi", "-np", "2", "train"])
 
 
-def test_jsrun(folder: Path) -> None:
+def test_jsrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="--jsrun: there is no jsrun on PATH"):
         cli.check(["--jsrun", "-np", "2", "train"])
     tool(folder, "jsrun")
@@ -181,6 +181,10 @@ def test_jsrun(folder: Path) -> None:
         "jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 2 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind packed:1 "
         "--stdio_stdout out/stdout --stdio_stderr out/stderr train"
     )
+    # The slots of such clusters are cores.
+    cores = {"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "batch 1 a 42 b 42", "CSM_ALLOCATION_ID": "9", "PATH": str(folder)}
+    monkeypatch.setattr(cli, "current_environment", lambda: cores)
+    assert "--nrs 2 --rs_per_host 1 --tasks_per_rs 4 " in shown("--jsrun", "-np", "8", "train")
     with pytest.raises(ValueError, match="jsrun needs the same number of ranks on each host, got a:2, b:1"):
         cli.check(["--jsrun", "-np", "3", "-H", "a:2,b:2", "train"])
 

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, secret: bytes | None = None) ->
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
     if isinstance(ready, ForeignCommand):
-        return _become(ready, verbose=options.verbose)
+        return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
     return supervise.run(ready, secret)
 
 
@@ -97,10 +97,13 @@ def _occupy_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
-def _become(foreign: ForeignCommand, verbose: bool) -> int:
-    """mpirun takes this process over: its signals, its output and its exit code are mpirun's own."""
-    if verbose:
-        print(f"horovodrun: {foreign.shown()}", file=sys.stderr)
+def _become(foreign: ForeignCommand, said: Sequence[str] | None) -> int:
+    """mpirun takes this process over: its signals, its output and its exit code are mpirun's own.
+
+    `said`: what --verbose says first; None without it.
+    """
+    for text in () if said is None else (*said, foreign.shown()):
+        print(f"horovodrun: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(foreign.command[0], foreign.command, foreign.environment)
@@ -121,6 +124,7 @@ class _Plan:
         }
         self._settings = dataclasses.replace(Settings.from_environment(environment), **self._given)
         self._controller = self._chosen_controller()
+        self.said_of_hosts: tuple[str, ...] = ()  # by --verbose, once `ready`
 
     def without_effect(self) -> list[str]:
         """What was asked for and does nothing, a line for each reason."""
@@ -139,6 +143,7 @@ class _Plan:
         if not options.command:
             raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
         hosts = choose_hosts(options, self._environment)
+        self.said_of_hosts = _words(hosts)
         if self._controller == "gloo":
             check_room(hosts.here())
         checks.check_interface(settings.network_interface)
@@ -181,7 +186,7 @@ class _Plan:
             output_directory=checks.output_directory(options.output_filename, hosts.size),
             verbose=options.verbose,
             prefix_timestamp=options.prefix_timestamp,
-            notes=_words(hosts),
+            notes=self.said_of_hosts,
         )
 
 

@@ -43,17 +43,32 @@ class Exchange:
         self._listener.close()
 
     def _serve(self, channel: Channel) -> None:
-        match channel.receive(time.monotonic() + _CONNECT_S):
-            case {"op": "task"}:
-                with open(self._task, "rb") as file, channel.detach() as connection:
-                    connection.sendall(_LENGTH.pack(os.fstat(file.fileno()).st_size))
-                    connection.sendfile(file)
-            case {"op": "answer", "rank": int(rank)} if 0 <= rank < len(self._answers):
-                with open(self._answers[rank], "wb") as file, channel.detach() as connection:
-                    for piece in _pieces(connection, channel.peer):
-                        file.write(piece)
-                    file.flush()
-                    connection.sendall(_TAKEN)
+        request = channel.receive(time.monotonic() + _CONNECT_S)
+        connection = channel.connection  # stays the channel's, so that `close` wakes this thread
+        connection.settimeout(None)
+        try:
+            match request:
+                case {"op": "task"}:
+                    self._give_task(connection)
+                case {"op": "answer", "rank": int(rank)} if 0 <= rank < len(self._answers):
+                    self._take_answer(connection, channel.peer, self._answers[rank])
+        except OSError as error:  # the peer has gone, or `close` was called
+            raise ChannelError(f"{channel.peer}: {error}") from error
+
+    def _give_task(self, connection: socket.socket) -> None:
+        with open(self._task, "rb") as file:
+            connection.sendall(_LENGTH.pack(os.fstat(file.fileno()).st_size))
+            connection.sendfile(file)
+
+    def _take_answer(self, connection: socket.socket, peer: str, path: str) -> None:
+        with open(path, "wb") as file:
+            try:
+                for piece in _pieces(connection, peer):
+                    file.write(piece)
+            except OSError:
+                file.truncate(0)  # a part of an answer is none
+                raise
+        connection.sendall(_TAKEN)
 
 
 def ask_for_task(address: str, port: int, secret: bytes) -> bytes:

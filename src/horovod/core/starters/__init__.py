@@ -38,7 +38,7 @@ def recognise(environment: Environment) -> Started | None:
 
 
 def started_by(settings: Settings, comm: Any) -> Started | None:
-    """Who started this rank, if it was not horovodrun. `comm`: the communicator of mpi4py that init was given, or None."""
+    """Who started this rank, if it was not horovodrun. `comm`: the communicator that init was given, or None."""
     if comm is not None and not settings.rendezvous_address:
         return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
     if comm is not None and comm.Get_size() != settings.size:

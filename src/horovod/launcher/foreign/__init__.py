@@ -28,10 +28,9 @@ def foreign_command(
     """The command that starts the job. Raises UsageError if there is no such launcher here, or it cannot do this."""
     if options.output_filename is not None:
         make_directory(options.output_filename)
-    counts = ranks_by_host(hosts.hosts, hosts.size)
     job = ForeignJob(
         command=options.command,
-        shares={host.name: count for host, count in zip(hosts.hosts, counts, strict=True) if count},
+        shares=_shares(controller, hosts),
         environment=dict(environment),
         arguments=options.mpi_args or "",
         binding=options.binding_args or "",
@@ -43,3 +42,12 @@ def foreign_command(
         tcp=options.tcp,
     )
     return _COMMANDS[controller](job)
+
+
+def _shares(controller: str, hosts: HostList) -> dict[str, int]:
+    """How many ranks each host gets, host by host; but jsrun, which gives all as many, spreads them evenly."""
+    counts = ranks_by_host(hosts.hosts, hosts.size)
+    even, rest = divmod(hosts.size, len(hosts.hosts))
+    if controller == "jsrun" and not rest and all(host.slots >= even for host in hosts.hosts):
+        counts = [even] * len(hosts.hosts)
+    return {host.name: count for host, count in zip(hosts.hosts, counts, strict=True) if count}
