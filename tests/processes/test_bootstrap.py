@@ -126,7 +126,7 @@ def test_ranks_that_cannot_share_memory_are_hosts_of_their_own(worlds: WorldPool
     ("transport", "why"),
     [
         ("rdma", "HOROVOD_TRANSPORT=rdma cannot be used: there is no such communicator"),
-        ("mpi", "HOROVOD_TRANSPORT=mpi cannot be used: there is no such communicator"),
+        ("mpi", "HOROVOD_TRANSPORT=mpi cannot be used: mpi4py is not installed"),
         ("hierarchical", "HOROVOD_TRANSPORT=hierarchical cannot be used: its members must be on several hosts"),
         ("2+2 shm", "HOROVOD_TRANSPORT=shm cannot be used: its members must be on one host, and are on 2 hosts"),
     ],

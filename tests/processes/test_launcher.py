@@ -261,9 +261,10 @@ def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_mpi_control_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = run_job(tmp_path, "-np", "2", "ls", env={"HOROVOD_CONTROLLER": "mpi"})
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("horovodrun: HOROVOD_CONTROLLER=mpi is not supported yet\nhint: ")
+    for variable in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+        done = run_job(tmp_path, "-np", "2", "ls", env={variable: "mpi"})
+        assert (done.code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"horovodrun: {variable}=mpi needs ranks that mpirun starts\nhint: "), done
 
 
 @pytest.mark.parametrize(

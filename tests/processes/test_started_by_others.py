@@ -89,7 +89,7 @@ def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> N
         "import os, signal, sys, time, horovod.core as hvd; from horovod.core.starters import job; hvd.init()\n"
         "rank = hvd.rank(); hvd.barrier(); hvd.shutdown()\n"
         "if rank == 0:\n"
-        "    while 'while' in sys.argv[1] and len(job._job.server._store._entered) != 3: time.sleep(0.01)\n"
+        "    while 'while' in sys.argv[1] and len(job._jobs[0][1].server._store._entered) != 3: time.sleep(0.01)\n"
         "    child = os.fork()\n"
         "    if child == 0: os.close(1); os.close(2); signal.alarm(60); signal.pause()\n"
         "    print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"

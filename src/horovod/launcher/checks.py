@@ -18,11 +18,21 @@ __all__ = [
     "check_command",
     "check_identity_file",
     "check_interface",
+    "check_no_mpi",
     "check_timeline",
     "check_transport",
     "make_directory",
     "output_directory",
 ]
+
+
+def check_no_mpi(controller: str, cpu_operations: str) -> None:
+    """For ranks that horovodrun itself starts: MPI would take each for a job of its own."""
+    for variable, value in (("HOROVOD_CONTROLLER", controller), ("HOROVOD_CPU_OPERATIONS", cpu_operations)):
+        if value.strip().lower() == "mpi":
+            raise UsageError(
+                f"{variable}=mpi needs ranks that mpirun starts\nhint: horovodrun --mpi, or unset {variable}"
+            )
 
 
 def check_interface(names: str) -> None:

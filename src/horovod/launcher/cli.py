@@ -145,6 +145,7 @@ class _Plan:
         hosts = choose_hosts(options, self._environment)
         self.said_of_hosts = _words(hosts)
         if self._controller == "gloo":
+            checks.check_no_mpi(settings.controller, settings.cpu_operations)
             check_room(hosts.here())
         checks.check_interface(settings.network_interface)
         checks.check_identity_file(options.ssh_identity_file)
