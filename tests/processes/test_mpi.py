@@ -10,7 +10,7 @@ import pytest
 from support.jobs import python, run_job
 from support.started import Folder, environment, mpi
 
-COMMUNICATORS = """
+COMMUNICATORS = r"""
 import os
 import numpy as np
 from mpi4py import MPI

@@ -36,7 +36,7 @@ def test_python_code_stands_between_fences() -> None:
     fences = [
         line for page in PAGES for line in page.read_text().splitlines() if line.lstrip().startswith(("```", "~~~"))
     ]
-    assert set(fences) == {"```python", "```bash", "```"}
+    assert set(fences) == {"```python", "```bash", "```"}  # bash: the job files of guides
 
 
 def test_names_that_a_script_does_not_make_are_found() -> None:
