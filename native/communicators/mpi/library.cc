@@ -41,6 +41,7 @@ Status find_all(const char* path, Functions* out) {
   HVD_FIND(Ibarrier)
   HVD_FIND(Isend)
   HVD_FIND(Irecv)
+  HVD_FIND(Iprobe)
   HVD_FIND(Test)
   HVD_FIND(Error_string)
   HVD_FIND(Finalized)

@@ -32,6 +32,7 @@ struct Functions {
   int (*Ibarrier)(Handle comm, Handle* request);
   int (*Isend)(const void* data, int count, Handle type, int to, int tag, Handle comm, Handle* request);
   int (*Irecv)(void* data, int count, Handle type, int from, int tag, Handle comm, Handle* request);
+  int (*Iprobe)(int from, int tag, Handle comm, int* there, void* status);
   int (*Test)(Handle* request, int* done, void* status);
   int (*Error_string)(int code, char* text, int* length);
   int (*Finalized)(int* flag);

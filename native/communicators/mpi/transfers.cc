@@ -41,6 +41,7 @@ Status Transfers::open(std::span<const int> ranks) {
 }
 
 Status Transfers::wait(const char* operation, Handle* request) {
+  const Progress::Busy busy(*progress_);
   alignas(16) std::byte status[256] = {};  // larger than every MPI's
   for (int turns = 0;; ++turns) {
     int done = 0;

@@ -6,17 +6,20 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "communicators/mpi/library.h"
+#include "communicators/mpi/progress.h"
 #include "platform/interrupt.h"
 
 namespace hvd::mpi {
 
 class Transfers {
  public:
-  Transfers(const Library& mpi, const Interrupt& interrupt) : mpi_(mpi), interrupt_(interrupt) {}
+  Transfers(const Library& mpi, const Interrupt& interrupt)
+      : mpi_(mpi), interrupt_(interrupt), progress_(Progress::shared(mpi)) {}
   ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
@@ -45,6 +48,7 @@ class Transfers {
 
   const Library& mpi_;
   const Interrupt interrupt_;
+  const std::shared_ptr<Progress> progress_;
   Handle comm_ = 0;
   std::vector<Handle> requests_;
   std::vector<int> counts_, places_;

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls MPI often after an operation, and then now and then (step 7).
+#include "communicators/mpi/progress.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+
+namespace hvd::mpi {
+
+namespace {
+
+// Between two calls: doubled each time, from when an operation has ended.
+constexpr std::chrono::microseconds kFirst{20}, kLast{1000};
+
+}  // namespace
+
+std::shared_ptr<Progress> Progress::shared(const Library& mpi) {
+  static std::mutex guard;
+  static std::weak_ptr<Progress> running;
+  const std::scoped_lock lock(guard);
+  std::shared_ptr<Progress> one = running.lock();
+  if (one == nullptr) running = one = std::make_shared<Progress>(mpi);
+  return one;
+}
+
+Progress::Progress(const Library& mpi) : mpi_(mpi), thread_([this] { run(); }) {}
+
+Progress::~Progress() {
+  over_ = true;
+  thread_.join();
+}
+
+void Progress::run() {
+  alignas(16) std::byte status[256] = {};  // larger than every MPI's
+  std::chrono::microseconds pause = kFirst;
+  while (!over_) {
+    std::this_thread::sleep_for(pause);
+    if (busy_ > 0) continue;
+    int there = 0;
+    // Any call would do. Nobody sends in the job's own communicator.
+    mpi_.call.Iprobe(0, 0, mpi_.world, &there, status);
+    pause = finished_.exchange(false) ? kFirst : std::min(kLast, 2 * pause);
+  }
+}
+
+}  // namespace hvd::mpi
