@@ -3,7 +3,6 @@
 // that type. No include guard: registry.cc reads this more than once.
 HVD_COMMUNICATOR(kLoopbackRow)
 HVD_COMMUNICATOR(kShmRow)
-HVD_COMMUNICATOR(kFastestRow)
 HVD_COMMUNICATOR(kHierarchicalRow)
 HVD_COMMUNICATOR(kTcpRow)
 HVD_COMMUNICATOR(kMpiRow)

@@ -49,7 +49,7 @@ os.write(1, f"{hvd.mpi_built()} {hvd.mpi_enabled()} {hvd.mpi_threads_supported()
 
 
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
-@pytest.mark.parametrize("way", ["mpi", "tcp"])
+@pytest.mark.parametrize("way", [pytest.param("mpi", marks=pytest.mark.thorough), "tcp"])
 def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way: str) -> None:
     mpirun, program = mpi(name)
     folder = Folder(tmp_path)

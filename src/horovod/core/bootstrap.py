@@ -209,7 +209,6 @@ class _Start:
         self.opener: DataLinkOpener | None = None
         self.links: list[Link] = []
         self.is_awaited = False  # by the ranks of this host, for its word
-        self.has_mpi = False  # data may go through it
         self.mpi_problem: str | None = None
 
     def run(self) -> World:
@@ -296,21 +295,13 @@ class _Start:
             native.library().hvd_fault_point(self.settings.fault_point.encode(), b"rendezvous")
 
     def _open_mpi(self) -> str | None:
-        """Before anybody waits for this rank elsewhere, since it is collective. What went wrong, for its record.
-
-        Data goes through MPI if the user says so. If the ranks have found each other by MPI, and nobody says anything,
-        the native core may take it, if it is the fastest.
-        """
-        wanted = self.settings.communicator == "mpi"
-        says_nothing = self.settings.communicator == "auto" and not self.settings.cpu_operations.strip()
-        offered = self.job is not None and says_nothing and mpi.serves_threads()
-        if self.size == 1 or not (wanted or offered):
+        """Before anybody waits for this rank elsewhere, since it is collective. What went wrong, for its record."""
+        if self.settings.communicator != "mpi" or self.size == 1:
             return None
         try:
             mpi.open_world(self.rank, self.size, self.comm)
         except StartError as error:
             return f"rank {self.rank}: {text_of(error)}"
-        self.has_mpi = True
         return None
 
     def _meeting(self, identity: Identity, hostname: str) -> Meeting:
@@ -415,7 +406,7 @@ class _Start:
                 "version": __version__,
                 "size": self.size,
                 "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
-                "transport": self.settings.communicator + (" with MPI" if self.has_mpi else ""),
+                "transport": self.settings.communicator,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "dynamic_process_sets": self.settings.dynamic_process_sets,
                 "process_sets": str(self.process_sets),
