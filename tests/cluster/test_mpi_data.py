@@ -17,7 +17,7 @@ from support.started import MPI_SLOTS, ROOT, Folder, environment, mpi
 from horovod.core.native import DTYPE_NAMES
 
 # One that MPI reduces, and one that is moved by MPI and folded here. The others differ in nothing but these two ways.
-pytestmark = pytest.mark.thorough  # not dependable yet: some of these fail now and then, see docs/guides/mpi.md
+pytestmark = pytest.mark.thorough  # not dependable yet: many of these fail, see docs/guides/mpi.md
 
 DTYPES = DTYPE_NAMES if THOROUGH else ("float32", "bfloat16")
 FEWER = DTYPES if THOROUGH else DTYPES[:1]  # where every operation takes milliseconds
