@@ -66,7 +66,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         settings = Settings.from_environment()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
-        comm = mpi.communicator_of(comm, settings.size or starters.world_size(settings.launch_environment))
+        if comm is not None:
+            comm = mpi.communicator_of(comm, settings.size or starters.world_size(settings.launch_environment))
         for process_set in sets:
             process_set.take_ranks(comm)
         world = bootstrap.connect(settings, [process_set.ranks for process_set in sets], comm)

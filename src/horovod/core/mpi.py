@@ -31,7 +31,6 @@ __all__ = [
     "open_world",
     "opened",
     "ranks_in",
-    "serves_threads",
 ]
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
@@ -69,12 +68,6 @@ def is_initialized() -> bool:
     """Whether mpi4py's MPI runs in this process, whoever initialised it."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
-
-
-def serves_threads() -> bool:
-    """Whether MPI runs in this process, and any thread may use it."""
-    MPI = sys.modules.get("mpi4py.MPI")
-    return is_initialized() and MPI is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def library_name(MPI: Any) -> str:
@@ -191,7 +184,7 @@ def open_world(rank: int, size: int, comm: Any) -> None:
             "unset",
             "start-mpi",
         )
-    if not serves_threads():
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise StartError(
             "MPI cannot be used: it was initialised for fewer threads than MPI_THREAD_MULTIPLE\n"
             "hint: import mpi4py without changing mpi4py.rc.thread_level, or call MPI.Init_thread(MPI.THREAD_MULTIPLE)",
