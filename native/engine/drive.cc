@@ -230,6 +230,11 @@ Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
 void Engine::communicator_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
+  // Seconds of silence need no other's word; the connections are closed once the cause is on its way (spread_abort).
+  if (data_links_ != nullptr && data_links_->met_silence()) {
+    ending_->poison(status.code(), status.failed_rank(), doing + ": " + status.text());
+    return;
+  }
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
   // rank 0 above all, through which the cause reaches everybody.
   drop_communicators();

@@ -142,9 +142,9 @@ def test_two_hosts_that_cannot_hear_each_other_end_the_job_though_rank_0_hears_b
         done = job.wait()
         assert time.monotonic() - cut_s < SOON_S + ENDED_S + SLACK_S
         assert_empty_within(5.0, one, two, three)
-    # The one that notices it gives up; the others may get the end of its connections first.
-    told = r"rank [12] is unreachable: (its host has acknowledged nothing for 3\.\d s|Connection reset by peer)"
-    assert re.search(told, done.stderr), done.stderr
+    # The others learn the cause before the end of the connections of the rank that has noticed it.
+    told = re.findall(r"rank [12] is unreachable: its host has acknowledged nothing for \d+\.\d s", done.stderr)
+    assert told and "Connection reset" not in done.stderr, done.stderr
     assert done.code == 1
 
 

@@ -47,9 +47,10 @@ Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
 """
 )
 
-# FOLDER VICTIM END: all ranks train until VICTIM runs END. The others write the error that they get into FOLDER/RANK.
+# FOLDER VICTIM END [RANK...]: all ranks train until VICTIM runs END. The others write the error that they get into
+# FOLDER/RANK, and end when those RANKs have done so as well: a launcher may kill the neighbours of a rank that has ended.
 TRAINING = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import numpy as np
 import horovod.core as hvd
@@ -62,5 +63,8 @@ try:
             exec(sys.argv[3])
 except HorovodInternalError as error:
     Path(sys.argv[1], str(hvd.rank())).write_text(str(error))
+    for other in sys.argv[4:]:
+        while not Path(sys.argv[1], other).exists():
+            time.sleep(0.02)
     raise
 """

@@ -110,7 +110,8 @@ def test_another_rsh_agent_is_called_as_mpirun_does(tmp_path: Path, text: str | 
         (
             "srun",
             2,
-            f"slurmstepd: error: execve(): {sys.executable}: No such file or directory",
+            f"slurmstepd: error: execve(): {sys.executable}: No such file or directory\n"
+            "srun: error: b: task 0: Exited with exit code 2",  # either may come first
             f"has no Python at {sys.executable}",
             "at the same path",
         ),

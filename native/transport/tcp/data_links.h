@@ -34,6 +34,9 @@ class DataLinks {
   // A peer's machine that acknowledges nothing for so long is lost; 0: never.
   void lose_after(uint64_t timeout_ms) { lost_timeout_ms_ = timeout_ms; }
   uint64_t lost_timeout_ms() const { return lost_timeout_ms_; }
+  // A peer has acknowledged nothing for that long: this process' own finding, not the echo of another rank's end.
+  void note_silence() { met_silence_ = true; }
+  bool met_silence() const { return met_silence_; }
 
   // Those that are open.
   const std::vector<int>& to(int rank) const;
@@ -56,6 +59,7 @@ class DataLinks {
   const int opener_;
   const int links_per_peer_;
   uint64_t lost_timeout_ms_ = 0;
+  bool met_silence_ = false;
   std::vector<bool> wanted_;
   std::deque<int32_t> unasked_;  // for which the opener's socket had no room
 };

@@ -302,6 +302,7 @@ Status Mesh::check_links() const {
     const std::optional<uint64_t> silent_ms = silence_ms(link.fd);
     if (!silent_ms || *silent_ms < limit_ms) continue;
     const std::string seconds = std::to_string(*silent_ms / 1000) + "." + std::to_string(*silent_ms / 100 % 10);
+    data_links_->note_silence();
     return lost(link, "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
   return Status();

@@ -71,11 +71,12 @@ class RemotePlacement:
 
     def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
         test = f"`{self.test.format(host=shlex.quote(host))}` must work"
-        last = (said.strip().splitlines()[-1:] or [f"it ended with exit code {code}"])[0].strip()
+        lines = said.strip().splitlines()
+        last = (lines[-1:] or [f"it ended with exit code {code}"])[0].strip()
         if code < 0 or self.is_unreached(code, said):
             hint = next((hint for words, hint in self.hints.items() if words in said), test)
             return f"cannot be reached by {self.name}: {last}", hint.format(host=host)
-        if code in _NOT_THERE or (sys.executable in last and "No such file" in last):
+        if code in _NOT_THERE or any(sys.executable in line and "No such file" in line for line in lines):
             hint = "the job's Python must be at the same path on all hosts: a shared folder, or an equal installation"
             return f"has no Python at {sys.executable}", hint
         if "No module named" in said:
