@@ -48,7 +48,7 @@ Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
 )
 
 # FOLDER VICTIM END [RANK...]: all ranks train until VICTIM runs END. The others write the error that they get into
-# FOLDER/RANK, and end when those RANKs have done so as well: a launcher may kill the neighbours of a rank that has ended.
+# FOLDER/RANK, and end when those RANKs have done so as well: a launcher may kill the neighbours of one that has ended.
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path

@@ -39,7 +39,8 @@ FULL = dataclasses.replace(
     timestamps=True,
     tcp=True,
 )
-SSH = "'-p 2222 -i '\"'\"'my key'\"'\"''"
+ALIVE = "-o ServerAliveInterval=2 -o ServerAliveCountMax=3"
+SSH = f"'-p 2222 -i '\"'\"'my key'\"'\"' {ALIVE}'"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,14 @@ def test_many_hosts_are_reached_without_a_tree() -> None:
 def test_hydra_gets_the_arguments_of_ssh_through_its_environment(mpi: str) -> None:
     made = command_of(dataclasses.replace(PLAIN, ssh_port=2222, ssh_identity_file="key"), VERSIONS[mpi])
     variables = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
-    assert {made.environment[name] for name in variables} == {"-p 2222 -i key"}
+    assert {made.environment[name] for name in variables} == {f"-p 2222 -i key {ALIVE}"}
+
+
+def test_mpiruns_daemons_notice_a_lost_host_unless_the_user_has_said_when() -> None:
+    own = {**PLAIN.environment, "OMPI_MCA_oob_tcp_keepalive_time": "300", "HYDRA_LAUNCHER_EXTRA_ARGS": "-4"}
+    made = command_of(dataclasses.replace(PLAIN, environment=own), VERSIONS["MPICH"]).environment
+    assert made.items() >= own.items()
+    assert (made["PRTE_MCA_oob_tcp_keepalive_time"], made["PRTE_MCA_plm_ssh_args"]) == ("2", ALIVE)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ __all__ = [
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
 _ends = False  # at exit, by us
+_ABORT_S = 1.0  # in which MPI is to end this process
 _GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
 
 
@@ -94,6 +96,9 @@ def _end(owner: int, ours: bool) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_GRACE_S)
+        # MPI_Abort may wait for ever for an mpirun on a host that cannot be reached any more.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _ABORT_S)
         MPI.COMM_WORLD.Abort(1)
     if ours:
         MPI.Finalize()

@@ -21,6 +21,8 @@ class EndTheJob:
     """A rank that fails ends the job. The others first get a moment to raise and handle their errors."""
 
     SURVIVOR_GRACE_S = 1.0
+    # If a host was lost. The launcher may find that out 1.5 s before they do, each by its own clock and beats.
+    LOST_HOST_GRACE_S = 3.0
 
     def seconds_left(self, ended: RankExit) -> float | None:
         return self.SURVIVOR_GRACE_S if ended.code != 0 else None

@@ -247,7 +247,7 @@ class _Supervisor:
                 self._server.record_failure(one.rank, text)
                 self._server.gone(one.rank, text)
         if self._terminate_at is None:
-            self._terminate_at = time.monotonic() + EndTheJob.SURVIVOR_GRACE_S
+            self._terminate_at = time.monotonic() + EndTheJob.LOST_HOST_GRACE_S
 
     # time
 

@@ -58,11 +58,26 @@ def command_of(job: ForeignJob, version: str) -> ForeignCommand:
     )
 
 
+# By itself mpirun waits for ever for a host that was switched off. The ranks notice it after 5 s and say so first.
+_SSH_LOSES_HOSTS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=3"
+_SSH_OF_OPEN_MPI = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
+_SSH_OF_HYDRA = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+_OPEN_MPI_LOSES_HOSTS = {
+    f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
+    for prefix in ("OMPI", "PRTE")
+    for name, value in (("time", "2"), ("intvl", "1"), ("probes", "5"))
+}
+
+
 def _environment(job: ForeignJob) -> dict[str, str]:
-    """The two kinds of Hydra take arguments for ssh from here; the others do not look."""
-    ssh = job.ssh_arguments()
-    names = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS") if ssh else ()
-    return {**job.environment, **dict.fromkeys(names, ssh)}
+    """Variables for every MPI, whichever it is. The user's own go before, but not before the flags for ssh."""
+    defaults = dict.fromkeys((*_SSH_OF_OPEN_MPI, *_SSH_OF_HYDRA), _SSH_LOSES_HOSTS)
+    flags = dict.fromkeys(_SSH_OF_HYDRA, _ssh(job)) if job.ssh_arguments() else {}
+    return {**defaults, **_OPEN_MPI_LOSES_HOSTS, **job.environment, **flags}
+
+
+def _ssh(job: ForeignJob) -> str:
+    return f"{job.ssh_arguments()} {_SSH_LOSES_HOSTS}"
 
 
 def _hosts(job: ForeignJob) -> str:
@@ -72,8 +87,8 @@ def _hosts(job: ForeignJob) -> str:
 def _open_mpi_4(job: ForeignJob, binding: tuple[str, ...] = ("--bind-to", "none", "--map-by", "slot")) -> list[str]:
     words = ["--allow-run-as-root", "--tag-output", "-np", str(job.size), "-H", _hosts(job)]
     words += job.words(job.binding) or binding
-    if ssh := job.ssh_arguments():
-        words += ["--mca", "plm_rsh_args", ssh]
+    if job.ssh_arguments():
+        words += ["--mca", "plm_rsh_args", _ssh(job)]
     if len(job.shares) >= _MANY_HOSTS:
         words += ["--mca", "plm_rsh_no_tree_spawn", "true", "--mca", "plm_rsh_num_concurrent", str(len(job.shares))]
     words += ["--timestamp-output"] if job.timestamps else []
@@ -88,8 +103,8 @@ def _open_mpi_5(job: ForeignJob) -> list[str]:
     output += [f"file={job.output_directory}/rank"] if job.output_directory else []
     words = ["--allow-run-as-root", "--output", ",".join(output), "-np", str(job.size), "-H", _hosts(job)]
     words += job.words(job.binding) or ["--bind-to", "none", "--map-by", "slot"]
-    if ssh := job.ssh_arguments():
-        words += ["--prtemca", "plm_ssh_args", ssh]
+    if job.ssh_arguments():
+        words += ["--prtemca", "plm_ssh_args", _ssh(job)]
     if len(job.shares) >= _MANY_HOSTS:
         words += ["--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_num_concurrent"]
         words += [str(len(job.shares))]

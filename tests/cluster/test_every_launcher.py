@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever starts the ranks, over two hosts: a failure is noticed in time, named by the survivors, and leaves nothing.
+
+REPEAT=10 runs each case ten times; a part of the cases runs daily, all with THOROUGH=1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support import slurm as slurm_support
+from support.cluster import Cluster, Host
+from support.extent import SLACK_S
+from support.slurm import Slurm
+from support.started import MPI_SLOTS, Folder, environment, mpi, not_run
+
+# Each rank says when it trains, and keeps what it was told.
+TRAIN = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import horovod.core as hvd
+from horovod.common.exceptions import HorovodInternalError
+folder = Path(sys.argv[1])
+hvd.init()
+hvd.allreduce(np.ones(4), name="first")
+(folder / f"pid.{hvd.rank()}").write_text(f"{os.uname().nodename} {os.getpid()}")
+try:
+    while True:
+        hvd.allreduce(np.ones(1000), name="gradients")
+except HorovodInternalError as error:
+    (folder / f"part.{hvd.rank()}").write_text(str(error))
+    (folder / f"part.{hvd.rank()}").rename(folder / f"told.{hvd.rank()}")
+    raise
+"""
+DAEMONS = ("slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
+KEEPALIVE = {  # as docs/guides/mpi.md has it
+    f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
+    for prefix in ("OMPI", "PRTE")
+    for name, value in {"time": "2", "intvl": "1", "probes": "5"}.items()
+}
+ENDED_S = 3.0  # after a failure has been noticed
+HOROVODRUN = [sys.executable, "-m", "horovod.launcher", "-np", "4"]
+
+
+class World:
+    """Four ranks of TRAIN on two hosts, which some launcher on the first one has started."""
+
+    def __init__(self, hosts: Sequence[Host], folder: Folder, launcher: str) -> None:
+        self.one, self.two = hosts
+        self.launcher = launcher
+        self._folder = folder
+        self.results = folder.new()
+        self.said = self.results / "said"  # by all, and by the launcher
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.pids: dict[int, int] = {}
+        self.on_two: list[int] = []
+
+    def begin(self) -> None:
+        """Until all ranks train."""
+        script = self._folder.path / "train_until_told.py"
+        script.write_text(TRAIN)
+        path = os.pathsep.join(filter(None, sys.path))
+        for host, words, more in self._commands(str(script)):
+            command = host.command(*words, directory=self._folder.path)
+            env = environment(self._folder.home, PYTHONPATH=path, TMPDIR="/tmp", **more)
+            with open(self.said, "a") as said:
+                null = subprocess.DEVNULL
+                self._processes.append(subprocess.Popen(command, env=env, stdin=null, stdout=said, stderr=said))
+        self.wait_until(lambda: all(self._file("pid", rank).exists() for rank in range(4)), "all ranks train")
+        self.pids = {rank: self._outer_pid(rank) for rank in range(4)}
+        self.on_two = [rank for rank in range(4) if self._host_of(rank) == self.two.name]
+
+    def _commands(self, script: str) -> Iterator[tuple[Host, list[str], dict[str, str]]]:
+        """Where each runs, and with which variables."""
+        job = [script, str(self.results)]
+        match self.launcher:
+            case "horovodrun":
+                yield self.one, [*HOROVODRUN, "-H", "host0:2,host1:2", sys.executable, *job], {}
+            case "horovodrun-srun":
+                allocate = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
+                yield self.one, [*allocate, *HOROVODRUN, sys.executable, *job], {}
+            case "horovodrun-mpi":
+                mpirun, python = mpi("openmpi")
+                flags = ["--mpi", "--mpi-args=--oversubscribe", "-H", "host0:2,host1:2"]
+                yield self.one, [*mpirun[:2], *HOROVODRUN, *flags, python, *job], {}
+            case "srun":
+                flags = ["--kill-on-bad-exit", "-N2", "--ntasks-per-node=2"]
+                yield self.one, ["srun", *flags, sys.executable, *job], {}
+            case "torchrun":
+                pytest.importorskip("torch", reason="not run: torch is not installed")
+                flags = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400"]
+                for host in (self.one, self.two):
+                    yield host, [sys.executable, "-m", "torch.distributed.run", *flags, *job], {}
+            case name:
+                mpirun, python = mpi(name)
+                yield self.one, [*mpirun, *MPI_SLOTS[name], python, *job], KEEPALIVE
+
+    def _file(self, kind: str, rank: int) -> Path:
+        return self.results / f"{kind}.{rank}"
+
+    def _host_of(self, rank: int) -> str:
+        return self._file("pid", rank).read_text().split()[0]
+
+    def _outer_pid(self, rank: int) -> int:
+        """Of this rank's process, outside of its host's namespace."""
+        name, inner = self._file("pid", rank).read_text().split()
+        host = self.one if name == self.one.name else self.two
+        for pid in host.processes():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                if re.search(rf"^NSpid:.*\t{inner}$", status, re.MULTILINE):
+                    return pid
+        raise AssertionError(f"no process of rank {rank}: {inner} on {name}")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> float:
+        """Seconds until it holds."""
+        began_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began_s < within_s + SLACK_S, f"not in {within_s} s: {what}\n{self.shown()}"
+            time.sleep(0.01)
+        return time.monotonic() - began_s
+
+    def knows(self, rank: int) -> bool:
+        """Whether this rank was told, or has ended."""
+        return self._file("told", rank).exists() or not Path(f"/proc/{self.pids[rank]}").exists()
+
+    def told(self) -> dict[int, str]:
+        return {int(path.suffix[1:]): path.read_text() for path in self.results.glob("told.*")}
+
+    def left(self) -> dict[int, str]:
+        """What still runs on the hosts that are up."""
+        found = {**self.one.processes(), **(self.two.processes() if self.two.is_on() else {})}
+        return {pid: command for pid, command in found.items() if not any(one in command for one in DAEMONS)}
+
+    def launcher_pid(self) -> int:
+        names = {"horovodrun": "horovod.launcher ", "torchrun": "torch.distributed.run", "srun": "srun "}
+        words = (names.get(self.launcher.partition("-")[0], "mpirun"), "prterun", "mpiexec.hydra")
+        by_age = sorted((pid, command) for pid, command in self.one.processes().items())
+        # What mpirun's script, or another name of it, has become.
+        return [pid for pid, command in by_age if any(one in command for one in words)][0]
+
+    def shown(self) -> str:
+        return f"told: {self.told()}\nleft: {self.left()}\nsaid: {self.said.read_text()[-6000:]}"
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What is done to a world, what the survivors are told of it, and how soon."""
+
+    do: Callable[[World], None]
+    told: str  # a pattern
+    noticed_s: float
+    survivors: Callable[[World], list[int]]
+    loses_host: bool = False
+
+
+def last_of_two(world: World) -> int:
+    return world.pids[world.on_two[-1]]
+
+
+def all_but_the_last(world: World) -> list[int]:
+    return [rank for rank in range(4) if rank != world.on_two[-1]]
+
+
+def those_of_one(world: World) -> list[int]:
+    return [rank for rank in range(4) if rank not in world.on_two]
+
+
+LOST = r"rank \d (has given no sign of life|is unreachable|was lost with its host)"
+FAULTS = {
+    "killed": Fault(
+        lambda world: os.kill(last_of_two(world), signal.SIGKILL),
+        r"rank \d (\(process \d+\) died|is gone|was killed)",
+        0.5,
+        all_but_the_last,
+    ),
+    "frozen": Fault(
+        lambda world: os.kill(last_of_two(world), signal.SIGSTOP),
+        r"rank \d \(process \d+\) was stopped",
+        4.0,
+        all_but_the_last,
+    ),
+    "powered-off": Fault(lambda world: world.two.power_off(), LOST, 6.0, those_of_one, loses_host=True),
+    "cut-off": Fault(lambda world: world.two.link(False), LOST, 6.0, those_of_one, loses_host=True),
+}
+LAUNCHERS = ["horovodrun", "horovodrun-srun", "horovodrun-mpi", *MPI_SLOTS, "srun", "torchrun"]
+# What ends the ranks when it has noticed a failure, before all of them could say anything.
+MAY_BE_FASTER = {*MPI_SLOTS, "horovodrun-mpi", "srun", "torchrun"}
+# They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
+OUTLIVE_A_LOST_HOST = {"intel": "mpi", "srun": "srun "}
+DAILY = [("killed", "srun"), ("powered-off", "openmpi"), ("cut-off", "mpich"), ("cut-off", "horovodrun-srun")]
+CASES = [
+    pytest.param(fault, launcher, marks=() if (fault, launcher) in DAILY else pytest.mark.thorough)
+    for fault in FAULTS
+    for launcher in LAUNCHERS
+]
+
+
+@contextlib.contextmanager
+def world_of(launcher: str, folder: Path) -> Iterator[World]:
+    if "srun" in launcher and (reason := slurm_support.lacking()):
+        not_run(reason)
+    made = Cluster(2, shared=[folder])
+    with made as hosts, contextlib.ExitStack() as stack:
+        made.trust()
+        with open(made.folder / "ssh" / "config", "a") as config:
+            config.write("ServerAliveInterval 2\nServerAliveCountMax 3\n")  # as docs/guides/mpi.md has it
+        if "srun" in launcher:
+            stack.enter_context(Slurm(made, hosts))
+        world = World(hosts, Folder(folder), launcher)
+        stack.callback(world.end)
+        world.begin()
+        yield world
+
+
+@pytest.mark.parametrize("_", range(int(os.environ.get("REPEAT", "1"))))
+@pytest.mark.parametrize(("fault", "launcher"), CASES)
+def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fault: str, launcher: str, _: int) -> None:
+    what = FAULTS[fault]
+    with world_of(launcher, tmp_path) as world:
+        survivors = what.survivors(world)
+        what.do(world)
+        world.wait_until(lambda: all(world.knows(rank) for rank in survivors), "all survivors know", what.noticed_s)
+        left = OUTLIVE_A_LOST_HOST.get(launcher, "\n") if what.loses_host else "\n"
+        world.wait_until(lambda: all(left in one for one in world.left().values()), "all have ended", ENDED_S)
+        told = world.told()
+        assert launcher in MAY_BE_FASTER or set(survivors) <= set(told), world.shown()
+        for text in [*told.values(), *([] if told else [world.said.read_text()])]:
+            assert re.search(what.told, text), world.shown()
+
+
+@pytest.mark.parametrize("_", range(int(os.environ.get("REPEAT", "1"))))
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(one, marks=() if one == "openmpi" else pytest.mark.thorough) for one in LAUNCHERS]
+)
+def test_the_end_of_the_launcher_ends_the_ranks(cluster_tools: None, tmp_path: Path, launcher: str, _: int) -> None:
+    with world_of(launcher, tmp_path) as world:
+        os.kill(world.launcher_pid(), signal.SIGKILL)
+        world.wait_until(lambda: not world.left(), "all have ended", 6.0 + ENDED_S)
