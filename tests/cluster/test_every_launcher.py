@@ -144,11 +144,16 @@ class World:
         return {pid: command for pid, command in found.items() if not any(one in command for one in DAEMONS)}
 
     def launcher_pid(self) -> int:
-        names = {"horovodrun": "horovod.launcher ", "torchrun": "torch.distributed.run", "srun": "srun "}
-        words = (names.get(self.launcher.partition("-")[0], "mpirun"), "prterun", "mpiexec.hydra")
-        by_age = sorted((pid, command) for pid, command in self.one.processes().items())
-        # What mpirun's script, or another name of it, has become.
-        return [pid for pid, command in by_age if any(one in command for one in words)][0]
+        """Of what has started the ranks: mpirun may be a script that starts it, and salloc is not it."""
+        begins = {
+            "openmpi": "prterun ",
+            "openmpi4": "mpirun.openmpi ",
+            "mpich": "mpirun ",
+            "intel": "mpiexec.hydra ",
+            "srun": "srun ",
+            "torchrun": f"{sys.executable} -m torch.distributed.run ",
+        }.get(self.launcher, f"{sys.executable} -m horovod.launcher -np")
+        return min(pid for pid, command in self.one.processes().items() if command.startswith(begins))
 
     def shown(self) -> str:
         return f"told: {self.told()}\nleft: {self.left()}\nsaid: {self.said.read_text()[-6000:]}"
@@ -203,6 +208,7 @@ LAUNCHERS = ["horovodrun", "horovodrun-srun", "horovodrun-mpi", *MPI_SLOTS, "sru
 # What ends the ranks when it has noticed a failure, before all of them could say anything.
 MAY_BE_FASTER = {*MPI_SLOTS, "horovodrun-mpi", "srun", "torchrun"}
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
+ENDED_LATER_S = {"torchrun": 35.0}  # its agents give their ranks 30 s after SIGTERM
 OUTLIVE_A_LOST_HOST = {"intel": "mpi", "srun": "srun "}
 DAILY = [("killed", "srun"), ("powered-off", "openmpi"), ("cut-off", "mpich"), ("cut-off", "horovodrun-srun")]
 CASES = [
@@ -237,8 +243,9 @@ def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fau
         survivors = what.survivors(world)
         what.do(world)
         world.wait_until(lambda: all(world.knows(rank) for rank in survivors), "all survivors know", what.noticed_s)
+        ended_s = ENDED_LATER_S.get(launcher, ENDED_S)
         left = OUTLIVE_A_LOST_HOST.get(launcher, "\n") if what.loses_host else "\n"
-        world.wait_until(lambda: all(left in one for one in world.left().values()), "all have ended", ENDED_S)
+        world.wait_until(lambda: all(left in one for one in world.left().values()), "all have ended", ended_s)
         told = world.told()
         assert launcher in MAY_BE_FASTER or set(survivors) <= set(told), world.shown()
         for text in [*told.values(), *([] if told else [world.said.read_text()])]:
@@ -252,4 +259,4 @@ def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fau
 def test_the_end_of_the_launcher_ends_the_ranks(cluster_tools: None, tmp_path: Path, launcher: str, _: int) -> None:
     with world_of(launcher, tmp_path) as world:
         os.kill(world.launcher_pid(), signal.SIGKILL)
-        world.wait_until(lambda: not world.left(), "all have ended", 6.0 + ENDED_S)
+        world.wait_until(lambda: not world.left(), "all have ended", 6.0 + ENDED_LATER_S.get(launcher, ENDED_S))
