@@ -135,6 +135,9 @@ class World:
         """Whether this rank was told, or has ended."""
         return self._file("told", rank).exists() or not Path(f"/proc/{self.pids[rank]}").exists()
 
+    def ranks_have_ended(self) -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
+
     def told(self) -> dict[int, str]:
         return {int(path.suffix[1:]): path.read_text() for path in self.results.glob("told.*")}
 
@@ -208,8 +211,12 @@ LAUNCHERS = ["horovodrun", "horovodrun-srun", "horovodrun-mpi", *MPI_SLOTS, "sru
 # What ends the ranks when it has noticed a failure, before all of them could say anything.
 MAY_BE_FASTER = {*MPI_SLOTS, "horovodrun-mpi", "srun", "torchrun"}
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
-ENDED_LATER_S = {"torchrun": 35.0}  # its agents give their ranks 30 s after SIGTERM
-OUTLIVE_A_LOST_HOST = {"intel": "mpi", "srun": "srun "}
+# Its agents give their ranks 30 s after SIGTERM.
+RANKS_ENDED_S = {"torchrun": 35.0}
+# The launchers themselves, after their ranks: MPIs by the keepalives of their own connections.
+LAUNCHER_ENDED_S = 12.0
+# They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
+OUTLIVE_A_LOST_HOST = {"intel": "mpi", "srun": "srun ", "torchrun": "torch.distributed.run"}
 DAILY = [("killed", "srun"), ("powered-off", "openmpi"), ("cut-off", "mpich"), ("cut-off", "horovodrun-srun")]
 CASES = [
     pytest.param(fault, launcher, marks=() if (fault, launcher) in DAILY else pytest.mark.thorough)
@@ -243,9 +250,9 @@ def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fau
         survivors = what.survivors(world)
         what.do(world)
         world.wait_until(lambda: all(world.knows(rank) for rank in survivors), "all survivors know", what.noticed_s)
-        ended_s = ENDED_LATER_S.get(launcher, ENDED_S)
+        world.wait_until(world.ranks_have_ended, "all ranks have ended", RANKS_ENDED_S.get(launcher, ENDED_S))
         left = OUTLIVE_A_LOST_HOST.get(launcher, "\n") if what.loses_host else "\n"
-        world.wait_until(lambda: all(left in one for one in world.left().values()), "all have ended", ended_s)
+        world.wait_until(lambda: all(left in one for one in world.left().values()), "all have ended", LAUNCHER_ENDED_S)
         told = world.told()
         assert launcher in MAY_BE_FASTER or set(survivors) <= set(told), world.shown()
         for text in [*told.values(), *([] if told else [world.said.read_text()])]:
@@ -259,4 +266,4 @@ def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fau
 def test_the_end_of_the_launcher_ends_the_ranks(cluster_tools: None, tmp_path: Path, launcher: str, _: int) -> None:
     with world_of(launcher, tmp_path) as world:
         os.kill(world.launcher_pid(), signal.SIGKILL)
-        world.wait_until(lambda: not world.left(), "all have ended", 6.0 + ENDED_LATER_S.get(launcher, ENDED_S))
+        world.wait_until(lambda: not world.left(), "all have ended", 6.0 + ENDED_S)

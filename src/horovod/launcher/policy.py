@@ -13,16 +13,18 @@ __all__ = ["EndPolicy", "EndTheJob"]
 class EndPolicy(Protocol):
     """Decides what the end of a rank means for the others."""
 
-    def seconds_left(self, ended: RankExit) -> float | None:
-        """How long the remaining ranks may go on after this exit; None: the job goes on."""
+    def seconds_left(self, ended: RankExit, hosts: int) -> float | None:
+        """How long the remaining ranks, of so many hosts, may go on after this exit; None: the job goes on."""
 
 
 class EndTheJob:
     """A rank that fails ends the job. The others first get a moment to raise and handle their errors."""
 
     SURVIVOR_GRACE_S = 1.0
-    # If a host was lost. The launcher may find that out 1.5 s before they do, each by its own clock and beats.
-    LOST_HOST_GRACE_S = 3.0
+    # Each host notices a silent one by its own clock: 1.5 s apart, or 2 s if the first rank of a host was stopped.
+    SEVERAL_HOSTS_GRACE_S = 3.0
 
-    def seconds_left(self, ended: RankExit) -> float | None:
-        return self.SURVIVOR_GRACE_S if ended.code != 0 else None
+    def seconds_left(self, ended: RankExit, hosts: int) -> float | None:
+        if ended.code == 0:
+            return None
+        return self.SURVIVOR_GRACE_S if hosts == 1 else self.SEVERAL_HOSTS_GRACE_S

@@ -198,7 +198,7 @@ class _Supervisor:
         text = describe_end(ended, self._pids[rank])
         self._server.gone(rank, text)
         self._say(text)
-        left_s = self._job.policy.seconds_left(ended)
+        left_s = self._job.policy.seconds_left(ended, len(self._agents.links))
         if left_s is not None and self._terminate_at is None:
             self._terminate_at = time.monotonic() + left_s
 
@@ -247,7 +247,7 @@ class _Supervisor:
                 self._server.record_failure(one.rank, text)
                 self._server.gone(one.rank, text)
         if self._terminate_at is None:
-            self._terminate_at = time.monotonic() + EndTheJob.LOST_HOST_GRACE_S
+            self._terminate_at = time.monotonic() + EndTheJob.SEVERAL_HOSTS_GRACE_S
 
     # time
 
