@@ -62,7 +62,8 @@ def faults_of_library(library: Path, processor: str) -> list[str]:
 def faults_of_platform(wheel: Path, platform: str) -> list[str]:
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    oldest = re.search(r'consistent with\s+the following platform tag:\s+"manylinux_(\d+)_(\d+)_', shown)
+    # Its lines are broken anywhere.
+    oldest = re.search(r'consistent with the following platform tag: "manylinux_(\d+)_(\d+)_', " ".join(shown.split()))
     promised = tuple(map(int, platform.split("_")[1:3]))
     if oldest is None or tuple(map(int, oldest.groups())) > promised:
         return [f"is not {platform}:\n{shown}"]
