@@ -39,7 +39,7 @@ test ! -d /etc/ssl/certs || mount --bind /etc/ssl/certs "$root/etc/ssl/certs"
 
 
 def make_debian(root: Path, release: str, tools: Path, limit_s: float) -> None:
-    """A Debian with nothing but what each has, like the image `debian:RELEASE-slim`; `tools`: a folder for its maker."""
+    """A Debian with nothing but the essentials, like the image debian:RELEASE-slim; `tools`: a folder for its maker."""
     unpacked = tools / "debootstrap"
     own = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
     subprocess.run([str(ROOT / "tools" / "unpack-packages"), own, str(unpacked), "debootstrap"], check=True)
