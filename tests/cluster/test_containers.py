@@ -38,7 +38,8 @@ def command_in_guide(program: str) -> list[str]:
     """The words behind `docker exec ... CONTAINER`, for as many ranks as there are hosts here."""
     (line,) = (block for block in fenced(GUIDE) if f" {program} " in block)
     start = line.index(f" {program} ") + 1
-    return shlex.split(line[start:].replace("-np 3", "-np 2"))
+    here = line[start:].replace("-np 3", "-np 2").replace("server1:1,server2:1,server3:1", "host0:1,host1:1")
+    return shlex.split(here)
 
 
 def trained(out: str) -> list[str]:
@@ -137,5 +138,6 @@ def test_all_of_the_recipe(cluster: MakeCluster, volumes: dict[str, Path], tmp_p
     second.start()
     done = ran(first, *command_in_guide("horovodrun"), user="horovod")
     assert trained(done.stdout) == EXPECTED, done
-    done = ran(first, *command_in_guide("mpirun"), user="horovod")
+    words = [{"mpich": {"-H": "-hosts"}}.get(mpi, {}).get(word, word) for word in command_in_guide("mpirun")]
+    done = ran(first, *words, user="horovod")
     assert trained(done.stdout) == EXPECTED, done
