@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || defined(HVD_EMULATED)
 constexpr bool kSanitized = true;  // everything takes many times as long
 #else
 constexpr bool kSanitized = false;
