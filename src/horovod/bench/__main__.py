@@ -8,11 +8,11 @@ import re
 import subprocess
 import sys
 
-from horovod.bench import allreduce, gradients
+from horovod.bench import allreduce, gradients, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
 from horovod.core.settings import Settings
 
-_RUN = {"allreduce": allreduce.run, "gradients": gradients.run}
+_RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "strategies": strategies.run}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -38,6 +38,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"bytes, separated by commas ({DEFAULT_SIZES})",
     )
     one_step = commands.add_parser("gradients", help="ResNet-50's 161 gradients, beside Gloo if torch is installed")
+    old_ways = commands.add_parser("strategies", help="parameter servers, a ring and more beside allreduce, over hosts")
+    old_ways.add_argument(
+        "--bytes", type=size_bytes, default=strategies.resnet50_bytes(), help="of gradients (those of ResNet-50)"
+    )
+    old_ways.add_argument("--only-allreduce", action="store_true", help="nothing beside it")
+    old_ways.add_argument("--rounds", type=int, default=3, help="steps of each strategy, in turns (3)")
+    old_ways.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
+    old_ways.set_defaults(np=1)  # it is started on several hosts, by horovodrun
     for command in (by_size, one_step):
         command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
         command.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")
