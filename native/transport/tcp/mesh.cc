@@ -262,9 +262,20 @@ Status Mesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   return Status();
 }
 
-Status Mesh::advance(std::vector<Arrival>* arrivals) {
+Status Mesh::move(std::vector<Arrival>* arrivals) {
+  report_empty(arrivals);
+  if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
+  bool moved = false;
+  return move_all(arrivals, &moved);
+}
+
+void Mesh::report_empty(std::vector<Arrival>* arrivals) {
   arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
   at_once_.clear();
+}
+
+Status Mesh::advance(std::vector<Arrival>* arrivals) {
+  report_empty(arrivals);
   bool moved = !arrivals->empty();
   fault_point("tcp");
   for (int spins = 0;; ++spins) {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// CarrierChoice: how many members of each host carry data to other hosts, one or as many as there are (step 7). Which
+// is faster depends on the machine, its load and the network, so operations are timed: for each order of magnitude some
+// go this way and some that way, and from then on the faster one is taken, until they are tried again. All members
+// decide from all members' times, so they decide the same. Bits do not depend on it.
+//
+// Collective: every member asks for the same operations in the same order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace hvd {
+
+class CarrierChoice {
+ public:
+  // Whether the next operation, of so many bytes, is shared by all carriers.
+  bool shares(size_t bytes) const { return of(bytes).is_shared(); }
+  // After it. True: the trial is over; the members have to decide() by the slowest member's best().
+  bool add(size_t bytes, uint64_t ns);
+  struct Times {
+    uint64_t alone = UINT64_MAX, shared = UINT64_MAX;  // nanoseconds a mebibyte
+  };
+  Times best(size_t bytes) const { return of(bytes).best; }
+  void decide(size_t bytes, Times slowest) { of(bytes).shared = slowest.shared < slowest.alone; }
+
+ private:
+  struct Magnitude {
+    uint32_t operations = 0;
+    bool shared = true;
+    Times best;
+    bool is_trial() const;
+    bool is_shared() const { return is_trial() ? operations % 2 == 0 : shared; }
+  };
+  static size_t index(size_t bytes);
+  Magnitude& of(size_t bytes) { return magnitudes_[index(bytes)]; }
+  const Magnitude& of(size_t bytes) const { return magnitudes_[index(bytes)]; }
+
+  std::array<Magnitude, 64> magnitudes_;
+};
+
+}  // namespace hvd
