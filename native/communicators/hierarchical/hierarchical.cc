@@ -95,8 +95,8 @@ class Hierarchical final : public Communicator {
 
   std::string describe() const override {
     std::string text = "\"transport\": \"hierarchical\", \"hosts\": " + std::to_string(topology().hosts()) +
-                       ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\", \"inside\": {" +
-                       inside_->describe() + "}";
+                       ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
+                       "\", \"carriers\": " + choice_.describe() + ", \"inside\": {" + inside_->describe() + "}";
     return carrier_ == nullptr ? text : text + ", \"between\": {" + carrier_->describe() + "}";
   }
 
