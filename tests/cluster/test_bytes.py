@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives send between hosts: the bytes that must leave each host, by its interface's counter, and the bits."""
+"""What collectives send from a host, by its interface's counter, is what must leave it; and the bits are right."""
 
 from __future__ import annotations
 

@@ -11,127 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "members.h"
-#include "reference.h"
+#include "random_tensors.h"
 
 namespace {
 
-using hvd::Communicator;
+using namespace random_tensors;
 using hvd::CommunicatorSettings;
-using hvd::Slice;
-using hvd::Status;
-using members::Hosts;
 using members::Wire;
 using members::World;
-using reference::Bytes;
-
-Hosts hosts;  // of the world that runs, by member; empty: one host
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kOperations = 30;
-constexpr int64_t kLargest = 60'000;
-#else
-constexpr int kOperations = 100;
-constexpr int64_t kLargest = 400'000;
-#endif
-
-void expect_ok(const Status& status) {
-  if (status.ok()) return;
-  std::printf("code %d: %s\n", status.code(), status.text().c_str());
-  ++check::failures();
-}
-
-void expect_equal(const Bytes& expected, const Bytes& seen, const Communicator& communicator, const char* what,
-                  uint64_t seed) {
-  if (expected == seen || ++check::failures() > 20) return;  // the sequence goes on, or the other members would wait
-  size_t at = 0;
-  while (expected[at] == seen[at]) ++at;
-  std::printf("%s over %s, member %d of %d, seed %lu: byte %zu of %zu differs\n", what, communicator.name(),
-              communicator.member(), communicator.size(), static_cast<unsigned long>(seed), at, expected.size());
-}
-
-// Bytes that are nobody's output must not change: between the slices lie guards.
-constexpr std::byte kGuard{0xa7};
-constexpr size_t kGuardBytes = 24;
-
-struct Tensors {
-  Bytes inputs, outputs;
-  std::vector<Slice> slices;
-  size_t element_bytes;
-
-  Tensors(std::mt19937_64& random, const Bytes& data, size_t element, bool in_place, int pieces)
-      : element_bytes(element) {
-    const int64_t count = static_cast<int64_t>(data.size() / element);
-    std::vector<int64_t> cuts = {0, count};
-    for (int i = 1; i < pieces; ++i) cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count + 1)));
-    std::sort(cuts.begin(), cuts.end());
-    inputs.resize(data.size() + static_cast<size_t>(pieces + 1) * (kGuardBytes + 64), kGuard);
-    outputs.resize(inputs.size(), kGuard);
-    size_t at = kGuardBytes;
-    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      const int64_t length = cuts[i + 1] - cuts[i];
-      const size_t bytes = static_cast<size_t>(length) * element;
-      if (bytes != 0) std::memcpy(inputs.data() + at, data.data() + static_cast<size_t>(cuts[i]) * element, bytes);
-      slices.push_back({inputs.data() + at, (in_place ? inputs.data() : outputs.data()) + at, length});
-      at += bytes + kGuardBytes / 8 * 8;
-      at = (at + 7) / 8 * 8;
-    }
-  }
-  Bytes result() const {
-    Bytes all;
-    for (const Slice& slice : slices)
-      all.insert(all.end(), slice.output, slice.output + static_cast<size_t>(slice.count) * element_bytes);
-    return all;
-  }
-  bool guards_hold() const {
-    for (size_t i = 0; i < slices.size(); ++i) {
-      const std::byte* const end = slices[i].output + static_cast<size_t>(slices[i].count) * element_bytes;
-      if (slices[i].output[-1] != kGuard || *end != kGuard) return false;
-    }
-    return true;
-  }
-};
-
-Bytes data_of(hvd_dtype dtype, int64_t count, uint64_t seed, int member) {
-  Bytes data(static_cast<size_t>(count) * hvd::element_size(dtype));
-  reference::fill(dtype, seed * 100 + static_cast<uint64_t>(member), data.data(), count);
-  return data;
-}
-
-int64_t random_count(std::mt19937_64& random) {
-  switch (random() % 16) {
-    case 0:
-      return static_cast<int64_t>(random() % 4);
-    case 1:
-    case 2:
-      return static_cast<int64_t>(1 + random() % 16);
-    case 3:
-      return static_cast<int64_t>(random() % 1000);
-    case 4:
-    case 5:
-      return static_cast<int64_t>(random() % 20000);
-    case 6:
-      return static_cast<int64_t>(random() % static_cast<uint64_t>(kLargest));
-    default:
-      return static_cast<int64_t>(random() % 3000);
-  }
-}
-
-hvd::Reduction random_reduction(const Communicator& communicator, std::mt19937_64& random) {
-  const auto dtype = static_cast<hvd_dtype>(random() % 10);
-  hvd_op op = std::array{HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX}[random() % 4];
-  if (!reference::legal(dtype, op)) op = HVD_MIN;
-  hvd::Reduction reduction{dtype, op};
-  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.prescale = 0.5;
-  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.postscale = 1.25;
-  if (op == HVD_SUM && random() % 2 == 0) reduction.divisor = communicator.size();
-  return reduction;
-}
-
-Bytes expected_fold(const hvd::Reduction& reduction, const std::vector<const std::byte*>& inputs, int64_t count) {
-  const Hosts here = hosts.empty() ? Hosts(inputs.size(), 0) : hosts;
-  return reference::fold_over_hosts(reduction, inputs, here, count);
-}
 
 void random_allreduce(Communicator& communicator, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -352,9 +239,6 @@ struct Variant {
   int links;
   CommunicatorSettings options;
 };
-// Several hosts, some with several members; in the last ones the ranks of a host do not follow each other.
-const Hosts kHosts[] = {{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1}, {0, 1, 0, 1, 2}, {0, 0, 1, 1, 0, 2}};
-
 std::vector<Variant> variants() {
   CommunicatorSettings cached, streamed, plain;
   cached.stores = hvd::Stores::kCached;
@@ -394,94 +278,6 @@ TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
       members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 90 + map.size(), kOperations); });
       hosts.clear();
     }
-  }
-}
-
-// Each member has a part for everybody; one member has none.
-void random_share(Communicator& communicator, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto dtype = static_cast<hvd_dtype>(random() % 10);
-  const size_t element = hvd::element_size(dtype);
-  std::vector<Tensors> parts;
-  std::vector<std::vector<Slice>> slices;
-  std::vector<Bytes> expected;
-  for (int m = 0; m < communicator.size(); ++m) {
-    const int64_t count = m == 1 ? 0 : random_count(random);
-    expected.push_back(data_of(dtype, count, seed, m));
-    const bool in_place = random() % 2 == 0;
-    parts.emplace_back(random, m == communicator.member() ? expected.back() : Bytes(expected.back().size()), element,
-                       in_place, 1 + static_cast<int>(random() % 4));
-    slices.push_back(parts.back().slices);
-  }
-  expect_ok(communicator.share(slices, element));
-  for (size_t m = 0; m < parts.size(); ++m) {
-    expect_equal(expected[m], parts[m].result(), communicator, "share", seed);
-    EXPECT(parts[m].guards_hold());
-  }
-}
-
-// An allreduce whose pieces are offered and finished one by one.
-void random_pieces(Communicator& communicator, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const hvd::Reduction reduction = random_reduction(communicator, random);
-  const int64_t count = 1 + random_count(random);
-  const hvd::Cut cut{1 + static_cast<int64_t>(random() % static_cast<uint64_t>(count + count / 4 + 1)),
-                     1 + static_cast<int64_t>(random() % 4)};
-  std::vector<Bytes> inputs;
-  std::vector<const std::byte*> pointers;
-  for (int m = 0; m < communicator.size(); ++m) inputs.push_back(data_of(reduction.dtype, count, seed, m));
-  for (const Bytes& input : inputs) pointers.push_back(input.data());
-  Tensors tensors(random, inputs[static_cast<size_t>(communicator.member())], hvd::element_size(reduction.dtype), true,
-                  1 + static_cast<int>(random() % 5));
-  const int64_t pieces = (count + cut.elements - 1) / cut.elements;
-  const auto operation = communicator.allreduce_in_pieces(tensors.slices, reduction, cut);
-  for (int64_t k = 0; k < pieces + cut.ahead; ++k) {
-    if (k < pieces) expect_ok(operation->offer(k));
-    if (k >= cut.ahead) expect_ok(operation->finish(k - cut.ahead));
-  }
-  expect_equal(expected_fold(reduction, pointers, count), tensors.result(), communicator, "pieces", seed);
-  EXPECT(tensors.guards_hold());
-}
-
-TEST(parts_are_shared_and_pieces_reduced_over_every_wire) {
-  for (const Wire wire : {Wire::kShm, Wire::kTcp, Wire::kHierarchical}) {
-    for (const Hosts& map : kHosts) {
-      if (wire != Wire::kShm) hosts = map;
-      World world(wire, wire == Wire::kShm ? Hosts(map.size(), 0) : map, 2);
-      members::run_threads(world, {}, [&](Communicator& c) {
-        for (uint64_t seed = 1; seed <= kOperations / 4; ++seed) {
-          random_share(c, seed);
-          random_pieces(c, seed + 1000);
-        }
-      });
-      hosts.clear();
-    }
-  }
-}
-
-// So that every way of the trial, and what follows it, is taken, with pieces of all lengths at the end.
-TEST(large_allreduces_over_hosts_have_the_same_bits_whoever_carries_them) {
-  for (const Hosts& map : kHosts) {
-    hosts = map;
-    World world(Wire::kHierarchical, map, 2);
-    members::run_threads(world, {}, [&](Communicator& c) {
-      for (int64_t i = 0; i < (kSanitized ? 5 : 12); ++i) {
-        const int64_t count = 300'000 + i * 7;
-        std::vector<Bytes> inputs;
-        std::vector<const std::byte*> pointers;
-        for (int m = 0; m < c.size(); ++m)
-          inputs.push_back(data_of(HVD_FLOAT32, count, 5 + static_cast<uint64_t>(i), m));
-        for (const Bytes& input : inputs) pointers.push_back(input.data());
-        Bytes mine = inputs[static_cast<size_t>(c.member())];
-        const Slice slice{mine.data(), mine.data(), count};
-        expect_ok(c.allreduce({&slice, 1}, {HVD_FLOAT32, HVD_SUM}));
-        expect_equal(expected_fold({HVD_FLOAT32, HVD_SUM}, pointers, count), mine, c, "large allreduce",
-                     static_cast<uint64_t>(i));
-      }
-      if (!kSanitized && map.size() == 4 && map[2] == map[3])
-        EXPECT(c.describe().find("\"shared_ns\"") != std::string::npos);
-    });
-    hosts.clear();
   }
 }
 
