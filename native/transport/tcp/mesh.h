@@ -88,7 +88,7 @@ class Mesh {
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
   void report_empty(std::vector<Arrival>* arrivals);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
-  Status sleep();
+  Status poll_links(int timeout_ms, bool* ready);
   Status check_links() const;
   Status interrupted() const;
   Status lost(const Link& link, const std::string& why) const;
@@ -100,6 +100,7 @@ class Mesh {
   const std::shared_ptr<DataLinks> data_links_;
   std::vector<Link> links_;   // by peer, then index; the member's own stay unused
   size_t pending_ = 0;        // queued pieces that are not done
+  size_t pending_bytes_ = 0;  // of them
   std::vector<int> opening_;  // peers whose links are used, but not open
   Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;
