@@ -116,6 +116,30 @@ MUTATIONS = (
         "the last rank's input is not part of large sums over TCP",
         (native("communicator_test", "random_operations_among_threads"),),
     ),
+    Mutation(
+        "carriers-carry-the-same",
+        "native/communicators/hierarchical/allreduce.cc",
+        "part(k, inner_.inside.member())",
+        "part(k, 0)",
+        "all members of a host carry the first one's part of a large batch",
+        (native("pieces_test", "large_allreduces"),),
+    ),
+    Mutation(
+        "piece-finished-early",
+        "native/collectives/mesh_allreduce.cc",
+        "return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0;",
+        "return folded_ > k;",
+        "a piece counts as finished before the other hosts' results of it have come",
+        (native("pieces_test", "parts_are_shared"),),
+    ),
+    Mutation(
+        "root-sends-all-again",
+        "native/collectives/mesh_copy.cc",
+        "if (chunks + size - 2 < chunks * steps) {",
+        "if (false) {",
+        "of a large broadcast over four hosts, the root's host sends everything twice",
+        (python("tests/cluster/test_bytes.py"),),
+    ),
     # engine
     Mutation(
         "join-overtakes",

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,23 @@ struct Slice {
   const std::byte* input;
   std::byte* output;
   int64_t count;
+};
+
+// How an allreduce is cut: into pieces of so many elements, the last one shorter.
+struct Cut {
+  int64_t elements;
+  int64_t ahead;  // how many pieces are offered before the first one is finished, at least 1
+};
+
+// An allreduce whose inputs come piece by piece, and whose results leave so. The slices stay as they are until the last
+// piece is finished; meanwhile the communicator does nothing else.
+class PiecewiseAllreduce {
+ public:
+  virtual ~PiecewiseAllreduce() = default;
+  // The input of this piece is there, as are those of the pieces before it. Moves what can move without waiting.
+  virtual Status offer(int64_t piece) = 0;
+  // Blocks until the result of this piece is there. The piece `ahead` further on has been offered, if there is one.
+  virtual Status finish(int64_t piece) = 0;
 };
 
 class Communicator {
@@ -51,6 +69,13 @@ class Communicator {
   // destination, one after another; `all` receives the parts by source.
   virtual Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) = 0;
   virtual Status barrier() = 0;
+
+  // The same as an allreduce, in pieces. The default moves nothing before a piece is finished.
+  virtual std::unique_ptr<PiecewiseAllreduce> allreduce_in_pieces(std::span<const Slice> slices,
+                                                                  const Reduction& reduction, Cut cut);
+  // parts[m]: what member m has for everybody, equally long on all members: m's input, everybody's output. At m, they
+  // may be the same memory. The default is a broadcast from each member.
+  virtual Status share(std::span<const std::vector<Slice>> parts, size_t element_bytes);
 
   // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for
   // example "\"hop_ns\": 41, \"stores\": \"cached\"".

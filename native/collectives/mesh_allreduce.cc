@@ -5,78 +5,107 @@
 #include <algorithm>
 #include <vector>
 
+#include "platform/float_state.h"
+
 namespace hvd {
 
 namespace {
 
-constexpr int64_t kLag = 2;  // chunks whose shares are under way before the first result is sent
 constexpr size_t kShareBytes = size_t{256} << 10;
 constexpr size_t kShareUnitBytes = 64;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
-class DirectExchange {
+class DirectExchange final : public PiecewiseAllreduce {
  public:
   DirectExchange(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
-                 std::vector<std::byte>* scratch)
+                 std::vector<std::byte>* scratch, Cut cut)
       : mesh_(mesh),
         fold_(fold),
         slices_(slices),
         reduction_(reduction),
         scratch_(scratch),
+        ahead_(cut.ahead),
         element_bytes_(static_cast<int64_t>(slices.element_bytes())),
-        share_elements_(static_cast<int64_t>(share_bytes(slices.bytes())) / element_bytes_),
-        chunk_elements_(share_elements_ * mesh.size()),
+        chunk_elements_(cut.elements),
         chunks_((slices.count() + chunk_elements_ - 1) / chunk_elements_),
         links_(slices.bytes() >= kManyLinksBytes ? mesh.links_per_peer() : 1),
-        missing_(static_cast<size_t>(chunks_), mesh.size() - 1),
+        missing_shares_(static_cast<size_t>(chunks_), mesh.size() - 1),
+        missing_results_(static_cast<size_t>(chunks_), 0),
         sources_(static_cast<size_t>(mesh.size())) {
-    scratch_->resize(
-        std::max(scratch_->size(), static_cast<size_t>(mesh.size() * kLag * share_elements_ * element_bytes_)));
+    const int64_t unit = unit_elements();
+    stride_ = static_cast<size_t>(share_of(chunk_elements_, mesh.size(), 0, unit).count * element_bytes_);
+    const size_t needed = static_cast<size_t>(mesh.size() * ahead_) * stride_;
+    scratch_->resize(std::max(scratch_->size(), needed));
+    mesh_.begin("allreduce");
   }
 
-  Status run() {
-    mesh_.begin("allreduce");
-    for (int64_t k = 0; k < kLag; ++k) exchange_shares(k);
-    std::vector<Mesh::Arrival> arrivals;
-    while (folded_ < chunks_ || !mesh_.idle()) {
-      arrivals.clear();
-      HVD_RETURN_IF_ERROR(mesh_.advance(&arrivals));
-      for (const Mesh::Arrival& arrival : arrivals) --missing_[static_cast<size_t>(arrival.tag)];
-      // In the order of the chunks, as the links carry them.
-      while (folded_ < chunks_ && missing_[static_cast<size_t>(folded_)] == 0) {
-        fold(folded_);
-        exchange_results(folded_);
-        exchange_shares(folded_ + kLag);
-        ++folded_;
-      }
+  Status offer(int64_t piece) override {
+    offered_ = std::min(chunks_, piece + 1);
+    queue_what_is_due();
+    if (mesh_.idle()) return Status();
+    arrivals_.clear();
+    HVD_RETURN_IF_ERROR(mesh_.move(&arrivals_));
+    return handle_arrivals();
+  }
+
+  Status finish(int64_t piece) override {
+    while (!is_finished(piece)) {
+      arrivals_.clear();
+      HVD_RETURN_IF_ERROR(mesh_.advance(&arrivals_));
+      HVD_RETURN_IF_ERROR(handle_arrivals());
     }
     return Status();
   }
 
  private:
-  // At least kLag chunks where the batch is large enough to be cut at all.
-  size_t share_bytes(size_t bytes) const {
-    const size_t half = bytes / (2 * static_cast<size_t>(mesh_.size()));
-    const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-    return std::clamp(rounded, kShareUnitBytes, kShareBytes);
+  // With the last one, everything has also been sent.
+  bool is_finished(int64_t k) const {
+    if (k >= chunks_ - 1) return folded_ == chunks_ && mesh_.idle();
+    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0;
   }
+  int64_t unit_elements() const { return std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_); }
   int link(int64_t k) const { return static_cast<int>(k % links_); }
   Share share(int64_t k, int member) const {
     const int64_t begin = k * chunk_elements_;
-    const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_);
-    Share part = share_of(std::min(chunk_elements_, slices_.count() - begin), mesh_.size(), member, unit);
+    Share part = share_of(std::min(chunk_elements_, slices_.count() - begin), mesh_.size(), member, unit_elements());
     part.begin += begin;
     return part;
   }
   std::byte* scratch(int64_t k, int member) const {
-    return scratch_->data() + (member * kLag + k % kLag) * share_elements_ * element_bytes_;
+    return scratch_->data() + static_cast<size_t>(member * ahead_ + k % ahead_) * stride_;
   }
   size_t bytes(int64_t count) const { return static_cast<size_t>(count * element_bytes_); }
 
-  // My peers' shares of chunk k to them, and theirs of my share into scratch, where chunk k - kLag has been folded by
+  Status handle_arrivals() {
+    for (const Mesh::Arrival& arrival : arrivals_) {
+      if (arrival.tag < chunks_) {
+        --missing_shares_[static_cast<size_t>(arrival.tag)];
+      } else {
+        --missing_results_[static_cast<size_t>(arrival.tag - chunks_)];
+      }
+    }
+    queue_what_is_due();
+    return Status();
+  }
+
+  // In the order of the chunks, as the links carry them.
+  void queue_what_is_due() {
+    for (;;) {
+      if (shared_ < offered_ && shared_ < folded_ + ahead_) {
+        exchange_shares(shared_++);
+      } else if (folded_ < shared_ && missing_shares_[static_cast<size_t>(folded_)] == 0 &&
+                 shared_ == std::min(chunks_, folded_ + ahead_)) {
+        fold(folded_);
+        exchange_results(folded_++);
+      } else {
+        return;
+      }
+    }
+  }
+
+  // My peers' shares of chunk k to them, and theirs of my share into scratch, where chunk k - ahead has been folded by
   // now.
   void exchange_shares(int64_t k) {
-    if (k >= chunks_) return;
     for (int step = 1; step < mesh_.size(); ++step) {
       const int to = (mesh_.member() + step) % mesh_.size(),
                 from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
@@ -84,11 +113,14 @@ class DirectExchange {
       slices_.for_range(theirs.begin, theirs.count, [&](const std::byte* input, std::byte*, size_t, int64_t count) {
         mesh_.send(to, link(k), input, bytes(count));
       });
-      mesh_.receive(from, link(k), scratch(k, from), bytes(share(k, mesh_.member()).count), k);
+      const size_t mine = bytes(share(k, mesh_.member()).count);
+      if (mine == 0) --missing_shares_[static_cast<size_t>(k)];
+      mesh_.receive(from, link(k), scratch(k, from), mine, mine == 0 ? Mesh::kNoTag : k);
     }
   }
 
   void fold(int64_t k) {
+    const FloatState state;
     const Share mine = share(k, mesh_.member());
     slices_.for_range(mine.begin, mine.count,
                       [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
@@ -110,21 +142,24 @@ class DirectExchange {
       });
       const Share theirs = share(k, from);
       slices_.for_range(theirs.begin, theirs.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-        mesh_.receive(from, link(k), output, bytes(count));
+        ++missing_results_[static_cast<size_t>(k)];
+        mesh_.receive(from, link(k), output, bytes(count), chunks_ + k);
       });
     }
   }
 
   Mesh& mesh_;
   MemberFold& fold_;
-  const SliceList& slices_;
-  const Reduction& reduction_;
+  const SliceList slices_;
+  const Reduction reduction_;
   std::vector<std::byte>* const scratch_;
-  const int64_t element_bytes_, share_elements_, chunk_elements_, chunks_;
+  const int64_t ahead_, element_bytes_, chunk_elements_, chunks_;
   const int links_;
-  std::vector<int> missing_;  // by chunk: peers whose share has not come
+  size_t stride_;                                      // of scratch: the longest share
+  std::vector<int> missing_shares_, missing_results_;  // by chunk: what has not come
   std::vector<const std::byte*> sources_;
-  int64_t folded_ = 0;
+  std::vector<Mesh::Arrival> arrivals_;
+  int64_t offered_ = 0, shared_ = 0, folded_ = 0;  // how many chunks
 };
 
 }  // namespace
@@ -158,7 +193,21 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
 
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch) {
-  return DirectExchange(mesh, fold, slices, reduction, scratch).run();
+  // At least two chunks if the batch is large enough to be cut at all.
+  const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
+  const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
+  const size_t share = std::clamp(rounded, kShareUnitBytes, kShareBytes);
+  const auto elements = static_cast<int64_t>(share / slices.element_bytes()) * mesh.size();
+  DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
+  const int64_t last = (slices.count() - 1) / elements;
+  HVD_RETURN_IF_ERROR(exchange.offer(last));
+  return exchange.finish(last);
+}
+
+std::unique_ptr<PiecewiseAllreduce> direct_allreduce_in_pieces(Mesh& mesh, MemberFold& fold, const SliceList& slices,
+                                                               const Reduction& reduction,
+                                                               std::vector<std::byte>* scratch, Cut cut) {
+  return std::make_unique<DirectExchange>(mesh, fold, slices, reduction, scratch, cut);
 }
 
 }  // namespace hvd

@@ -6,11 +6,16 @@
 //           straight to member j, which folds the shares as soon as the last has come, and sends the result straight
 //           back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links, both ways.
 //
-// The order on a link is the same for every pair: the shares of the first kLag chunks, then by turns the result of
-// chunk i and the share of chunk i + kLag. A result waits for its fold, which waits for the peers' shares of the same
-// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle.
+// The order on a link is the same for every pair: the shares of the first `ahead` chunks, then by turns the result of
+// chunk i and the share of chunk i + ahead. A result waits for its fold, which waits for the peers' shares of the same
+// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle. In
+// pieces, a piece is a chunk, and a share waits for its offer, too.
 #pragma once
 
+#include <memory>
+#include <vector>
+
+#include "collectives/communicator.h"
 #include "collectives/levels.h"
 #include "collectives/slices.h"
 #include "reduction/kernels.h"
@@ -23,5 +28,8 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
                           const Reduction& reduction, std::vector<std::byte>* scratch);
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch);
+std::unique_ptr<PiecewiseAllreduce> direct_allreduce_in_pieces(Mesh& mesh, MemberFold& fold, const SliceList& slices,
+                                                               const Reduction& reduction,
+                                                               std::vector<std::byte>* scratch, Cut cut);
 
 }  // namespace hvd

@@ -3,6 +3,7 @@
 #include "collectives/mesh_copy.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 namespace hvd {
@@ -13,6 +14,26 @@ constexpr size_t kChunkBytes = size_t{256} << 10;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
 int links_for(const Mesh& mesh, size_t bytes) { return bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1; }
+
+struct Tree {
+  int parent = 0;
+  std::vector<int> children;
+};
+
+// By places; the root's is 0. A binomial tree takes log2(size) steps, in each of which the root sends everything again.
+// A line takes a step for each chunk and each further place, and nobody sends anything twice. Whichever is shorter.
+Tree tree_of(int size, int place, int64_t chunks) {
+  const int steps = std::bit_width(static_cast<unsigned>(size - 1));
+  if (chunks + size - 2 < chunks * steps) {
+    return {place - 1, place + 1 < size ? std::vector<int>{place + 1} : std::vector<int>{}};
+  }
+  Tree tree{place & (place - 1), {}};
+  for (int bit = 1; bit < size && (place & bit) == 0; bit <<= 1) {
+    if (place + bit < size) tree.children.push_back(place + bit);
+  }
+  std::reverse(tree.children.begin(), tree.children.end());  // the largest subtree first
+  return tree;
+}
 
 }  // namespace
 
@@ -25,11 +46,9 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
   const bool is_root = place == 0;
   mesh.begin("broadcast");
 
+  const Tree tree = tree_of(size, place, chunks);
   std::vector<int> children;
-  for (int bit = 1; bit < size && (place & bit) == 0; bit <<= 1) {
-    if (place + bit < size) children.push_back((place + bit + root) % size);
-  }
-  std::reverse(children.begin(), children.end());  // the largest subtree first
+  for (const int child : tree.children) children.push_back((child + root) % size);
   const auto elements = [&](int64_t k) { return std::min(chunk_elements, slices.count() - k * chunk_elements); };
   const auto hand_on = [&](int64_t k) {
     for (int child : children) {
@@ -49,7 +68,7 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
     });
     return Status();
   }
-  const int parent = ((place & (place - 1)) + root) % size;
+  const int parent = (tree.parent + root) % size;
   std::vector<int> missing(static_cast<size_t>(chunks), 0);  // pieces by chunk
   for (int64_t k = 0; k < chunks; ++k) {
     slices.for_range(k * chunk_elements, elements(k), [&](const std::byte*, std::byte* output, size_t, int64_t count) {

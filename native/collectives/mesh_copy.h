@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Broadcast, allgather (which exchange is a case of) and barrier over a Mesh (step 7).
 //
-// Broadcast runs down a binomial tree whose top is the root: the members are counted from the root, and a member's
-// parent is its number with the lowest bit cleared. Chunks are handed on as they arrive. Allgather sends straight to
+// The members are counted from the root. A small broadcast runs down a binomial tree: a member's parent is its number
+// with the lowest bit cleared. A large one runs along the line, so that nobody sends anything twice. Chunks are handed on
+// as they arrive. Allgather sends straight to
 // everybody. Barrier is a dissemination: in turn t a byte goes to the member 2^t further on; after log2(n) turns
 // everybody has heard of everybody.
 #pragma once

@@ -46,6 +46,15 @@ class SliceList {
     }
   }
 
+  // The slices that such a range consists of.
+  std::vector<Slice> range(int64_t begin, int64_t count) const {
+    std::vector<Slice> pieces;
+    for_range(begin, count, [&](const std::byte* input, std::byte* output, size_t, int64_t length) {
+      pieces.push_back({input, output, length});
+    });
+    return pieces;
+  }
+
  private:
   std::span<const Slice> slices_;
   std::vector<int64_t> ends_;  // of slice i, in elements from the beginning of the first

@@ -59,39 +59,49 @@ Status slot_exchange(SlotRing& ring, const Kernels& kernels, const void* mine, s
   return Status();
 }
 
-Status slot_allgather(SlotRing& ring, const Kernels& kernels, const void* mine,
-                      std::span<const int64_t> bytes_of_member, void* all, bool stream) {
-  const int64_t chunk_bytes = static_cast<int64_t>(ring.chunk_bytes());
-  const int64_t largest = *std::max_element(bytes_of_member.begin(), bytes_of_member.end());
-  const int64_t chunks = (largest + chunk_bytes - 1) / chunk_bytes;
-  std::vector<std::byte*> targets(bytes_of_member.size());
-  std::byte* next = static_cast<std::byte*>(all);
-  for (size_t m = 0; m < targets.size(); ++m) {
-    targets[m] = next;
-    next += bytes_of_member[m];
+Status slot_allgather(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
+                      size_t element_bytes, bool stream) {
+  const auto chunk_elements = static_cast<int64_t>(ring.chunk_bytes() / element_bytes);
+  std::vector<SliceList> lists;
+  int64_t largest = 0;
+  for (const std::vector<Slice>& part : parts) {
+    lists.emplace_back(part, element_bytes);
+    largest = std::max(largest, lists.back().count());
   }
-  const std::byte* const input = static_cast<const std::byte*>(mine);
+  const int64_t chunks = (largest + chunk_elements - 1) / chunk_elements;
   const auto length = [&](int member, int64_t k) {
-    return std::min(chunk_bytes, bytes_of_member[static_cast<size_t>(member)] - k * chunk_bytes);
+    return std::min(chunk_elements, lists[static_cast<size_t>(member)].count() - k * chunk_elements);
+  };
+  const auto for_chunk = [&](int member, int64_t k, const auto& visit) {
+    lists[static_cast<size_t>(member)].for_range(
+        k * chunk_elements, length(member, k),
+        [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+          visit(input, output, offset, static_cast<size_t>(count) * element_bytes);
+        });
   };
   // A chunk is read one turn after it was filled, so that the peers have time to fill theirs.
   for (int64_t k = 0; k < chunks + 1; ++k) {
     const uint32_t chunk = ring.next_chunk() + static_cast<uint32_t>(k);
-    if (const int64_t bytes = length(ring.member(), k); k < chunks && bytes > 0) {
+    if (k < chunks && length(ring.member(), k) > 0) {
       if (!ring.wait_input_slot(chunk)) return ring.interrupted("allgather");
-      kernels.copy(ring.input_slot(ring.member(), chunk), input + k * chunk_bytes, static_cast<size_t>(bytes), stream);
+      std::byte* const slot = ring.input_slot(ring.member(), chunk);
+      for_chunk(ring.member(), k, [&](const std::byte* input, std::byte*, size_t offset, size_t bytes) {
+        kernels.copy(slot + offset, input, bytes, stream);
+      });
       ring.publish_filled(chunk);
-      kernels.copy(targets[static_cast<size_t>(ring.member())] + k * chunk_bytes, input + k * chunk_bytes,
-                   static_cast<size_t>(bytes), false);
+      for_chunk(ring.member(), k, [&](const std::byte* input, std::byte* output, size_t, size_t bytes) {
+        kernels.copy(output, input, bytes, false);
+      });
     }
     if (k == 0) continue;
     for (int step = 1; step < ring.size(); ++step) {
       const int owner = (ring.member() + step) % ring.size();
-      const int64_t bytes = length(owner, k - 1);
-      if (bytes <= 0) continue;
+      if (length(owner, k - 1) <= 0) continue;
       if (!ring.wait_filled(owner, chunk - 1)) return ring.interrupted("allgather");
-      kernels.copy(targets[static_cast<size_t>(owner)] + (k - 1) * chunk_bytes, ring.input_slot(owner, chunk - 1),
-                   static_cast<size_t>(bytes), false);
+      const std::byte* const slot = ring.input_slot(owner, chunk - 1);
+      for_chunk(owner, k - 1, [&](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
+        kernels.copy(output, slot + offset, bytes, false);
+      });
     }
     ring.publish_consumed(chunk - 1);
   }

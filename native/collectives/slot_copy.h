@@ -6,6 +6,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "collectives/slices.h"
 #include "reduction/kernels.h"
@@ -16,8 +17,9 @@ namespace hvd {
 Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& slices, int root, bool stream);
 // At most kTinyBytes go in the flag's line, else one chunk: `bytes` must not exceed chunk_bytes().
 Status slot_exchange(SlotRing& ring, const Kernels& kernels, const void* mine, size_t bytes, void* all);
-Status slot_allgather(SlotRing& ring, const Kernels& kernels, const void* mine,
-                      std::span<const int64_t> bytes_of_member, void* all, bool stream);
+// parts[m]: what member m has for everybody: its input, everybody's output.
+Status slot_allgather(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
+                      size_t element_bytes, bool stream);
 Status slot_barrier(SlotRing& ring);
 
 }  // namespace hvd

@@ -41,6 +41,11 @@ class Tcp final : public Communicator {
     return gathered ? gathered_allreduce(mesh_, kernels_, fold_, list, reduction, &scratch_)
                     : direct_allreduce(mesh_, fold_, list, reduction, &scratch_);
   }
+  std::unique_ptr<PiecewiseAllreduce> allreduce_in_pieces(std::span<const Slice> slices, const Reduction& reduction,
+                                                          Cut cut) override {
+    const SliceList list(slices, element_size(reduction.dtype));
+    return direct_allreduce_in_pieces(mesh_, fold_, list, reduction, &scratch_, cut);
+  }
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
     return tree_broadcast(mesh_, kernels_, SliceList(slices, element_bytes), root_member);
   }

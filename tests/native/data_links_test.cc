@@ -143,16 +143,20 @@ Status sum(Communicator& communicator, size_t floats) {
   return status;
 }
 
-TEST(a_broadcast_opens_the_links_of_its_tree_alone) {
-  LazyWorld world(4);
-  world.run([](Communicator& communicator) {
-    std::vector<float> values(1'000'000, static_cast<float>(communicator.member()));
-    std::byte* const data = reinterpret_cast<std::byte*>(values.data());
-    const Slice slice{data, data, static_cast<int64_t>(values.size())};
-    EXPECT(communicator.broadcast({&slice, 1}, 4, 0).ok());
-    EXPECT(std::ranges::all_of(values, [](float v) { return v == 0.0f; }));
-  });
-  EXPECT((world.opened() == std::set<std::pair<int, int>>{{10, 11}, {10, 12}, {12, 13}}));
+TEST(a_broadcast_opens_the_links_of_its_tree_or_its_line_alone) {
+  using Links = std::set<std::pair<int, int>>;
+  for (const auto& [floats, links] :
+       {std::pair<size_t, Links>{1000, {{10, 11}, {10, 12}, {12, 13}}}, {1'000'000, {{10, 11}, {11, 12}, {12, 13}}}}) {
+    LazyWorld world(4);
+    world.run([length = floats](Communicator& communicator) {
+      std::vector<float> values(length, static_cast<float>(communicator.member()));
+      std::byte* const data = reinterpret_cast<std::byte*>(values.data());
+      const Slice slice{data, data, static_cast<int64_t>(values.size())};
+      EXPECT(communicator.broadcast({&slice, 1}, 4, 0).ok());
+      EXPECT(std::ranges::all_of(values, [](float v) { return v == 0.0f; }));
+    });
+    EXPECT(world.opened() == links);
+  }
 }
 
 TEST(without_an_operation_no_link_is_opened_and_an_allreduce_opens_all_pairs_once) {

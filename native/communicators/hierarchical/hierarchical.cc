@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator over several hosts with several members on some of them (step 7): two communicators in one. *Inside*
-// joins the members of a host; its first one, the host's leader, is also in *between*, which joins the leaders.
+// The communicator over several hosts with several members on some of them (step 7): several communicators in one.
+// *Inside* joins the members of a host; its first one, the host's leader, is also in *between*, which joins the leaders.
+// Of large allreduces other members of the hosts carry parts, each with those of its number on the other hosts: as many
+// as every host has.
 //
-//   allreduce      inside, to every member's output; between, over that; from the leader back to its host
+//   allreduce      small: inside, to every member's output; between, over that; from the leader back to its host.
+//                  large: allreduce.h
 //   reducescatter  all to the leader; between, each leader gets what its host will have; out to the members
 //   broadcast      on the root's host first, then between, then on the other hosts
 //   allgather      each host's block inside, the blocks between, all of it from the leader to its host
@@ -21,8 +24,11 @@
 
 #include "collectives/levels.h"
 #include "collectives/slices.h"
+#include "communicators/hierarchical/allreduce.h"
 #include "communicators/hierarchical/alltoall.h"
+#include "communicators/hierarchical/carriers.h"
 #include "communicators/registry.h"
+#include "platform/clock.h"
 #include "platform/float_state.h"
 
 namespace hvd {
@@ -31,13 +37,27 @@ namespace {
 
 constexpr int kLeader = 0;                              // among the members of a host
 constexpr int64_t kGatheredBytes = int64_t{256} << 10;  // of one member, if all values travel
+constexpr size_t kPiecesBytes = size_t{256} << 10;      // below, waits inside cost more than what pieces save
 using Bytes = std::vector<std::byte>;
+
+// How many members of each host may carry data to other hosts.
+int carriers_of(const Topology& members) {
+  size_t carriers = members.ranks_of(0).size();
+  for (int host = 1; host < members.hosts(); ++host) carriers = std::min(carriers, members.ranks_of(host).size());
+  return static_cast<int>(carriers);
+}
 
 class Hierarchical final : public Communicator {
  public:
+  // `between`: those with this member's number; null if some host has none.
   Hierarchical(Members members, const Kernels& kernels, std::unique_ptr<Communicator> inside,
                std::unique_ptr<Communicator> between)
-      : members_(std::move(members)), kernels_(kernels), inside_(std::move(inside)), between_(std::move(between)) {
+      : members_(std::move(members)),
+        kernels_(kernels),
+        carriers_(carriers_of(members_.topology)),
+        inside_(std::move(inside)),
+        carrier_(std::move(between)),
+        between_(inside_->member() == kLeader ? carrier_.get() : nullptr) {
     for (int host = 0; host < topology().hosts(); ++host) {
       for (const int member : topology().ranks_of(host)) by_host_.push_back(member);
     }
@@ -68,16 +88,16 @@ class Hierarchical final : public Communicator {
     return reduce_parts(parts, reduction).while_doing("reducescatter");
   }
   Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
-    HierarchicalAlltoall operation(members_, by_host_, kernels_, {*inside_, between_.get()}, bytes);
+    HierarchicalAlltoall operation(members_, by_host_, kernels_, {*inside_, between_}, bytes);
     return operation.run(static_cast<const std::byte*>(mine), static_cast<std::byte*>(all)).while_doing("alltoall");
   }
   Status barrier() override { return meet().while_doing("barrier"); }
 
   std::string describe() const override {
     std::string text = "\"transport\": \"hierarchical\", \"hosts\": " + std::to_string(topology().hosts()) +
-                       ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\", \"inside\": {" +
-                       inside_->describe() + "}";
-    return between_ == nullptr ? text : text + ", \"between\": {" + between_->describe() + "}";
+                       ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) +
+                       "\", \"carriers\": " + choice_.describe() + ", \"inside\": {" + inside_->describe() + "}";
+    return carrier_ == nullptr ? text : text + ", \"between\": {" + carrier_->describe() + "}";
   }
 
  private:
@@ -93,6 +113,7 @@ class Hierarchical final : public Communicator {
   }
 
   Status reduce(std::span<const Slice> slices, const Reduction& reduction);
+  Status reduce_in_pieces(std::span<const Slice> slices, const Reduction& reduction, size_t bytes);
   Status spread(std::span<const Slice> slices, size_t element_bytes, int root_member);
   Status gather_bytes(const void* mine, std::span<const int64_t> bytes_of_member, void* all) {
     return gather(bytes_of_member, all, [&](const std::vector<int64_t>& bytes_of_local, std::byte* block) {
@@ -114,9 +135,12 @@ class Hierarchical final : public Communicator {
 
   const Members members_;
   const Kernels kernels_;
+  const int carriers_;
   const std::unique_ptr<Communicator> inside_;
-  const std::unique_ptr<Communicator> between_;  // null if this member leads no host
+  const std::unique_ptr<Communicator> carrier_;  // null if this member carries nothing to other hosts
+  Communicator* const between_;                  // null if this member leads no host
   std::vector<int> by_host_;                     // all members, host by host
+  CarrierChoice choice_;
 };
 
 // Each output as input and output of what follows.
@@ -128,11 +152,32 @@ std::vector<Slice> outputs_of(std::span<const Slice> slices) {
 
 Status Hierarchical::reduce(std::span<const Slice> slices, const Reduction& reduction) {
   if (averages_integers(reduction)) return allreduce_of_all_values(slices, reduction);
+  size_t bytes = 0;
+  for (const Slice& slice : slices) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
+  if (bytes >= kPiecesBytes) return reduce_in_pieces(slices, reduction, bytes);
   const Levels levels = levels_of(reduction);
   HVD_RETURN_IF_ERROR(inside_->allreduce(slices, levels.inside));
   const std::vector<Slice> results = outputs_of(slices);
   if (leads()) HVD_RETURN_IF_ERROR(between_->allreduce(results, levels.between));
   return inside_->broadcast(results, element_size(reduction.dtype), kLeader);
+}
+
+Status Hierarchical::reduce_in_pieces(std::span<const Slice> slices, const Reduction& reduction, size_t bytes) {
+  const bool shares = carriers_ > 1 && choice_.shares(bytes);
+  const uint64_t begin_ns = now_ns();
+  HierarchicalAllreduce operation({*inside_, shares ? carrier_.get() : between_}, topology().hosts(),
+                                  shares ? carriers_ : 1, slices, reduction);
+  HVD_RETURN_IF_ERROR(operation.run());
+  if (carriers_ == 1 || !choice_.add(bytes, now_ns() - begin_ns)) return {};
+  const CarrierChoice::Times mine = choice_.best(bytes);
+  std::vector<CarrierChoice::Times> all(static_cast<size_t>(size()));
+  HVD_RETURN_IF_ERROR(exchange(&mine, sizeof mine, all.data()));
+  CarrierChoice::Times slowest{0, 0};
+  for (const CarrierChoice::Times& one : all) {
+    slowest = {std::max(slowest.alone, one.alone), std::max(slowest.shared, one.shared)};
+  }
+  choice_.decide(bytes, slowest);
+  return {};
 }
 
 Status Hierarchical::spread(std::span<const Slice> slices, size_t element_bytes, int root_member) {
@@ -268,10 +313,13 @@ Status Hierarchical::scatter_from_leader(const Bytes& of_host, const std::vector
   return Status();
 }
 
-std::vector<int> leaders_of(const Topology& members) {
-  std::vector<int> leaders;
-  for (int host = 0; host < members.hosts(); ++host) leaders.push_back(members.leader_of(host));
-  return leaders;
+// By host: the member with this number there.
+std::vector<int> members_with(const Topology& members, int local_rank) {
+  std::vector<int> found;
+  for (int host = 0; host < members.hosts(); ++host) {
+    found.push_back(members.ranks_of(host)[static_cast<size_t>(local_rank)]);
+  }
+  return found;
 }
 
 std::string why_unfit(const Topology& members) {
@@ -293,7 +341,8 @@ size_t shared_bytes(const Topology& members, int member) {
 }
 
 bool needs_link(const Topology& members, int a, int b) {
-  return members.host_of(a) != members.host_of(b) && members.local_rank_of(a) == 0 && members.local_rank_of(b) == 0;
+  return members.host_of(a) != members.host_of(b) && members.local_rank_of(a) == members.local_rank_of(b) &&
+         members.local_rank_of(a) < carriers_of(members);
 }
 
 Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
@@ -307,8 +356,10 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
   HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
   std::unique_ptr<Communicator> inside, between;
   HVD_RETURN_IF_ERROR(make_part(members.topology.ranks_of(members.host()), &inside));
-  const std::vector<int> leaders = leaders_of(members.topology);
-  if (std::ranges::find(leaders, members.member) != leaders.end()) HVD_RETURN_IF_ERROR(make_part(leaders, &between));
+  const int local_rank = members.topology.local_rank_of(members.member);
+  if (local_rank < carriers_of(members.topology)) {
+    HVD_RETURN_IF_ERROR(make_part(members_with(members.topology, local_rank), &between));
+  }
   *out = std::make_unique<Hierarchical>(members, kernels, std::move(inside), std::move(between));
   return {};
 }

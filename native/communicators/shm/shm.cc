@@ -70,16 +70,21 @@ class Shm final : public Communicator {
     return slot_exchange(ring_, kernels_, mine, bytes, all);
   }
   Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override {
-    int64_t bytes = 0;
-    for (int64_t part : bytes_of_member) bytes += part;
-    return slot_allgather(ring_, kernels_, mine, bytes_of_member, all,
-                          static_cast<size_t>(bytes) >= kLargeBytes && streams(static_cast<size_t>(bytes)));
+    std::vector<std::vector<Slice>> parts;
+    std::byte* target = static_cast<std::byte*>(all);
+    for (const int64_t bytes : bytes_of_member) {
+      const bool own = static_cast<int>(parts.size()) == member();
+      parts.push_back({{own ? static_cast<const std::byte*>(mine) : target, target, bytes}});
+      target += bytes;
+    }
+    return share(parts, 1);
+  }
+  Status share(std::span<const std::vector<Slice>> parts, size_t element_bytes) override {
+    const size_t bytes = bytes_of(parts, element_bytes);
+    return slot_allgather(ring_, kernels_, parts, element_bytes, bytes >= kLargeBytes && streams(bytes));
   }
   Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
-    size_t bytes = 0;
-    for (const std::vector<Slice>& part : parts) {
-      for (const Slice& slice : part) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
-    }
+    const size_t bytes = bytes_of(parts, element_size(reduction.dtype));
     if (bytes == 0) return Status();
     const FloatState state;
     if (bytes <= kTinyBytes) return tiny_reducescatter(ring_, kernels_, parts, reduction);
@@ -100,6 +105,13 @@ class Shm final : public Communicator {
   }
 
  private:
+  static size_t bytes_of(std::span<const std::vector<Slice>> parts, size_t element_bytes) {
+    size_t bytes = 0;
+    for (const std::vector<Slice>& part : parts) {
+      for (const Slice& slice : part) bytes += static_cast<size_t>(slice.count) * element_bytes;
+    }
+    return bytes;
+  }
   size_t one_shot_bytes() const {
     const size_t limit = kOneShotReadBytes / static_cast<size_t>(std::max(1, ring_.size() - 1));
     return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());

@@ -25,7 +25,9 @@ namespace hvd {
 
 namespace {
 
-constexpr int kSpins = 40;                         // tries, with a yield between, before sleeping in poll
+constexpr int kSpins = 40;  // tries, with a yield between, before sleeping in poll
+// With more than this under way, a try asks poll before the sockets: one system call rather than two for each link.
+constexpr size_t kManyBytes = size_t{64} << 10;
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
@@ -184,6 +186,7 @@ void Mesh::send(int peer, int index, const std::byte* data, size_t bytes) {
   if (used.fd < 0) use(peer);
   used.outgoing.push_back({data, bytes});
   ++pending_;
+  pending_bytes_ += bytes;
 }
 
 void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t tag) {
@@ -195,6 +198,7 @@ void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t t
   if (used.fd < 0) use(peer);
   used.incoming.push_back({data, bytes, tag});
   ++pending_;
+  pending_bytes_ += bytes;
 }
 
 Status Mesh::lost(const Link& link, const std::string& why) const {
@@ -223,6 +227,7 @@ Status Mesh::send_some(Link& link, bool* moved) {
       return lost(link, "is unreachable: " + text_of(errno));
     }
     *moved = true;
+    pending_bytes_ -= static_cast<size_t>(sent);
     take(&link.outgoing, static_cast<size_t>(sent), [&](const Outgoing&) { --pending_; });
     if (static_cast<size_t>(sent) < batch.bytes) return Status();
   }
@@ -240,6 +245,7 @@ Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* move
       return lost(link, "is unreachable: " + text_of(errno));
     }
     *moved = true;
+    pending_bytes_ -= static_cast<size_t>(received);
     take(&link.incoming, static_cast<size_t>(received), [&](const Incoming& whole) {
       if (whole.tag != kNoTag) arrivals->push_back({link.peer, whole.tag});
       --pending_;
@@ -262,25 +268,42 @@ Status Mesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   return Status();
 }
 
-Status Mesh::advance(std::vector<Arrival>* arrivals) {
+Status Mesh::move(std::vector<Arrival>* arrivals) {
+  report_empty(arrivals);
+  if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
+  bool moved = false;
+  return move_all(arrivals, &moved);
+}
+
+void Mesh::report_empty(std::vector<Arrival>* arrivals) {
   arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
   at_once_.clear();
+}
+
+Status Mesh::advance(std::vector<Arrival>* arrivals) {
+  report_empty(arrivals);
   bool moved = !arrivals->empty();
   fault_point("tcp");
-  for (int spins = 0;; ++spins) {
+  for (int spins = 0;;) {
     if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
     HVD_RETURN_IF_ERROR(move_all(arrivals, &moved));
     if (moved) return Status();
     if (interrupt_.raised()) return interrupted();
-    if (spins < kSpins) {
+    bool ready = false;
+    while (!ready && spins++ < kSpins) {
       sched_yield();
-    } else {
-      HVD_RETURN_IF_ERROR(sleep());
+      ready = true;
+      if (pending_bytes_ > kManyBytes) HVD_RETURN_IF_ERROR(poll_links(0, &ready));
+    }
+    if (!ready) {
+      HVD_RETURN_IF_ERROR(poll_links(kSliceMs, &ready));
+      if (!ready) HVD_RETURN_IF_ERROR(check_links());
     }
   }
 }
 
-Status Mesh::sleep() {
+// Until a link can move something, or the time is over.
+Status Mesh::poll_links(int timeout_ms, bool* ready) {
   polled_.clear();
   for (const Link& link : links_) {
     const int events = (link.incoming.empty() ? 0 : POLLIN) | (link.outgoing.empty() ? 0 : POLLOUT);
@@ -288,11 +311,12 @@ Status Mesh::sleep() {
   }
   if (!opening_.empty()) polled_.push_back({data_links_->opener(), data_links_->events(), 0});
   if (interrupt_.event_fd >= 0) polled_.push_back({interrupt_.event_fd, POLLIN, 0});
-  const int ready = poll(polled_.data(), polled_.size(), kSliceMs);
-  if (ready < 0 && errno != EINTR)
+  const int found = poll(polled_.data(), polled_.size(), timeout_ms);
+  if (found < 0 && errno != EINTR)
     return Status(HVD_INTERNAL, std::string(operation_) + " over TCP: poll: " + text_of(errno));
-  if (ready > 0 && interrupt_.event_fd >= 0 && polled_.back().revents != 0) return interrupted();
-  return ready == 0 ? check_links() : Status();
+  if (found > 0 && interrupt_.event_fd >= 0 && polled_.back().revents != 0) return interrupted();
+  *ready = found != 0;  // a signal is looked into, too
+  return Status();
 }
 
 Status Mesh::check_links() const {

@@ -9,7 +9,7 @@
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
 //
-// Shares the sockets' ownership. One thread at a time. Only advance() blocks: until something moves, a peer is lost, or
+// Shares the sockets' ownership. One thread at a time. Only advance() and drain() block: until something moves, a peer is lost, or
 // the interrupt.
 #pragma once
 
@@ -57,6 +57,8 @@ class Mesh {
   bool idle() const { return pending_ == 0; }
   // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
   Status advance(std::vector<Arrival>* arrivals);
+  // What can move without waiting.
+  Status move(std::vector<Arrival>* arrivals);
   // Until everything that was queued has been sent and received; tags are not reported.
   Status drain();
 
@@ -84,8 +86,9 @@ class Mesh {
   Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
   Status send_some(Link& link, bool* moved);
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
+  void report_empty(std::vector<Arrival>* arrivals);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
-  Status sleep();
+  Status poll_links(int timeout_ms, bool* ready);
   Status check_links() const;
   Status interrupted() const;
   Status lost(const Link& link, const std::string& why) const;
@@ -97,6 +100,7 @@ class Mesh {
   const std::shared_ptr<DataLinks> data_links_;
   std::vector<Link> links_;   // by peer, then index; the member's own stay unused
   size_t pending_ = 0;        // queued pieces that are not done
+  size_t pending_bytes_ = 0;  // of them
   std::vector<int> opening_;  // peers whose links are used, but not open
   Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;

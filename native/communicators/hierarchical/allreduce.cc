@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicators/hierarchical/allreduce.h"
+
+#include <algorithm>
+
+namespace hvd {
+
+namespace {
+
+constexpr int64_t kAhead = 4;  // pieces under way before the first one comes back
+constexpr int64_t kLeastPieces = 8;
+constexpr int64_t kUnitBytes = 64;  // parts, and shares of hosts, begin on cache lines
+// What one host sends to another of a part: the pieces are small enough to overlap, and large enough that a system call
+// moves much.
+constexpr int64_t kLeastShareBytes = int64_t{32} << 10, kShareBytes = int64_t{256} << 10;
+
+}  // namespace
+
+HierarchicalAllreduce::HierarchicalAllreduce(Inner inner, int hosts, int carriers, std::span<const Slice> slices,
+                                             const Reduction& reduction)
+    : inner_(inner),
+      carriers_(carriers),
+      levels_(levels_of(reduction)),
+      list_(slices, element_size(reduction.dtype)),
+      parts_(static_cast<size_t>(inner.inside.size())) {
+  const auto element_bytes = static_cast<int64_t>(list_.element_bytes());
+  unit_ = kUnitBytes / element_bytes;
+  const int64_t shares = kLeastPieces * carriers * hosts;
+  const int64_t share =
+      std::clamp(static_cast<int64_t>(list_.bytes()) / shares, kLeastShareBytes, kShareBytes) / kUnitBytes * unit_;
+  piece_elements_ = share * carriers * hosts;
+  pieces_ = (list_.count() + piece_elements_ - 1) / piece_elements_;
+}
+
+Status HierarchicalAllreduce::run() {
+  std::vector<Slice> carried;
+  std::unique_ptr<PiecewiseAllreduce> between;
+  if (inner_.between != nullptr) {
+    for (int64_t k = 0; k < pieces_; ++k) {
+      for (Slice slice : part(k, inner_.inside.member())) carried.push_back({slice.output, slice.output, slice.count});
+    }
+    between = inner_.between->allreduce_in_pieces(carried, levels_.between, {piece_elements_ / carriers_, kAhead});
+  }
+  for (int64_t k = 0; k < pieces_ + kAhead; ++k) {
+    if (k < pieces_) {
+      HVD_RETURN_IF_ERROR(fold_inside(k));
+      if (between != nullptr) HVD_RETURN_IF_ERROR(between->offer(k));
+    }
+    if (k < kAhead) continue;
+    if (between != nullptr) HVD_RETURN_IF_ERROR(between->finish(k - kAhead));
+    HVD_RETURN_IF_ERROR(share_inside(k - kAhead));
+  }
+  return {};
+}
+
+// Of a carrier, a piece of what it carries.
+std::vector<Slice> HierarchicalAllreduce::part(int64_t piece, int carrier) const {
+  const int64_t begin = piece * piece_elements_, count = std::min(piece_elements_, list_.count() - begin);
+  const Share share = share_of(count, carriers_, carrier, unit_);
+  return list_.range(begin + share.begin, share.count);
+}
+
+Status HierarchicalAllreduce::fold_inside(int64_t piece) {
+  for (int carrier = 0; carrier < carriers_; ++carrier) {
+    std::vector<Slice>& slices = parts_[static_cast<size_t>(carrier)];
+    slices = part(piece, carrier);
+    for (Slice& slice : slices) slice.output = carrier == inner_.inside.member() ? slice.output : nullptr;
+  }
+  return inner_.inside.reducescatter(parts_, levels_.inside);
+}
+
+Status HierarchicalAllreduce::share_inside(int64_t piece) {
+  for (int carrier = 0; carrier < carriers_; ++carrier) {
+    std::vector<Slice>& slices = parts_[static_cast<size_t>(carrier)];
+    slices = part(piece, carrier);
+    for (Slice& slice : slices) slice.input = slice.output;
+  }
+  return inner_.inside.share(parts_, list_.element_bytes());
+}
+
+}  // namespace hvd
