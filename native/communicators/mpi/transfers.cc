@@ -3,9 +3,11 @@
 #include "communicators/mpi/transfers.h"
 
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 
+#include "platform/clock.h"
 #include "platform/wait.h"
 
 namespace hvd::mpi {
@@ -14,7 +16,13 @@ namespace {
 
 constexpr int kSetTag = 7;  // of the creation of communicators, which no one else makes in the job's own
 constexpr int kDataTag = 1;
-constexpr int kPauses = 200;  // between looks at MPI, until the core is left to others
+constexpr int kPauses = 200;  // looks at MPI, some microseconds, until the core is offered to others
+// MPI moves data only while it is called, so a wait calls it all the time. But a thread that never sleeps can take a
+// core from the processes of other sessions and containers for seconds, their monitors included: Linux 6.18 does not
+// share a core fairly between groups if one has a thread that always runs and one that wakes often. A nap now and then
+// prevents it; with the timer's slack it lasts about 100 us, a twentieth of the time.
+constexpr uint64_t kAwakeNs = 2000000;
+constexpr timespec kNap{0, 50000};
 // MPI counts in ints.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 constexpr size_t kMostBytes = size_t{1} << 30;
@@ -43,6 +51,7 @@ Status Transfers::open(std::span<const int> ranks) {
 Status Transfers::wait(const char* operation, Handle* request) {
   const Progress::Busy busy(*progress_);
   alignas(16) std::byte status[256] = {};  // larger than every MPI's
+  uint64_t awake_since_ns = now_ns();
   for (int turns = 0;; ++turns) {
     int done = 0;
     HVD_RETURN_IF_ERROR(checked(mpi_, mpi_.call.Test(request, &done, status), "Test").while_doing(operation));
@@ -55,7 +64,12 @@ Status Transfers::wait(const char* operation, Handle* request) {
       abandoned_ = true;
       return {HVD_ABORTED, std::string(operation) + " over MPI was interrupted"};
     }
-    sched_yield();
+    if (now_ns() - awake_since_ns < kAwakeNs) {
+      sched_yield();
+    } else {
+      nanosleep(&kNap, nullptr);
+      awake_since_ns = now_ns();
+    }
   }
 }
 
@@ -126,22 +140,23 @@ Status Transfers::barrier() {
 }
 
 Status Transfers::send(int to, const std::byte* data, size_t bytes) {
-  for (size_t begin = 0; begin < bytes; begin += kMostBytes) {
-    const auto length = static_cast<int>(std::min(kMostBytes, bytes - begin));
-    Handle request = 0;
-    HVD_RETURN_IF_ERROR(
-        checked(mpi_, mpi_.call.Isend(data + begin, length, mpi_.byte, to, kDataTag, comm_, &request), "Isend"));
-    requests_.push_back(request);
-  }
-  return {};
+  return in_messages(bytes, "Isend", [&](size_t begin, int length, Handle* request) {
+    return mpi_.call.Isend(data + begin, length, mpi_.byte, to, kDataTag, comm_, request);
+  });
 }
 
 Status Transfers::receive(int from, std::byte* data, size_t bytes) {
+  return in_messages(bytes, "Irecv", [&](size_t begin, int length, Handle* request) {
+    return mpi_.call.Irecv(data + begin, length, mpi_.byte, from, kDataTag, comm_, request);
+  });
+}
+
+template <class Begin>
+Status Transfers::in_messages(size_t bytes, const char* function, Begin begin_message) {
   for (size_t begin = 0; begin < bytes; begin += kMostBytes) {
     const auto length = static_cast<int>(std::min(kMostBytes, bytes - begin));
     Handle request = 0;
-    HVD_RETURN_IF_ERROR(
-        checked(mpi_, mpi_.call.Irecv(data + begin, length, mpi_.byte, from, kDataTag, comm_, &request), "Irecv"));
+    HVD_RETURN_IF_ERROR(checked(mpi_, begin_message(begin, length, &request), function));
     requests_.push_back(request);
   }
   return {};

@@ -43,6 +43,8 @@ class Transfers {
   Status drain(const char* operation);
 
  private:
+  template <class Begin>
+  Status in_messages(size_t bytes, const char* function, Begin begin_message);
   Status finish(const char* operation, int code, const char* function, Handle request);
   Status wait(const char* operation, Handle* request);
 
