@@ -95,6 +95,7 @@ def _end(owner: int, ours: bool) -> None:
         sys.stderr.flush()
         time.sleep(_GRACE_S)
         MPI.COMM_WORLD.Abort(1)
+        os._exit(1)  # MPICH comes back if it cannot reach mpirun
     if ours:
         MPI.Finalize()
 
