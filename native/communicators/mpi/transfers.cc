@@ -2,12 +2,8 @@
 // Calls into MPI, and the wait for them (step 7).
 #include "communicators/mpi/transfers.h"
 
-#include <sched.h>
-#include <time.h>
-
 #include <algorithm>
 
-#include "platform/clock.h"
 #include "platform/wait.h"
 
 namespace hvd::mpi {
@@ -17,12 +13,6 @@ namespace {
 constexpr int kSetTag = 7;  // of the creation of communicators, which no one else makes in the job's own
 constexpr int kDataTag = 1;
 constexpr int kPauses = 200;  // looks at MPI, some microseconds, until the core is offered to others
-// MPI moves data only while it is called, so a wait calls it all the time. But a thread that never sleeps can take a
-// core from the processes of other sessions and containers for seconds, their monitors included: Linux 6.18 does not
-// share a core fairly between groups if one has a thread that always runs and one that wakes often. A nap now and then
-// prevents it; with the timer's slack it lasts about 100 us, a twentieth of the time.
-constexpr uint64_t kAwakeNs = 2000000;
-constexpr timespec kNap{0, 50000};
 // MPI counts in ints.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 constexpr size_t kMostBytes = size_t{1} << 30;
@@ -51,8 +41,7 @@ Status Transfers::open(std::span<const int> ranks) {
 Status Transfers::wait(const char* operation, Handle* request) {
   const Progress::Busy busy(*progress_);
   alignas(16) std::byte status[256] = {};  // larger than every MPI's
-  uint64_t awake_since_ns = now_ns();
-  for (int turns = 0;; ++turns) {
+  for (int turns = 0;; turns = std::min(turns + 1, kPauses + 1)) {
     int done = 0;
     HVD_RETURN_IF_ERROR(checked(mpi_, mpi_.call.Test(request, &done, status), "Test").while_doing(operation));
     if (done != 0) return {};
@@ -64,12 +53,8 @@ Status Transfers::wait(const char* operation, Handle* request) {
       abandoned_ = true;
       return {HVD_ABORTED, std::string(operation) + " over MPI was interrupted"};
     }
-    if (now_ns() - awake_since_ns < kAwakeNs) {
-      sched_yield();
-    } else {
-      nanosleep(&kNap, nullptr);
-      awake_since_ns = now_ns();
-    }
+    if (turns == kPauses) patience_.begin();
+    patience_.turn();
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "communicators/mpi/library.h"
+#include "communicators/mpi/patience.h"
 #include "communicators/mpi/progress.h"
 #include "platform/interrupt.h"
 
@@ -54,6 +55,7 @@ class Transfers {
   Handle comm_ = 0;
   std::vector<Handle> requests_;
   std::vector<int> counts_, places_;
+  Patience patience_;
   bool abandoned_ = false;
 };
 
