@@ -108,15 +108,16 @@ def training(request: pytest.FixtureRequest, cluster: MakeCluster, tmp_path: Pat
 
 
 def test_a_killed_rank_ends_a_job_through_mpi(training: Training) -> None:
-    """mpirun may be faster than we are, end all ranks at once, and say why by itself."""
+    """mpirun may be faster than we are: it ends all ranks, in any order, and says why by itself."""
     os.kill(training.rank(1), signal.SIGKILL)
     training.changed_s = time.monotonic()
     errors = training.errors_after_the_end(*training.hosts, within_s=DIED_S + ENDED_S)
     assert training.process.wait(ENDED_S + SLACK_S) != 0
     for error in errors.values():
-        assert re.search(r"rank 1 (\(process \d+\) died|is gone)", error), errors
+        assert re.search(r"rank \d (\(process \d+\) died|is gone)", error), errors
+    named = any("rank 1 " in error for error in errors.values())
     said = training.output.read_text()
-    assert errors or re.search(r"signal 9|SIGNAL: 9|EXIT CODE: 9", said), said
+    assert named or re.search(r"signal 9|SIGNAL: 9|EXIT CODE: 9", said), (errors, said)
 
 
 def test_a_stopped_rank_ends_a_job_through_mpi(training: Training) -> None:
