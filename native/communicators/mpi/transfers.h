@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "communicators/mpi/library.h"
+#include "communicators/mpi/patience.h"
 #include "communicators/mpi/progress.h"
 #include "platform/interrupt.h"
 
@@ -43,6 +44,8 @@ class Transfers {
   Status drain(const char* operation);
 
  private:
+  template <class Begin>
+  Status in_messages(size_t bytes, const char* function, Begin begin_message);
   Status finish(const char* operation, int code, const char* function, Handle request);
   Status wait(const char* operation, Handle* request);
 
@@ -52,6 +55,7 @@ class Transfers {
   Handle comm_ = 0;
   std::vector<Handle> requests_;
   std::vector<int> counts_, places_;
+  Patience patience_;
   bool abandoned_ = false;
 };
 

@@ -100,6 +100,7 @@ def _end(owner: int, ours: bool) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, _ABORT_S)
         MPI.COMM_WORLD.Abort(1)
+        os._exit(1)  # MPICH comes back if it cannot reach mpirun
     if ours:
         MPI.Finalize()
 

@@ -358,7 +358,7 @@ class Settings:
         "HOROVOD_CPU_OPERATIONS",
         _text(),
         "",
-        "What moves data if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi (experimental).",
+        "What moves data if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi.",
     )
     secret_file: str = _setting(
         "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."

@@ -20,7 +20,7 @@ from horovod.core.topology import ranks_text
 __all__ = ["give", "opened", "take"]
 
 _TAG = 0x4856
-_LOOK_S = 0.002
+_LOOK_S = 0.002  # MPI has no wait with a time limit; this is little beside a start, and leaves the core to others
 
 
 def opened(started: Started) -> Any:
@@ -58,7 +58,7 @@ def give(comm: Any, message: bytes, deadline: float) -> None:
                 "hint: look at the output of these ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
                 "start-timeout",
             )
-        time.sleep(_LOOK_S)  # MPI has no wait with a time limit
+        time.sleep(_LOOK_S)
 
 
 def take(comm: Any, deadline: float) -> bytes:

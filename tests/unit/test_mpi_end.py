@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process with MPI ends, with a stand-in for mpi4py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MPI = """
+import os
+THREAD_MULTIPLE = 3
+_initialized = False
+def Is_initialized(): return _initialized
+def Is_finalized(): return False
+def Init_thread(level):
+    global _initialized
+    _initialized = True
+def Finalize(): os.write(1, b"finalize")
+class COMM_WORLD:
+    size = 2
+    @staticmethod
+    def Abort(code): os.write(1, b"abort")  # and comes back, as if mpirun could not be reached
+"""
+
+
+def end_of(folder: Path, script: str) -> tuple[int, str]:
+    package = folder / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("class rc: finalize = None\n")
+    (package / "MPI.py").write_text(MPI)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", f"from horovod.core import mpi\nmpi.opened()\n{script}"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    "script, code, said",
+    [
+        ("", 0, "finalize"),
+        ("mpi.abort_at_exit()", 1, "abort"),
+        ("raise ValueError", 1, "abort"),
+        ("raise SystemExit(3)", 3, "finalize"),
+    ],
+)
+def test_after_a_failure_mpi_is_aborted_and_never_finalized(tmp_path: Path, script: str, code: int, said: str) -> None:
+    assert end_of(tmp_path, script) == (code, said)
