@@ -734,8 +734,8 @@ MUTATIONS = (
     Mutation(
         "silent-links-unchecked",
         "native/transport/tcp/mesh.cc",
-        "return ready == 0 ? check_links() : Status();",
-        "return Status();",
+        "if (!ready) HVD_RETURN_IF_ERROR(check_links());",
+        "",
         "two hosts that do not hear each other wait for ever, if rank 0 hears both",
         (native("communicator_failure_test", "machine_is_silent"),),
     ),
