@@ -111,9 +111,6 @@ class Host:
             left = self.run("sh", "-c", "ls /dev/shm; ls /tmp | grep ^hvd-").stdout
             assert left == "", f"left behind on {self.name}: {left}"
 
-    def is_on(self) -> bool:
-        return self._process.poll() is None
-
     def link(self, up: bool) -> None:
         """Plugs the cable in or pulls it, at the switch: the host only notices that nothing comes any more."""
         self._cluster.on_switch("ip", "link", "set", f"to{self.index}", "up" if up else "down")
