@@ -101,8 +101,8 @@ def test_hosts_of_several_ranks_are_linked_by_their_leaders_alone(
     for rank, one in enumerate(seen):
         assert one["transport"] == "hierarchical" and one["host_of_rank"] == hosts
         assert one["heard"] == heard_by(rank, expected[rank])
-        assert one["opens_data_links"] == (LEADERS in expected[rank].values())
         local_rank = hosts[:rank].count(hosts[rank])
+        assert one["opens_data_links"] == (local_rank < min(sizes))  # these may carry data to other hosts
         assert (one["local_rank"], one["local_size"]) == (local_rank, sizes[hosts[rank]])
         others = [size > local_rank for size in sizes]
         assert (one["cross_rank"], one["cross_size"]) == (sum(others[: hosts[rank]]), sum(others))
