@@ -61,7 +61,7 @@ def volumes(tmp_path: Path) -> dict[str, Path]:
     keys.mkdir()
     folder.mkdir()
     (folder / "hosts").write_text("host0 slots=1\nhost1 slots=1\n")
-    (folder / "cnn-distributed.py").write_text(TRAIN)
+    (folder / "train.py").write_text(TRAIN)
     return {"/keys": keys, "/train": folder}
 
 

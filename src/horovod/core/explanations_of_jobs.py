@@ -110,7 +110,7 @@ EXPLANATIONS_OF_JOBS = (
             "has no folder",
             "cannot reach this host at",
         ),
-        "Before any rank starts, horovodrun asks all hosts at the same time whether they are ready: ssh without a "
+        "Before any rank starts, horovodrun asks all hosts whether they are ready: ssh without a "
         "password, the same Python at the same path, the same version of hvd, the working directory, the program to "
         "run, and a network address of this host that all of them reach. The report lists every host that is not.",
         (
@@ -119,7 +119,7 @@ EXPLANATIONS_OF_JOBS = (
             "takes ssh.",
             "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
             "If several networks connect the hosts, choose one: `--network-interface eth0`. Interfaces may have other "
-            "names on other hosts: `--network-interfaces eth0,ib0`.",
+            "names on other hosts: `--network-interface eth0,ib0`.",
         ),
     ),
     Explanation(

@@ -38,7 +38,7 @@ _SHARE = (_share, "a number from 0 to 1")
 _SWITCH = (_on_or_off, "true or false")
 _TEXT = (str, "text")
 
-_TUNED = "nothing is tuned while a job runs: algorithms are chosen by size, ranks and hosts"
+_TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
 _SHAPED = "data between hosts takes the hierarchical way by itself; --transport chooses another"
 _THREADS = "horovodrun's own transports use no MPI"
 _STREAMS = "this version does not use NCCL"

@@ -76,7 +76,7 @@ class Preparation:
             try:
                 interface_address(order["network_interface"])
             except ValueError as error:
-                problems.append([f"has {error}", "--network-interfaces eth0,ib0 takes the first that a host has"])
+                problems.append([f"has {error}", "--network-interface eth0,ib0 takes the first that a host has"])
         reached, unreached = reach(order["addresses"], order["port"], self.secret)
         self._lines = {one: LineToLauncher(channel, order["silence_s"]) for one, channel in reached.items()}
         return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
