@@ -222,10 +222,10 @@ LAUNCHER_ENDED_S = 12.0
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
 OUTLIVE_A_LOST_HOST = {"intel": "mpi", "intel-data": "mpi", "srun": "srun ", "torchrun": "torch.distributed.run"}
 # What an mpirun says of a killed rank, if it was faster than all others.
-KILLED_BY_ITSELF = re.compile(r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed")
+KILLED_BY_ITSELF = re.compile(r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected")
 DAILY = [
     ("killed", "srun"),
-    ("killed", "openmpi-data"),
+    ("killed", "mpich-data"),
     ("frozen", "mpich-data"),
     ("powered-off", "openmpi"),
     ("cut-off", "mpich-data"),
