@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,9 @@ def end_of(folder: Path, script: str) -> tuple[int, str]:
 )
 def test_after_a_failure_mpi_is_aborted_and_never_finalized(tmp_path: Path, script: str, code: int, said: str) -> None:
     assert end_of(tmp_path, script) == (code, said)
+
+
+def test_an_abort_that_never_returns_does_not_keep_the_process(tmp_path: Path) -> None:
+    """As on a host that mpirun cannot be reached from."""
+    hangs = "import sys, time\nsys.modules['mpi4py.MPI'].COMM_WORLD.Abort = lambda code: time.sleep(1000)\n"
+    assert end_of(tmp_path, hangs + "mpi.abort_at_exit()") == (-signal.SIGALRM, "")
