@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from support.cluster import MakeCluster
-from support.started import ROOT, Folder, environment
+from support.started import Folder, environment
 
 # Headers, control messages, and what TCP sends again if a host is busy. A message too many would be a fifth at least.
 ALLREDUCE_MOST, MOST = 1.06, 1.15
@@ -24,7 +25,7 @@ def test_no_more_leaves_a_host_than_must(cluster: MakeCluster, tmp_path: Path, s
     where = ",".join(f"{host.name}:{count}" for host, count in zip(made.hosts, slots, strict=True))
     launcher = [sys.executable, "-m", "horovod.launcher", "-np", str(sum(slots)), "-H", where]
     program = [sys.executable, "-m", "support.bytes_between_hosts"]
-    env = environment(folder.home, PYTHONPATH=str(ROOT / "tests"))
+    env = environment(folder.home, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     done = made.hosts[0].run(*launcher, *program, env=env, timeout_s=120)
     assert done.returncode == 0, done
     by_host = [json.loads(line) for line in re.findall(r"{.*}", done.stdout)]
