@@ -1347,7 +1347,9 @@ def main() -> int:
         return 0
     processes.become_subreaper()
     results: list[tuple[Mutation, list[str]]] = []
-    with tempfile.TemporaryDirectory(prefix="hvd-mutations-") as folder:
+    build = ROOT / "build"  # the tests' hosts have a /tmp of their own
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutations-", dir=build) as folder:
         scratch = Scratch(Path(folder))
         try:
             check_unbroken(scratch, chosen)
