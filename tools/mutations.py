@@ -750,10 +750,18 @@ MUTATIONS = (
     Mutation(
         "all-peers-at-once",
         "native/transport/tcp/mesh.h",
-        "return piece.turn < first_turn_ + kTurnsAtOnce;",
-        "return piece.turn >= first_turn_;",
+        "return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce;",
+        "return !leaves_machine_ || piece.turn >= first_turn_;",
         "every host sends to all others at once, so a slow link is not kept busy",
         (native("mesh_test", "two_peers_are_sent_to"),),
+    ),
+    Mutation(
+        "turns-on-one-machine",
+        "native/transport/tcp/mesh.cc",
+        "return address_in(here) != address_in(there);",
+        "return true;",
+        "ranks of one machine that use TCP wait for each other's turns",
+        (native("mesh_test", "on_one_machine_all_peers"),),
     ),
     Mutation(
         "sockets-hold-megabytes",

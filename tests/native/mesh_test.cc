@@ -20,7 +20,8 @@ constexpr size_t kBytes = size_t{8} << 20;  // more than a connection holds whos
 // Member 0 of four. The test is the other ends of its links.
 class Sender {
  public:
-  Sender() : data_(kBytes), mesh_(open_links(), 0, {0, 1, 2, 3}, {}) {
+  explicit Sender(uint32_t address = INADDR_LOOPBACK + 1)
+      : data_(kBytes), mesh_(open_links(address), 0, {0, 1, 2, 3}, {}) {
     EXPECT(mesh_.open().ok());
     mesh_.begin("alltoall");
     for (int peer = 1; peer < 4; ++peer) mesh_.send(peer, 0, data_.data(), kBytes);
@@ -53,10 +54,10 @@ class Sender {
   }
 
  private:
-  std::shared_ptr<hvd::DataLinks> open_links() {
+  std::shared_ptr<hvd::DataLinks> open_links(uint32_t address) {
     std::vector<std::vector<int>> sockets(4);
     for (size_t peer = 1; peer < 4; ++peer) {
-      pairs_[peer] = members::connected_tcp();
+      pairs_[peer] = members::connected_tcp_from(address);
       sockets[peer] = {pairs_[peer].a};
     }
     return std::make_shared<hvd::DataLinks>(sockets);
@@ -75,6 +76,12 @@ TEST(two_peers_are_sent_to_at_once_and_the_next_one_when_a_turn_is_over) {
   sender.take_all(1);  // 2 does not read, and holds up nobody
   sender.move();
   EXPECT(sender.reaches(3, 10'000));
+}
+
+TEST(on_one_machine_all_peers_are_sent_to_at_once) {
+  Sender sender(INADDR_LOOPBACK);
+  for (int i = 0; i < 10; ++i) sender.move();
+  EXPECT(sender.reaches(1, 10'000) && sender.reaches(2, 10'000) && sender.reaches(3, 10'000));
 }
 
 TEST(a_socket_holds_little_that_is_not_under_way) {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -53,6 +54,22 @@ std::optional<uint64_t> silence_ms(int fd) {
   socklen_t length = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
   return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+}
+
+std::string address_in(const sockaddr_storage& address) {
+  const auto* const bytes = reinterpret_cast<const char*>(&address);
+  if (address.ss_family == AF_INET) return {bytes + offsetof(sockaddr_in, sin_addr), sizeof(in_addr)};
+  if (address.ss_family == AF_INET6) return {bytes + offsetof(sockaddr_in6, sin6_addr), sizeof(in6_addr)};
+  return {};
+}
+
+// The ends of a socket inside a machine have the same address.
+bool leaves_machine(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_length = sizeof here, there_length = sizeof there;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_length) < 0) return false;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_length) < 0) return false;
+  return address_in(here) != address_in(there);
 }
 
 // `lost_timeout_ms`: of silence; 0: for ever.
@@ -151,10 +168,12 @@ Status Mesh::adopt(int peer) {
   const std::vector<int>& sockets = sockets_to(peer);
   for (int i = 0; i < links_per_peer_; ++i) {
     const int fd = sockets[static_cast<size_t>(i)];
+    link(peer, i).fd = fd;
     HVD_RETURN_IF_ERROR(prepare_socket(fd, data_links_->lost_timeout_ms()));
+    if (!leaves_machine(fd)) continue;
+    leaves_machine_ = true;
     // A socket that cannot do it is slower at most.
     if (size_ > 2) setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
-    link(peer, i).fd = fd;
   }
   return Status();
 }

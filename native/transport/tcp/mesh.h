@@ -9,7 +9,8 @@
 // Peers take *turns*: what is queued for one peer in a row is a turn. Only the first kTurnsAtOnce turns that are not
 // over are sent. With all peers at once, as many flows meet on each receiver's link, each at a rate of its own, and
 // every exchange waits for the slowest of them. So algorithms begin with the peer behind the sender, so that members
-// send to different peers. And no peer may wait for a later turn of a sender before it takes an earlier one.
+// send to different peers. Links that never leave the machine share no network, so there are no turns if all are such:
+// they would only make processes wait for each other. And no peer may wait for a later turn of a sender before it takes an earlier one.
 //
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
@@ -91,7 +92,7 @@ class Mesh {
   void use(int peer);
   Status take_opened();
   Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
-  bool has_turn(const Outgoing& piece) const { return piece.turn < first_turn_ + kTurnsAtOnce; }
+  bool has_turn(const Outgoing& piece) const { return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce; }
   bool may_send(const Link& link) const { return !link.outgoing.empty() && has_turn(link.outgoing.front()); }
   void end_outgoing(uint64_t turn);
   Status send_some(Link& link, bool* moved);
@@ -111,6 +112,7 @@ class Mesh {
   std::vector<Link> links_;   // by peer, then index; the member's own stay unused
   std::deque<size_t> turns_;  // from the first that is not over: how many pieces are left of each
   uint64_t first_turn_ = 0;
+  bool leaves_machine_ = false;  // some link does
   int last_turn_peer_ = 0;
   size_t pending_ = 0;        // queued pieces that are not done
   size_t pending_bytes_ = 0;  // of them
