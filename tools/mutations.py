@@ -747,6 +747,30 @@ MUTATIONS = (
         "a pause in which a peer sends nothing counts as the loss of its host",
         (native("communicator_failure_test", "machine_is_silent"),),
     ),
+    Mutation(
+        "all-peers-at-once",
+        "native/transport/tcp/mesh.h",
+        "return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce;",
+        "return !leaves_machine_ || piece.turn >= first_turn_;",
+        "every host sends to all others at once, so a slow link is not kept busy",
+        (native("mesh_test", "two_peers_are_sent_to"),),
+    ),
+    Mutation(
+        "turns-on-one-machine",
+        "native/transport/tcp/mesh.cc",
+        "return address_in(here) != address_in(there);",
+        "return true;",
+        "ranks of one machine that use TCP wait for each other's turns",
+        (native("mesh_test", "on_one_machine_all_peers"),),
+    ),
+    Mutation(
+        "sockets-hold-megabytes",
+        "native/transport/tcp/mesh.cc",
+        "if (size_ > 2) setsockopt",
+        "if (size_ < 2) setsockopt",
+        "a turn is over before the network has carried it",
+        (native("mesh_test", "holds_little"),),
+    ),
     # scattering and process sets
     Mutation(
         "section-of-another",

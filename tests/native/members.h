@@ -42,7 +42,7 @@ inline void require(bool condition, const char* what) {
 struct Pair {
   int a, b;
 };
-inline Pair connected_tcp() {
+inline Pair connected_tcp_from(uint32_t from) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -51,12 +51,18 @@ inline Pair connected_tcp() {
   require(bind(listener, reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(listener, 1) == 0, "listen");
   require(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0, "getsockname");
   Pair pair{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), -1};
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(from);
+  require(bind(pair.a, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0, "bind");
   require(connect(pair.a, reinterpret_cast<sockaddr*>(&address), length) == 0, "connect");
   pair.b = accept(listener, nullptr, nullptr);
   require(pair.b >= 0, "accept");
   close(listener);
   return pair;
 }
+// The ends have different addresses, as on two machines.
+inline Pair connected_tcp() { return connected_tcp_from(INADDR_LOOPBACK + 1); }
 
 // By member; none: all are on one host.
 using Hosts = std::vector<int>;

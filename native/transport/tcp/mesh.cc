@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -32,6 +33,10 @@ constexpr int kSliceMs = 100;                      // the longest sleep without 
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
+// What a socket may hold beyond what is under way, if there are several peers: the kernel would take megabytes, and a
+// turn would be over long before the network has carried it. Enough to keep a link busy until this process runs again.
+constexpr int kUnsentBytes = 128 << 10;
+
 std::string text_of(int error) { return std::generic_category().message(error); }
 
 // So that an idle peer's machine acknowledges something several times within the timeout. Without it, a loss is noticed
@@ -49,6 +54,22 @@ std::optional<uint64_t> silence_ms(int fd) {
   socklen_t length = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
   return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+}
+
+std::string address_in(const sockaddr_storage& address) {
+  const auto* const bytes = reinterpret_cast<const char*>(&address);
+  if (address.ss_family == AF_INET) return {bytes + offsetof(sockaddr_in, sin_addr), sizeof(in_addr)};
+  if (address.ss_family == AF_INET6) return {bytes + offsetof(sockaddr_in6, sin6_addr), sizeof(in6_addr)};
+  return {};
+}
+
+// The ends of a socket inside a machine have the same address.
+bool leaves_machine(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_length = sizeof here, there_length = sizeof there;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_length) < 0) return false;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_length) < 0) return false;
+  return address_in(here) != address_in(there);
 }
 
 // `lost_timeout_ms`: of silence; 0: for ever.
@@ -75,10 +96,10 @@ Status prepare_socket(int fd, uint64_t lost_timeout_ms) {
 
 // The next pieces of a link, for one system call.
 struct Batch {
-  template <class Piece>
-  explicit Batch(const std::deque<Piece>& queue) {
+  template <class Piece, class Fits>
+  Batch(const std::deque<Piece>& queue, const Fits& fits) {
     for (const Piece& piece : queue) {
-      if (message.msg_iovlen == kMaxPieces || bytes >= kMaxCallBytes) break;
+      if (message.msg_iovlen == kMaxPieces || bytes >= kMaxCallBytes || !fits(piece)) break;
       pieces[message.msg_iovlen++] = {const_cast<std::byte*>(piece.data), piece.bytes};
       bytes += piece.bytes;
     }
@@ -147,8 +168,12 @@ Status Mesh::adopt(int peer) {
   const std::vector<int>& sockets = sockets_to(peer);
   for (int i = 0; i < links_per_peer_; ++i) {
     const int fd = sockets[static_cast<size_t>(i)];
-    HVD_RETURN_IF_ERROR(prepare_socket(fd, data_links_->lost_timeout_ms()));
     link(peer, i).fd = fd;
+    HVD_RETURN_IF_ERROR(prepare_socket(fd, data_links_->lost_timeout_ms()));
+    if (!leaves_machine(fd)) continue;
+    leaves_machine_ = true;
+    // A socket that cannot do it is slower at most.
+    if (size_ > 2) setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
   }
   return Status();
 }
@@ -184,7 +209,10 @@ void Mesh::send(int peer, int index, const std::byte* data, size_t bytes) {
   if (bytes == 0) return;
   Link& used = link(peer, index);
   if (used.fd < 0) use(peer);
-  used.outgoing.push_back({data, bytes});
+  if (turns_.empty() || last_turn_peer_ != peer) turns_.push_back(0);
+  last_turn_peer_ = peer;
+  ++turns_.back();
+  used.outgoing.push_back({data, bytes, first_turn_ + turns_.size() - 1});
   ++pending_;
   pending_bytes_ += bytes;
 }
@@ -218,8 +246,8 @@ Status Mesh::interrupted() const {
 }
 
 Status Mesh::send_some(Link& link, bool* moved) {
-  while (!link.outgoing.empty() && link.fd >= 0) {
-    Batch batch(link.outgoing);
+  while (may_send(link) && link.fd >= 0) {
+    Batch batch(link.outgoing, [this](const Outgoing& piece) { return has_turn(piece); });
     const ssize_t sent = sendmsg(link.fd, &batch.message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -228,15 +256,21 @@ Status Mesh::send_some(Link& link, bool* moved) {
     }
     *moved = true;
     pending_bytes_ -= static_cast<size_t>(sent);
-    take(&link.outgoing, static_cast<size_t>(sent), [&](const Outgoing&) { --pending_; });
+    take(&link.outgoing, static_cast<size_t>(sent), [&](const Outgoing& whole) { end_outgoing(whole.turn); });
     if (static_cast<size_t>(sent) < batch.bytes) return Status();
   }
   return Status();
 }
 
+void Mesh::end_outgoing(uint64_t turn) {
+  --pending_;
+  --turns_[static_cast<size_t>(turn - first_turn_)];
+  for (; !turns_.empty() && turns_.front() == 0; ++first_turn_) turns_.pop_front();
+}
+
 Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
   while (!link.incoming.empty() && link.fd >= 0) {
-    Batch batch(link.incoming);
+    Batch batch(link.incoming, [](const Incoming&) { return true; });
     const ssize_t received = recvmsg(link.fd, &batch.message, MSG_DONTWAIT);
     if (received == 0) return lost(link, "closed the connection");
     if (received < 0) {
@@ -306,7 +340,7 @@ Status Mesh::advance(std::vector<Arrival>* arrivals) {
 Status Mesh::poll_links(int timeout_ms, bool* ready) {
   polled_.clear();
   for (const Link& link : links_) {
-    const int events = (link.incoming.empty() ? 0 : POLLIN) | (link.outgoing.empty() ? 0 : POLLOUT);
+    const int events = (link.incoming.empty() ? 0 : POLLIN) | (may_send(link) ? POLLOUT : 0);
     if (events != 0 && link.fd >= 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
   }
   if (!opening_.empty()) polled_.push_back({data_links_->opener(), data_links_->events(), 0});

@@ -6,11 +6,17 @@
 // queued stays untouched until it has been sent, or has arrived. A link that is not open yet is asked for when
 // something is first queued on it; meanwhile the others move.
 //
+// Peers take *turns*: what is queued for one peer in a row is a turn. Only the first kTurnsAtOnce turns that are not
+// over are sent. With all peers at once, as many flows meet on each receiver's link, each at a rate of its own, and
+// every exchange waits for the slowest of them. So algorithms begin with the peer behind the sender, so that members
+// send to different peers. Links that never leave the machine share no network, so there are no turns if all are such:
+// they would only make processes wait for each other. And no peer may wait for a later turn of a sender before it takes an earlier one.
+//
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
 //
-// Shares the sockets' ownership. One thread at a time. Only advance() and drain() block: until something moves, a peer is lost, or
-// the interrupt.
+// Shares the sockets' ownership. One thread at a time. Only advance() and drain() block: until something moves, a peer
+// is lost, or the interrupt.
 #pragma once
 
 #include <poll.h>
@@ -33,6 +39,7 @@ namespace hvd {
 class Mesh {
  public:
   static constexpr int64_t kNoTag = -1;
+  static constexpr uint64_t kTurnsAtOnce = 2;  // while one waits for its receiver, the other goes on
   struct Arrival {
     int peer;
     int64_t tag;
@@ -66,6 +73,7 @@ class Mesh {
   struct Outgoing {
     const std::byte* data;
     size_t bytes;
+    uint64_t turn;
   };
   struct Incoming {
     std::byte* data;
@@ -84,6 +92,9 @@ class Mesh {
   void use(int peer);
   Status take_opened();
   Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
+  bool has_turn(const Outgoing& piece) const { return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce; }
+  bool may_send(const Link& link) const { return !link.outgoing.empty() && has_turn(link.outgoing.front()); }
+  void end_outgoing(uint64_t turn);
   Status send_some(Link& link, bool* moved);
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
   void report_empty(std::vector<Arrival>* arrivals);
@@ -99,6 +110,10 @@ class Mesh {
   int links_per_peer_ = 0;
   const std::shared_ptr<DataLinks> data_links_;
   std::vector<Link> links_;   // by peer, then index; the member's own stay unused
+  std::deque<size_t> turns_;  // from the first that is not over: how many pieces are left of each
+  uint64_t first_turn_ = 0;
+  bool leaves_machine_ = false;  // some link does
+  int last_turn_peer_ = 0;
   size_t pending_ = 0;        // queued pieces that are not done
   size_t pending_bytes_ = 0;  // of them
   std::vector<int> opening_;  // peers whose links are used, but not open
