@@ -69,7 +69,7 @@ class _Supervisor:
         self._server.assign([dataclasses.asdict(one) for one in job.ranks])
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp)
+        self._outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp, self._warn)
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
         self._pids: dict[int, int] = {}
