@@ -342,7 +342,8 @@ Status Mesh::check_links() const {
                   : sign;
     }
     if (!waits || !last || last->silent_ms < std::max(limit_ms, kRoundTrips * last->round_trip_ms)) continue;
-    const std::string seconds = std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
+    const std::string seconds =
+        std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
     return lost(links_[static_cast<size_t>(peer * links_per_peer_)],
                 "is unreachable: its host has acknowledged nothing for " + seconds + " s");

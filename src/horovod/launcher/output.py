@@ -96,7 +96,7 @@ class Outputs:
     """All streams of a job.
 
     `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
-    cannot be written any more, all of them are given up, and `warn` is told once: what they say is on the terminal, too.
+    cannot be written any more, all of them are given up, and `warn` is told once: the terminal shows the same.
     `timestamp`: lines begin with the local time.
     """
 
@@ -151,8 +151,8 @@ class Outputs:
         except OSError as error:
             self._close_files()
             self._warn(
-                f"warning: cannot write to {file.name}: {error.strerror}; from now on no file gets what the ranks print, "
-                "only the terminal\nhint: the job goes on; --output-filename names the folder"
+                f"warning: cannot write to {file.name}: {error.strerror}; from now on no file gets what the ranks "
+                "print, only the terminal\nhint: the job goes on; --output-filename names the folder"
             )
 
     def _close_files(self) -> None:
