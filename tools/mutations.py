@@ -742,8 +742,8 @@ MUTATIONS = (
     Mutation(
         "links-lost-too-early",
         "native/transport/tcp/mesh.cc",
-        "if (!silent_ms || *silent_ms < limit_ms) continue;",
-        "if (!silent_ms || *silent_ms < 300) continue;",
+        "last->silent_ms < std::max(limit_ms, kRoundTrips * last->round_trip_ms)",
+        "last->silent_ms < 300",
         "a pause in which a peer sends nothing counts as the loss of its host",
         (native("communicator_failure_test", "machine_is_silent"),),
     ),

@@ -123,6 +123,7 @@ Status Timeline::start(const std::string& path, const std::string& session, int 
     }
   }
   fd_ = fd;
+  path_ = path;
   rank_ = rank;
   log_time_ = log_time;
   rows_.clear();
@@ -185,7 +186,9 @@ void Timeline::write_events() {
     drain(&lines);
     if (works && !lines.empty() && !put(lines)) {
       works = false;  // a full disk, say: the job is worth more than its picture
-      warn("rank " + std::to_string(rank_) + " can write no more of the timeline: " + std::strerror(errno), log_time_);
+      warn("rank " + std::to_string(rank_) + " can write no more of the timeline " + path_ + ": " +
+               std::strerror(errno) + "; training goes on",
+           log_time_);
     }
     if (!last) sleep_ms(kPauseMs);
   }
@@ -243,8 +246,15 @@ bool Timeline::put(const std::string& lines) {
     errno = EIO;
     return false;
   }
+  const bool whole = write_at(fd_, text, end);
+  const int error = errno;
+  // What there was no room for is taken back: its place had an end before.
+  if (!whole) write_at(fd_, std::string(kEnd), end);
   // The leftovers of a killed writer must not show behind a shorter text.
-  return write_at(fd_, text, end) && ftruncate(fd_, end + static_cast<off_t>(text.size())) == 0;
+  const size_t length = whole ? text.size() : kEnd.size();
+  if (ftruncate(fd_, end + static_cast<off_t>(length)) != 0) return false;
+  errno = error;
+  return whole;
 }
 
 }  // namespace hvd

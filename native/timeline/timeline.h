@@ -76,6 +76,7 @@ class Timeline {
   bool log_time_ = false;
   // The thread's, while there is one.
   int fd_ = -1;
+  std::string path_;
   int rank_ = 0;
   uint64_t read_ = 0;
   std::unordered_map<std::string, int> rows_;

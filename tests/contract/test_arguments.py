@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from contract.test_errors import check_that_the_others_are_told, ones
+from contract.test_errors import check_that_the_others_are_told, ones, works_afterwards
 from support import frameworks
 from support.frameworks import NAMES
 from support.world import WorldPool
@@ -124,6 +124,45 @@ def test_a_wrong_argument_is_named_and_the_others_do_not_wait(
     worlds: WorldPool, framework: str, size: int, transport: str, case: str
 ) -> None:
     check_that_the_others_are_told(worlds(size, {"HOROVOD_TRANSPORT": transport}), framework, case, WRONG[case])
+
+
+class BrokenCompressor:
+    """As a user's own may be."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        raise RuntimeError("there is no codebook")
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_the_others_do_not_wait_for_a_compressor_that_raises(
+    worlds: WorldPool, framework: str, operation: str, named: bool
+) -> None:
+    def run(framework_name: str) -> str:
+        framework = frameworks.load(framework_name)
+        hvd = framework.hvd
+        broken = {"compression": BrokenCompressor} if hvd.rank() == 1 else {}
+        tensor = ones(framework, 2)
+        given = [tensor] if operation.startswith("grouped") else tensor
+        name = {"name": f"broken {operation}"} if named else {}
+        wanted = (RuntimeError if broken else hvd.HorovodInternalError, *framework.wrong_here)
+        try:
+            getattr(hvd, operation)(given, **name, **broken)
+        except wanted as error:
+            text = framework.text(error)
+        else:
+            text = "no error"
+        works_afterwards(framework)
+        return text
+
+    peer, own = worlds(2).run(run, framework)
+    assert own.endswith("there is no codebook") and "rank" not in own
+    assert "rank 1" in peer and "there is no codebook" in peer, peer
 
 
 def test_a_number_may_come_as_an_array_of_one(worlds: WorldPool, framework: str) -> None:

@@ -349,3 +349,33 @@ def test_a_compression_that_is_none_is_named_and_the_other_rank_does_not_wait(wo
     for text in started(worlds, "tensorflow").run(run):
         assert "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compression.fp16" in text
         assert "rank 1" in text and "compressed`" in text, text
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: WorldPool, backend: str) -> None:
+    def run() -> str:
+        import keras
+
+        import horovod.keras as hvd
+
+        class Broken:
+            @staticmethod
+            def compress(tensor: Any) -> Any:
+                raise ArithmeticError("there is no codebook")
+
+            @staticmethod
+            def decompress(tensor: Any, ctx: Any) -> Any:
+                return tensor
+
+        broken = hvd.rank() == 1
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), compression=Broken if broken else hvd.Compression.none
+        )
+        variables = [keras.Variable([0.0, 0.0]) for _ in range(3)]
+        with pytest.raises(ArithmeticError if broken else Exception) as caught:
+            optimizer.apply([keras.ops.ones(2)] * 3, variables)
+        return str(caught.value)
+
+    peer, own = started(worlds, backend).run(run)
+    assert own == "there is no codebook"
+    assert "rank 1" in peer and "there is no codebook" in peer, peer

@@ -183,3 +183,35 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(worlds: WorldPool, f
     assert worlds(2, SHM).run(run, fused, unscaled) == [[-0.5, -0.5, -2.0, -3.5]] * 2
     # Alone, nobody but step() unscales either.
     assert worlds(1, {}).run(run, fused, unscaled) == [[0.0, -1.0, -2.0, -3.0]]
+
+
+def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        class Broken:
+            @staticmethod
+            def compress(tensor: Any) -> Any:
+                raise ArithmeticError("there is no codebook")
+
+            @staticmethod
+            def decompress(tensor: Any, ctx: Any) -> Any:
+                return tensor
+
+        hvd.init()
+        broken = hvd.rank() == 1
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=0.1),
+            op=hvd.Adasum,
+            compression=Broken if broken else hvd.Compression.none,
+        )
+        parameter.sum().backward()
+        with pytest.raises(ArithmeticError if broken else hvd.HorovodInternalError) as caught:
+            optimizer.step()
+        assert parameter.tolist() == [1.0] * 3
+        return str(caught.value)
+
+    peer, own = worlds(2, SHM).run(run)
+    assert own == "there is no codebook"
+    assert "rank 1" in peer and "there is no codebook" in peer, peer

@@ -306,3 +306,15 @@ def test_lines_carry_the_time_if_asked_for(tmp_path: Path) -> None:
         stamp, _, line = text.partition("[0]")
         assert line == f"<{name}>:{name[3:]}\n"
         time.strptime(stamp)  # as time.asctime writes it
+
+
+def test_a_full_disk_for_the_files_of_the_output_costs_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "rank.1").mkdir(parents=True)
+    (tmp_path / "logs" / "rank.1" / "stdout").symlink_to("/dev/full")
+    done = run_job(tmp_path, "-np", "2", "--output-filename", "logs", python("for i in range(9): print(i, rank)"))
+    assert done.code == 0, done
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{i} {rank}" for rank in range(2) for i in range(9)]
+    assert done.stderr == (
+        "horovodrun: warning: cannot write to logs/rank.1/stdout: No space left on device; from now on no file gets "
+        "what the ranks print, only the terminal\nhint: the job goes on; --output-filename names the folder\n"
+    )

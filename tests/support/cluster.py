@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,6 +77,7 @@ class Host:
         self._cluster: Cluster
         self._process: subprocess.Popen[str]
         self._pid_space = ""
+        self._bad_cable: subprocess.Popen[str] | None = None
 
     def command(self, *words: str, directory: str | os.PathLike[str] = "/") -> list[str]:
         """What runs these words on this host. It is killed with the process that runs it."""
@@ -120,6 +122,24 @@ class Host:
         shape = ["root", "tbf", "rate", f"{int(megabits * 1e6)}bit", "burst", "256k", "latency", "20ms"]
         _done([*self._enter("net"), "tc", "qdisc", "replace", "dev", "eth0", *shape])
         self._cluster.on_switch("tc", "qdisc", "replace", "dev", f"to{self.index}", *shape)
+
+    def worsen(self, delay_s: float = 0.0, lost: float = 0.0) -> None:
+        """From now on the cable takes so long in each direction, and loses this share of the packets.
+
+        The first call replaces the cable: call it with nothing before anything is connected that has to last.
+        """
+        if self._bad_cable is None:
+            port, far = f"to{self.index}", f"far{self.index}"
+            self._cluster.on_switch("ip", "link", "del", port)
+            script = str(Path(__file__).with_name("bad_cable.py"))
+            self._bad_cable = _piped([*self._cluster.enter_switch(), sys.executable, script, port, far])
+            _expect(self._bad_cable, "ready")
+            self._cluster.switch_batch(
+                f"link set {far} netns {self.pid} name eth0", f"link set {port} master bridge0", f"link set {port} up"
+            )
+            self._raise("eth0", self.address)
+        _tell(self._bad_cable, f"{delay_s} {lost}")
+        _expect(self._bad_cable, "set")
 
     def hide(self, folder: Path) -> None:
         """From now on this folder is empty here."""
@@ -171,6 +191,9 @@ class Host:
             f"link set {port} master bridge0",
             f"link set {port} up",
         )
+        self._raise(interface, address)
+
+    def _raise(self, interface: str, address: str) -> None:
         lines = f"addr add {address}/24 dev {interface}\nlink set {interface} up\n"
         _done([*self._enter("net"), "ip", "-batch", "-"], lines)
 
@@ -179,6 +202,8 @@ class Host:
 
     def end(self) -> None:
         _end(self._process)
+        if self._bad_cable is not None:
+            _end(self._bad_cable)
 
     def _enter(self, *spaces: str) -> list[str]:
         names = {"mount": "mnt", "pid": "pid_for_children"}
@@ -243,7 +268,11 @@ class Cluster:
 
     def on_switch(self, *words: str, text: str = "") -> None:
         """Runs a command where the switch is."""
-        _done(["nsenter", f"--net=/proc/{self._switch.pid}/ns/net", "--", *words], text)
+        _done([*self.enter_switch(), *words], text)
+
+    def enter_switch(self) -> list[str]:
+        """What a command begins with that runs where the switch is."""
+        return ["nsenter", f"--net=/proc/{self._switch.pid}/ns/net", "--"]
 
     def switch_batch(self, *lines: str) -> None:
         self.on_switch("ip", "-batch", "-", text="\n".join(lines) + "\n")

@@ -101,3 +101,20 @@ def test_a_container_and_what_is_around_it(tmp_path: Path, limits: dict[int, int
 def test_a_group_outside_of_what_this_process_sees_ends_the_search(tmp_path: Path, limits: dict[int, int]) -> None:
     write(tmp_path, {"proc/self/cgroup": "0::/../../other\n"})
     check_room(10**6, tmp_path)
+
+
+def test_what_runs_already_is_counted(tmp_path: Path, limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    limits[resource.RLIMIT_NPROC] = 100
+    write(tmp_path, USER)
+    for pid, user, threads in ((7, 1000, 30), (8, 1000, 5), (9, 2000, 60)):
+        write(tmp_path, {f"proc/{pid}/status": f"Name:\tx\nUid:\t{user}\t{user}\nThreads:\t{threads}\n"})
+    assert "it allows at most 65: a user may have 100 processes (RLIMIT_NPROC), of which 35 are in use" in refused(
+        66, tmp_path
+    )
+
+
+def test_what_a_control_group_has_already_is_counted(tmp_path: Path, limits: dict[int, int]) -> None:
+    folder = "sys/fs/cgroup/job/7"
+    write(tmp_path, {**VERSION_2, f"{folder}/pids.max": "40\n", f"{folder}/pids.current": "1\n"})
+    assert "at most 39: its control group may have 40 processes, of which 1 is in use" in refused(40, tmp_path)

@@ -30,6 +30,7 @@ constexpr int kSpins = 40;  // tries, with a yield between, before sleeping in p
 // With more than this under way, a try asks poll before the sockets: one system call rather than two for each link.
 constexpr size_t kManyBytes = size_t{64} << 10;
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
+constexpr uint64_t kRoundTrips = 4;                // that a peer may be silent for: a lost packet takes two or three
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
@@ -48,12 +49,17 @@ void keep_alive(int fd, uint64_t lost_timeout_ms) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
 }
 
-// Since anything was acknowledged, or an acknowledgement came by itself.
-std::optional<uint64_t> silence_ms(int fd) {
+// What the kernel knows of a link's other end.
+struct Sign {
+  uint64_t silent_ms;      // since anything was acknowledged, or an acknowledgement came by itself
+  uint64_t round_trip_ms;  // smoothed; queues on the way included
+};
+
+std::optional<Sign> sign_of_life(int fd) {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
-  return std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv);
+  return Sign{std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv), info.tcpi_rtt / 1000};
 }
 
 std::string address_in(const sockaddr_storage& address) {
@@ -353,15 +359,28 @@ Status Mesh::poll_links(int timeout_ms, bool* ready) {
   return Status();
 }
 
+// Of several links that share a slow way, one may get nothing through while the others do. So all links to a peer have
+// to be silent. Acknowledgements that wait behind seconds of data get the time that the way takes.
 Status Mesh::check_links() const {
   const uint64_t limit_ms = data_links_ == nullptr ? 0 : data_links_->lost_timeout_ms();
-  for (const Link& link : links_) {
-    if (limit_ms == 0 || link.fd < 0 || (link.incoming.empty() && link.outgoing.empty())) continue;
-    const std::optional<uint64_t> silent_ms = silence_ms(link.fd);
-    if (!silent_ms || *silent_ms < limit_ms) continue;
-    const std::string seconds = std::to_string(*silent_ms / 1000) + "." + std::to_string(*silent_ms / 100 % 10);
+  for (int peer = 0; limit_ms > 0 && peer < size_; ++peer) {
+    bool waits = false;
+    std::optional<Sign> last;
+    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
+      const Link& one = links_[static_cast<size_t>(peer * links_per_peer_ + i)];
+      if (one.fd < 0) continue;
+      waits = waits || !one.incoming.empty() || !one.outgoing.empty();
+      const std::optional<Sign> sign = sign_of_life(one.fd);
+      if (!sign) continue;
+      last = last ? Sign{std::min(last->silent_ms, sign->silent_ms), std::max(last->round_trip_ms, sign->round_trip_ms)}
+                  : sign;
+    }
+    if (!waits || !last || last->silent_ms < std::max(limit_ms, kRoundTrips * last->round_trip_ms)) continue;
+    const std::string seconds =
+        std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
-    return lost(link, "is unreachable: its host has acknowledged nothing for " + seconds + " s");
+    return lost(links_[static_cast<size_t>(peer * links_per_peer_)],
+                "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
   return Status();
 }

@@ -400,9 +400,9 @@ class Collectives(Generic[T]):
 
     # Calls that fail before an operation
 
-    def tell(self, label: str, name: str, error: Exception, process_set: ProcessSet | None = None) -> None:
+    def tell(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> None:
         """As refuse, for a sibling that raises `error` itself."""
-        contexts.current().tell(f"{label}.{name}", _told_in(process_set), str(error))
+        contexts.current().tell(None if name is None else f"{label}.{name}", _told_in(process_set), str(error))
 
     def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""

@@ -7,13 +7,13 @@ A compressor is a class with two static methods, compress(tensor) -> (tensor, co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.wording import shown
 
-__all__ = ["Compressor", "NoneCompressor", "casting", "check_compression", "compressing"]
+__all__ = ["Compressor", "NoneCompressor", "casting", "check_compression", "compressed", "compressing"]
 
 
 class Compressor:
@@ -73,6 +73,20 @@ def casting(
     return Casting
 
 
+def compressed(
+    tensors: Iterable[Any], compression: type[Compressor], tell: Callable[[Exception], None]
+) -> list[tuple[Any, Any]]:
+    """What to send for each tensor, and what decompress needs.
+
+    `tell(error)`: tells the other ranks, which wait for this one's tensors, that they will not come.
+    """
+    try:
+        return [compression.compress(tensor) for tensor in tensors]
+    except Exception as error:
+        tell(error)
+        raise
+
+
 class _Waitable(Protocol):
     def wait(self) -> Any: ...
 
@@ -102,12 +116,8 @@ def compressing(
         return start
 
     def start_compressed(gradient: Any, name: str) -> _Waitable:
-        try:
-            sent, ctx = compression.compress(gradient)
-        except Exception as error:
-            # Otherwise they would take this rank's next gradient for the one of this step.
-            tell(name, error)
-            raise
+        # Otherwise they would take this rank's next gradient for the one of this step.
+        ((sent, ctx),) = compressed([gradient], compression, lambda error: tell(name, error))
         return _Compressed(start(sent, name), compression, ctx)
 
     return start_compressed

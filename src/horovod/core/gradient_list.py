@@ -13,12 +13,14 @@ each other in different lists have different models.
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import context as contexts
+from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.reduction_options import ReductionOptions, check_groups
 from horovod.core.requests import check_adasum_ranks
@@ -64,6 +66,12 @@ class GradientList(abc.ABC):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         """The reductions of `tensors`, compressed already; each list of positions in `grouped` as a whole."""
 
+    def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:  # noqa: B027
+        """Tells the others, in reduce_dense with these arguments, that this rank does not come.
+
+        Nothing while a step is compiled: nobody waits yet.
+        """
+
     def divided(self, gradient: Any, divisor: int) -> Any:
         """A gradient, sparse or dense, divided by a number."""
         return gradient / divisor
@@ -108,8 +116,10 @@ class GradientList(abc.ABC):
         for index in set(reduced) - set(dense):
             results[index] = self.reduce_sparse(results[index], f"{name}.{index}")
         if dense:
-            pairs = [self.options.compression.compress(results[index]) for index in dense]
-            received = self.reduce_dense([sent for sent, _ in pairs], self._grouped(dense, variables), name)
+            grouped = self._grouped(dense, variables)
+            tell = functools.partial(self.tell, grouped, name)
+            pairs = compressed((results[index] for index in dense), self.options.compression, tell)
+            received = self.reduce_dense([sent for sent, _ in pairs], grouped, name)
             for index, tensor, (_, ctx) in zip(dense, received, pairs, strict=True):
                 results[index] = self.options.compression.decompress(tensor, ctx)
         return results

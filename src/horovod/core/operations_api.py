@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from horovod.core.collectives import Collectives, Reduction
-from horovod.core.compression import Compressor, NoneCompressor, check_compression
+from horovod.core.compression import Compressor, NoneCompressor, check_compression, compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC, Average
 from horovod.core.operations import register
@@ -55,8 +55,9 @@ class Operations(Generic[T]):
         how = (op, average, prescale_factor, postscale_factor, process_set)
         if compression is NoneCompressor:  # the short way: the latency of a small tensor
             return self._reduce(tensor, name, how)
-        self.check_compression(compression, "allreduce", name, process_set)
-        return self._compressed([tensor], compression, lambda sent: [self._reduce(sent[0], name, how)])[0]
+        call = ("allreduce", name, process_set)
+        self.check_compression(compression, *call)
+        return self._compressed([tensor], compression, call, lambda sent: [self._reduce(sent[0], name, how)])[0]
 
     def allreduce_async(
         self,
@@ -114,8 +115,9 @@ class Operations(Generic[T]):
     ) -> list[T]:
         """Does allreduce of several tensors as a whole: all of them or none."""
         how = (op, average, prescale_factor, postscale_factor, process_set)
-        self.check_compression(compression, "grouped_allreduce", name, process_set)
-        return self._compressed(tensors, compression, lambda sent: self._reduce_group(sent, name, how))
+        call = ("grouped_allreduce", name, process_set)
+        self.check_compression(compression, *call)
+        return self._compressed(tensors, compression, call, lambda sent: self._reduce_group(sent, name, how))
 
     def grouped_allreduce_async(
         self,
@@ -226,8 +228,9 @@ class Operations(Generic[T]):
         They are dealt in rank order, one more to the first ranks if they do not come out even.
         """
         how = (op, None, prescale_factor, postscale_factor, process_set)
-        self.check_compression(compression, "reducescatter", name, process_set)
-        return self._compressed([tensor], compression, lambda sent: [self._scatter(sent[0], name, how)])[0]
+        call = ("reducescatter", name, process_set)
+        self.check_compression(compression, *call)
+        return self._compressed([tensor], compression, call, lambda sent: [self._scatter(sent[0], name, how)])[0]
 
     def reducescatter_async(
         self,
@@ -254,8 +257,9 @@ class Operations(Generic[T]):
     ) -> list[T]:
         """Does reducescatter of several tensors as a whole: all of them or none."""
         how = (op, None, prescale_factor, postscale_factor, process_set)
-        self.check_compression(compression, "grouped_reducescatter", name, process_set)
-        return self._compressed(tensors, compression, lambda sent: self._scatter_group(sent, name, how))
+        call = ("grouped_reducescatter", name, process_set)
+        self.check_compression(compression, *call)
+        return self._compressed(tensors, compression, call, lambda sent: self._scatter_group(sent, name, how))
 
     def grouped_reducescatter_async(
         self,
@@ -369,11 +373,14 @@ class Operations(Generic[T]):
         self,
         tensors: Sequence[T],
         compression: type[Compressor],
+        call: tuple[str, str | None, ProcessSet],
         run: Callable[[Sequence[T]], Sequence[T]],
     ) -> list[T]:
-        """Runs `run` on the compressed tensors, and decompresses the results."""
+        """Runs `run` on the compressed tensors, and decompresses the results. The peers are told if it cannot."""
         if not self._is_group(tensors):
             return list(run(tensors))
-        pairs = [compression.compress(tensor) for tensor in tensors]
+        label, name, process_set = call
+        tell = lambda error: self.collectives.tell(label, name, error, process_set)  # noqa: E731
+        pairs = compressed(tensors, compression, tell)
         results = run([sent for sent, _ in pairs])
         return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs, strict=True)]

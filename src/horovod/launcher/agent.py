@@ -4,9 +4,9 @@
 Run as `python -m horovod.launcher.agent` (on other machines by remote_agent.py) with two pipes, each carrying JSON, one
 object a line: orders on stdin, events on stdout. It says `hello` with its version. The order `prepare` asks whether the
 host is ready (preparation.py); it carries the secret, so that this never stands on a command line or in an environment.
-`start` is the job; then `terminate`, `suspend` and `resume`. The end of stdin means that the launcher is gone, and ends
-the job as well; so does the end of the connection to a launcher on another machine. A launcher that is stopped without
-an order, as batch systems do to suspend a job, suspends the ranks of its machine too.
+`start` is the job; then `terminate`, `kill`, `suspend` and `resume`. The end of stdin means that the launcher is gone,
+and ends the job as well; so does the end of the connection to a launcher on another machine. A launcher that is stopped
+without an order, as batch systems do to suspend a job, suspends the ranks of its machine too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -157,6 +157,9 @@ class Agent:
                 self._start(order)
             case "terminate":
                 self._begin_end()
+            case "kill":
+                self._begin_end()
+                self._kill_at = time.monotonic()
             case "suspend":
                 self._suspend()
                 self._tell(event="suspended")

@@ -8,6 +8,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,7 +79,7 @@ def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
 
 
 class OutputError(OSError):
-    """The ranks' output cannot be written any more, for another reason than a closed pipe."""
+    """The ranks' output cannot be shown any more, for another reason than a closed pipe."""
 
 
 @contextlib.contextmanager
@@ -94,8 +95,9 @@ def _written_to(what: object) -> Iterator[None]:
 class Outputs:
     """All streams of a job.
 
-    `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. `timestamp`: lines
-    begin with the local time.
+    `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
+    cannot be written any more, all of them are given up, and `warn` is told once: the terminal shows the same.
+    `timestamp`: lines begin with the local time.
     """
 
     def __init__(
@@ -104,10 +106,11 @@ class Outputs:
         streams: Mapping[str, BinaryIO],
         directory: Path | None = None,
         timestamp: bool = False,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._streams = streams
-        self._files = contextlib.ExitStack()
-        self._file: dict[tuple[int, str], BinaryIO] = {}
+        self._warn = warn
+        self._file: dict[tuple[int, str], FileIO] = {}
         keys = [(rank, stream) for rank in range(size) for stream in ("stdout", "stderr")]
         self._prefixers = {
             (rank, stream): Prefixer(f"[{rank}]<{stream}>:", time.asctime if timestamp else str)
@@ -118,15 +121,12 @@ class Outputs:
         self._written_s = dict.fromkeys(range(size), 0.0)
         if directory is not None:
             for key, path in _paths(directory, size).items():
-                self._file[key] = self._files.enter_context(path.open("wb"))
+                self._file[key] = path.open("wb", buffering=0)
 
     def write(self, rank: int, stream: str, text: str) -> None:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
         if (rank, stream) in self._file:
-            file = self._file[rank, stream]
-            with _written_to(file.name):
-                file.write(text.encode("utf-8", "surrogateescape"))
-                file.flush()
+            self._keep(self._file[rank, stream], text.encode("utf-8", "surrogateescape"))
         if stream == "stderr":
             *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
             now = self._written_s[rank] = time.monotonic()
@@ -139,9 +139,27 @@ class Outputs:
         return [*self._tails[rank], *([unended] if unended.text else [])][-_TAIL_LINES:]
 
     def close(self) -> None:
-        self._files.close()
+        self._close_files()
         for (_, stream), prefixer in self._prefixers.items():
             self._show(stream, prefixer.finish())
+
+    def _keep(self, file: FileIO, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError as error:
+            self._close_files()
+            self._warn(
+                f"warning: cannot write to {file.name}: {error.strerror}; from now on no file gets what the ranks "
+                "print, only the terminal\nhint: the job goes on; --output-filename names the folder"
+            )
+
+    def _close_files(self) -> None:
+        """Nothing is left to write then: what cannot be closed, such as a file of a server that is gone, is no news."""
+        while self._file:
+            with contextlib.suppress(OSError):
+                self._file.popitem()[1].close()
 
     def _show(self, stream: str, lines: list[str]) -> None:
         if lines:

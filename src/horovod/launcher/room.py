@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this machine allows that many ranks: the limits of the system, looked at before anything is started.
 
-A rank is at least one process. More ranks than a limit allows cannot run, whatever they do; whether as many as it
-allows can is for the user to decide.
+A rank is at least one process. More ranks than a limit allows, beside what runs already, cannot run, whatever they do;
+whether as many as it allows can is for the user to decide.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -55,9 +57,9 @@ def _limits(root: Path) -> Iterator[_Limit]:
         yield _Limit(descriptors // _OUTPUTS, why, "ulimit -n")
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if processes != resource.RLIM_INFINITY and not _is_privileged(root):
-        yield _Limit(
-            processes, f"a user may have {counted(processes, 'process', 'processes')} (RLIMIT_NPROC)", "ulimit -u"
-        )
+        used = _used_by_user(root)
+        why = f"a user may have {counted(processes, 'process', 'processes')} (RLIMIT_NPROC){_of_which(used)}"
+        yield _Limit(max(0, processes - used), why, "ulimit -u")
     yield from _limits_of_group(root)
 
 
@@ -69,10 +71,27 @@ def _limits_of_group(root: Path) -> Iterator[_Limit]:
     for folder in (group.folder, *group.folder.parents):
         number = _number(folder / "pids.max")
         if number is not None:
-            why = f"its control group may have {counted(number, 'process', 'processes')}"
-            yield _Limit(number, why, str(folder / "pids.max"))
+            used = _number(folder / "pids.current") or 0
+            why = f"its control group may have {counted(number, 'process', 'processes')}{_of_which(used)}"
+            yield _Limit(max(0, number - used), why, str(folder / "pids.max"))
         if folder == group.top:
             return
+
+
+def _of_which(used: int) -> str:
+    return f", of which {used} {'is' if used == 1 else 'are'} in use" if used else ""
+
+
+def _used_by_user(root: Path) -> int:
+    """Processes of this user, with their threads, as the kernel counts them."""
+    user = str(os.getuid())
+    used = 0
+    for status in root.glob("proc/[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if fields.get("Uid", "").split()[:1] == [user]:
+                used += int(fields.get("Threads", "1"))
+    return used
 
 
 def _number(file: Path) -> int | None:

@@ -69,7 +69,7 @@ class _Supervisor:
         self._server.assign([dataclasses.asdict(one) for one in job.ranks])
         stack.callback(self._server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp)
+        self._outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp, self._warn)
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension
         self._pids: dict[int, int] = {}
@@ -80,6 +80,7 @@ class _Supervisor:
         self._hosts_lost: dict[str, str] = {}  # hosts, of several, whose agents can do nothing more, and why
         self._words: set[str] = set()  # what the ranks were told of it
         self._asked = False
+        self._at_once = False
         self._terminate_at: float | None = None
         self._give_up_at: float | None = None
         self._done = False  # nothing more is waited for
@@ -211,7 +212,14 @@ class _Supervisor:
                 self._warn(f"{processes.signal_name(number)}: ending all ranks")
                 self._terminate()
             else:
-                self._done = True  # asked twice: at once
+                self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        """Asked twice: nothing gets any more time. Asked three times: nobody waits for other machines either."""
+        self._done = self._at_once
+        self._at_once = True
+        self._agents.order_all("kill")
+        self._give_up_at = time.monotonic() + _AGENT_GRACE_S
 
     def _nobody_reads(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -11,6 +11,7 @@ must know all shapes beforehand.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Sequence
@@ -18,8 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.core import context as contexts
 from horovod.core.collectives import resolved
+from horovod.core.compression import compressed
 from horovod.core.gradient_list import GradientList
+from horovod.core.process_sets import number_of
 from horovod.tensorflow import ops, xla
 from horovod.tensorflow.shim import operations
 from horovod.tensorflow.tensors import check_op, plain_variable, unique_name
@@ -57,8 +61,16 @@ class TensorFlowGradients(GradientList):
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)
 
+    def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
+        self._tell("grouped_allreduce", name, error)
+
+    def _tell(self, label: str, name: str, error: Exception) -> None:
+        if tf.executing_eagerly():
+            contexts.current().tell(f"{label}.{name}", number_of(self.options.process_set), str(error))
+
     def reduce_sparse(self, gradient: Any, name: str) -> Any:
-        sent, ctx = self.options.compression.compress(gradient.values)
+        peers = functools.partial(self._tell, "sparse_allreduce", name)
+        ((sent, ctx),) = compressed([gradient.values], self.options.compression, peers)
         reduced = ops.allreduce(
             tf.IndexedSlices(sent, gradient.indices, gradient.dense_shape),
             op=self.options.op,

@@ -12,6 +12,7 @@ eager calls without one are matched by their order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core.collectives import Reduction, resolved
-from horovod.core.compression import Compressor, check_compression
+from horovod.core.compression import Compressor, check_compression, compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
 from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
@@ -40,6 +41,7 @@ from horovod.tensorflow.tensors import (
     node_name,
     reducible,
     reduction_attributes,
+    tell,
     wire_name,
 )
 
@@ -146,7 +148,8 @@ def _reduced(
     def build() -> list[Any]:
         tensors = reducible(values)
         check_compression(compression)
-        sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+        peers = functools.partial(tell, label, name, how[-1] or global_process_set)
+        sent, contexts_ = zip(*compressed(tensors, compression, peers), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
         attributes = reduction_attributes(how, sent, ALLREDUCE)
         with tf.device(device or None):
@@ -368,7 +371,8 @@ def _scattered(
         tensors = reducible(values)
         check_rows(label, tensors)
         check_compression(compression)
-        sent, contexts_ = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+        peers = functools.partial(tell, label, name, how[-1] or global_process_set)
+        sent, contexts_ = zip(*compressed(tensors, compression, peers), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
         attributes = reduction_attributes(how, sent, REDUCESCATTER)
         with tf.device(device or None):

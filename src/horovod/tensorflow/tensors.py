@@ -33,6 +33,7 @@ __all__ = [
     "plain_variable",
     "reducible",
     "reduction_attributes",
+    "tell",
     "unique_name",
     "unscoped_name",
     "wire_name",
@@ -124,11 +125,24 @@ def _built(label: str, name: str | None, process_set: ProcessSet, build: Callabl
     except LOCAL_ERRORS as error:
         if not tf.executing_eagerly() or not contexts.is_initialized():
             raise
-        try:
-            number = number_of(process_set)
-        except InvalidRequestError:
-            number = 0
-        contexts.current().refuse(label, name, error, number)
+        contexts.current().refuse(label, name, error, _told_in(process_set))
+
+
+def _told_in(process_set: ProcessSet) -> int:
+    try:
+        return number_of(process_set)
+    except InvalidRequestError:
+        return 0
+
+
+def tell(label: str, name: str | None, process_set: ProcessSet, error: Exception) -> None:
+    """Tells the peers that this rank's call will not come, if it is one that `checked` does not tell of.
+
+    Not from a graph, in which nothing runs yet.
+    """
+    if not isinstance(error, LOCAL_ERRORS) and tf.executing_eagerly() and contexts.is_initialized():
+        wire = None if name is None else f"{label}.{name}"
+        contexts.current().tell(wire, _told_in(process_set), str(error))
 
 
 def reducible(values: Sequence[Any]) -> list[tf.Tensor]:

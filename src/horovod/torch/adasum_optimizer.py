@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from horovod.core.compression import Compressor
+from horovod.core.collectives import Reduction
+from horovod.core.compression import Compressor, compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_reducer import Waitable
 from horovod.core.native import Adasum, Max
@@ -86,14 +88,18 @@ class AdasumOptimizer:
                 if parameter.requires_grad and is_trainable(parameter):
                     yield self._hvd_names.get(parameter, f"{group_index}.{index}"), parameter
 
+    def _hvd_start(self, delta: Tensor, name: str, how: Reduction) -> tuple[Waitable, Any]:
+        tell = functools.partial(collectives.tell, "allreduce", name, process_set=self._hvd_process_set)
+        ((sent, ctx),) = compressed([delta], self._hvd_compression, tell)
+        return collectives.allreduce(sent, name, how, True), ctx
+
     def _hvd_combine(self, trained: list[tuple[str, Tensor]], starts: list[Tensor]) -> None:
         how = (Adasum, None, 1.0, 1.0, self._hvd_process_set)
         started: list[tuple[Waitable, Any]] = []
         first_error: Exception | None = None
         for (name, parameter), start in zip(trained, starts, strict=True):
             try:
-                delta, ctx = self._hvd_compression.compress(parameter - start)
-                started.append((collectives.allreduce(delta, f"delta.{name}", how, True), ctx))
+                started.append(self._hvd_start(parameter - start, f"delta.{name}", how))
             except Exception as error:
                 # The peers wait for the rest.
                 first_error = first_error or error

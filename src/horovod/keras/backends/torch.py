@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 from horovod.core.reduction_options import ReductionOptions
 from horovod.keras.backends import DenseGradients
+from horovod.torch.tensors import collectives
 
 __all__ = ["accumulation", "can_compile", "gradient_list"]
 
@@ -16,6 +17,10 @@ __all__ = ["accumulation", "can_compile", "gradient_list"]
 class _Gradients(DenseGradients):
     def to_dense(self, gradient: Any) -> Any:
         return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
+        # Under the name of what they wait for first.
+        collectives.tell("grouped_allreduce", f"{name}.{grouped[0][0]}", error, self.options.process_set)
 
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         prescale, postscale = self.options.factors

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals to horovodrun whose ranks run on several hosts: whatever comes, nothing is left anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cluster.test_failures import CHILD, HOSTS, MEET, SOON, SOON_S, TRAIN, assert_empty_within, fields_of
+from support.cluster import Host, MakeCluster
+from support.extent import SLACK_S
+from support.jobs import Job, python
+
+
+def ranks_of(host: Host) -> list[int]:
+    return [pid for pid, command in host.processes().items() if "gradients" in command and "launcher" not in command]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_hang_up_and_ctrl_c_end_all_hosts(cluster: MakeCluster, tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM and SIGKILL: test_failures.py."""
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
+        job.wait_ready(4)
+        os.kill(job.launcher(), number)
+        assert_empty_within(5.0, one, two)
+        done = job.wait()
+    assert done.stderr.startswith(f"horovodrun: {number.name}: ending all ranks\n"), done
+    assert done.code == 128 + number
+
+
+def test_a_second_ctrl_c_ends_ranks_of_other_hosts_that_do_not_want_to(cluster: MakeCluster, tmp_path: Path) -> None:
+    one, two = cluster(2).hosts
+    stubborn = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+    script = python(CHILD + stubborn + MEET + "while True: signal.pause()")
+    with Job(tmp_path, HOSTS, "--termination-grace-seconds", "60", script, on=one) as job:
+        job.wait_ready(4)
+        os.kill(job.launcher(), signal.SIGINT)
+        job.wait_for_line("asked", count=4)
+        os.kill(job.launcher(), signal.SIGINT)
+        assert_empty_within(5.0, one, two)
+        assert job.wait().code == 130
+
+
+@pytest.mark.parametrize("then", [signal.SIGCONT, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_stopped_horovodrun_suspends_its_own_machine_and_the_others_end(
+    cluster: MakeCluster, tmp_path: Path, then: signal.Signals
+) -> None:
+    """Only Ctrl-Z suspends all hosts. The ranks of the others lose those that are suspended, and end."""
+    one, two = cluster(2).hosts
+    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), env=SOON, on=one) as job:
+        job.wait_ready(4)
+        os.kill(job.launcher(), signal.SIGSTOP)
+        until = time.monotonic() + SOON_S + 4.0 + SLACK_S
+        while ranks_of(two) or {fields_of(pid)[0] for pid in ranks_of(one)} != {"T"}:
+            assert time.monotonic() < until, (ranks_of(two), one.processes())
+            time.sleep(0.02)
+        assert len(ranks_of(one)) == 2
+        os.kill(job.launcher(), then)
+        assert_empty_within(6.0, one, two)
+        os.kill(job.process.pid, signal.SIGCONT)  # what carries it here has stopped with it
+        done = job.wait()
+    if then == signal.SIGCONT:
+        assert done.code == 1, done
+        last = done.stderr[done.stderr.rindex("\nhorovodrun: ") + 1 :]
+        assert "rank 0 has given no sign of life for" in last, done.stderr
