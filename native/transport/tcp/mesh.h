@@ -9,8 +9,8 @@
 // Peers take *turns*: what is queued for one peer in a row is a turn. Only the first kTurnsAtOnce turns that are not
 // over are sent. With all peers at once, as many flows meet on each receiver's link, each at a rate of its own, and
 // every exchange waits for the slowest of them. So algorithms begin with the peer behind the sender, so that members
-// send to different peers. Links that never leave the machine share no network, so there are no turns if all are such:
-// they would only make processes wait for each other. And no peer may wait for a later turn of a sender before it takes an earlier one.
+// send to different peers. And no peer may wait for a later turn of a sender before it takes an earlier one. If no link
+// leaves the machine, there are no turns: processes would only wait for each other.
 //
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
