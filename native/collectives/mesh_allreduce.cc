@@ -11,7 +11,6 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kShareBytes = size_t{256} << 10;
 constexpr size_t kShareUnitBytes = 64;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
@@ -110,9 +109,7 @@ class DirectExchange final : public PiecewiseAllreduce {
       const int to = (mesh_.member() + step) % mesh_.size(),
                 from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
       const Share theirs = share(k, to);
-      slices_.for_range(theirs.begin, theirs.count, [&](const std::byte* input, std::byte*, size_t, int64_t count) {
-        mesh_.send(to, link(k), input, bytes(count));
-      });
+      mesh_.send_parts(to, link(k), slices_.inputs(theirs.begin, theirs.count));
       const size_t mine = bytes(share(k, mesh_.member()).count);
       if (mine == 0) --missing_shares_[static_cast<size_t>(k)];
       mesh_.receive(from, link(k), scratch(k, from), mine, mine == 0 ? Mesh::kNoTag : k);
@@ -137,14 +134,12 @@ class DirectExchange final : public PiecewiseAllreduce {
     for (int step = 1; step < mesh_.size(); ++step) {
       const int to = (mesh_.member() + step) % mesh_.size(),
                 from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
-      slices_.for_range(mine.begin, mine.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-        mesh_.send(to, link(k), output, bytes(count));
-      });
+      const std::vector<Mesh::Output> results = slices_.outputs(mine.begin, mine.count);
+      mesh_.send_parts(to, link(k), std::vector<Mesh::Input>(results.begin(), results.end()));
       const Share theirs = share(k, from);
-      slices_.for_range(theirs.begin, theirs.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-        ++missing_results_[static_cast<size_t>(k)];
-        mesh_.receive(from, link(k), output, bytes(count), chunks_ + k);
-      });
+      if (theirs.count == 0) continue;
+      ++missing_results_[static_cast<size_t>(k)];
+      mesh_.receive_parts(from, link(k), slices_.outputs(theirs.begin, theirs.count), chunks_ + k);
     }
   }
 
@@ -194,9 +189,10 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch) {
   // At least two chunks if the batch is large enough to be cut at all.
+  const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
   const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const size_t share = std::clamp(rounded, kShareUnitBytes, kShareBytes);
+  const size_t share = std::clamp(rounded, limits.least, limits.most);
   const auto elements = static_cast<int64_t>(share / slices.element_bytes()) * mesh.size();
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mesh: the connected sockets between the members of a process set, and what is under way on them (step 7).
+// TcpMesh: a mesh of the connected sockets between the members of a process set (step 7).
 //
-// A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both
-// ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
-// queued stays untouched until it has been sent, or has arrived. A link that is not open yet is asked for when
-// something is first queued on it; meanwhile the others move.
+// A *link* is one socket to one peer. What is queued is a stream there: messages need not be told apart. A link that is
+// not open yet is asked for when something is first queued on it; meanwhile the others move.
 //
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
 //
-// Shares the sockets' ownership. One thread at a time. Only advance() and drain() block: until something moves, a peer is lost, or
-// the interrupt.
+// Shares the sockets' ownership.
 #pragma once
 
 #include <poll.h>
@@ -26,41 +23,35 @@
 
 #include "platform/interrupt.h"
 #include "platform/status.h"
+#include "transport/mesh.h"
 #include "transport/tcp/data_links.h"
 
 namespace hvd {
 
-class Mesh {
+class TcpMesh final : public Mesh {
  public:
-  static constexpr int64_t kNoTag = -1;
-  struct Arrival {
-    int peer;
-    int64_t tag;
-  };
-
   // Among the ranks `world_ranks`, of which this one is number `member`.
-  Mesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
-  Mesh(const Mesh&) = delete;
-  Mesh& operator=(const Mesh&) = delete;
+  TcpMesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
+  TcpMesh(const TcpMesh&) = delete;
+  TcpMesh& operator=(const TcpMesh&) = delete;
   // Checks the number of those sockets that are open, and makes them nonblocking.
   Status open();
 
-  int member() const { return member_; }
-  int size() const { return size_; }
-  int links_per_peer() const { return links_per_peer_; }
+  const char* transport() const override { return "tcp"; }
+  int member() const override { return member_; }
+  int size() const override { return size_; }
+  int links_per_peer() const override { return links_per_peer_; }
+  MessageBytes message_bytes() const override { return {64, size_t{256} << 10}; }
 
-  // `operation` stands in error texts; a string literal.
-  void begin(const char* operation) { operation_ = operation; }
-  void send(int peer, int link, const std::byte* data, size_t bytes);
-  // With a tag, the arrival of the last byte is reported by advance(); of zero bytes, at once.
-  void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag);
-  bool idle() const { return pending_ == 0; }
-  // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
-  Status advance(std::vector<Arrival>* arrivals);
-  // What can move without waiting.
-  Status move(std::vector<Arrival>* arrivals);
-  // Until everything that was queued has been sent and received; tags are not reported.
-  Status drain();
+  void begin(const char* operation) override { operation_ = operation; }
+  void send(int peer, int link, const std::byte* data, size_t bytes) override;
+  void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag) override;
+  void send_parts(int peer, int link, std::span<const Input> parts) override;
+  void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) override;
+  bool idle() const override { return pending_ == 0; }
+  Status advance(std::vector<Arrival>* arrivals) override;
+  Status move(std::vector<Arrival>* arrivals) override;
+  Status drain() override;
 
  private:
   struct Outgoing {

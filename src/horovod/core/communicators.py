@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from horovod.core import mpi, native
 from horovod.core.exceptions import StartError
 
-__all__ = ["Communicator", "all_communicators", "check", "is_built", "plan"]
+__all__ = ["BY_MPI", "Communicator", "all_communicators", "check", "is_built", "plan"]
 
 _NAME_BYTES = 32
+BY_MPI = ("mpi", "hierarchical-mpi")  # these need mpi4py's MPI
 
 
 @dataclasses.dataclass(frozen=True)
