@@ -57,10 +57,11 @@ class DirectExchange final : public PiecewiseAllreduce {
   }
 
  private:
-  // With the last one, everything has also been sent.
+  // With the last one, everything has also been sent. After each one the caller may wait for others of its host, which
+  // may wait for peers that wait for this one's result.
   bool is_finished(int64_t k) const {
     if (k >= chunks_ - 1) return folded_ == chunks_ && mesh_.idle();
-    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0;
+    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 && mesh_.lets_go();
   }
   int64_t unit_elements() const { return std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_); }
   int link(int64_t k) const { return static_cast<int>(k % links_); }

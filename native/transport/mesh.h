@@ -51,6 +51,9 @@ class Mesh {
   virtual void send_parts(int peer, int link, std::span<const Input> parts) = 0;
   virtual void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) = 0;
   virtual bool idle() const = 0;
+  // Whether peers can get all that was queued for them although nothing is called here for a while. Over sockets, what
+  // the kernel takes goes out by itself.
+  virtual bool lets_go() const { return true; }
   // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
   virtual Status advance(std::vector<Arrival>* arrivals) = 0;
   // What can move without waiting.

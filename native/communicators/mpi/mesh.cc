@@ -106,6 +106,10 @@ void MpiMesh::receive_parts(int peer, int link, std::span<const Output> parts, i
   ++pending_;
 }
 
+bool MpiMesh::lets_go() const {
+  return std::ranges::all_of(outgoing_, [](const Queue& queue) { return queue.messages.empty(); });
+}
+
 Status MpiMesh::begin_sends(int peer) {
   Queue& queue = outgoing_[static_cast<size_t>(peer)];
   while (queue.begun < std::min(kBegunAtOnce, queue.messages.size())) {

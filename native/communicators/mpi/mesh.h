@@ -47,6 +47,7 @@ class MpiMesh final : public Mesh {
   void send_parts(int peer, int link, std::span<const Input> parts) override;
   void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) override;
   bool idle() const override { return pending_ == 0; }
+  bool lets_go() const override;
   Status advance(std::vector<Arrival>* arrivals) override;
   Status move(std::vector<Arrival>* arrivals) override;
   Status drain() override;
