@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         "piece-finished-early",
         "native/collectives/mesh_allreduce.cc",
-        "return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0;",
+        "return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 && mesh_.lets_go();",
         "return folded_ > k;",
         "a piece counts as finished before the other hosts' results of it have come",
         (native("pieces_test", "parts_are_shared"),),

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "platform/status.h"
-#include "horovod/horovod.h"
+#include "reduction/types.h"
 
 namespace hvd::mpi {
 

@@ -45,7 +45,7 @@ def is_built(name: str) -> bool:
 
 def check(transport: str) -> None:
     """Raises StartError if the communicator does not exist or is unavailable."""
-    plan(transport, [0], [0], 0)
+    plan("mpi" if transport in BY_MPI else transport, [0], [0], 0)  # the error names what the user may have set
 
 
 def plan(
