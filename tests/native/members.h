@@ -161,8 +161,8 @@ class World {
   int event_[2];
   std::vector<int> world_ranks_;
   stand_in_mpi::Mpi mpi_;
-  std::vector<stand_in_mpi::Rank> mpi_ranks_;  // by member
-  std::vector<hvd::mpi::Library> mpis_;        // by member
+  std::vector<stand_in_mpi::Rank> mpi_ranks_;           // by member
+  std::vector<hvd::mpi::Library> mpis_;                 // by member
   std::vector<std::vector<std::vector<int>>> sockets_;  // [member][peer]
 };
 

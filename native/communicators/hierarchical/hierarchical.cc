@@ -17,6 +17,8 @@
 //
 // Errors are those of the inner communicators. A leader that fails between hosts leaves its host waiting inside; the
 // engine poisons the generation then, which ends that wait.
+#include "communicators/hierarchical/hierarchical.h"
+
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -27,7 +29,6 @@
 #include "communicators/hierarchical/allreduce.h"
 #include "communicators/hierarchical/alltoall.h"
 #include "communicators/hierarchical/carriers.h"
-#include "communicators/hierarchical/hierarchical.h"
 #include "communicators/registry.h"
 #include "platform/clock.h"
 #include "platform/float_state.h"

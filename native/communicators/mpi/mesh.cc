@@ -16,8 +16,9 @@ namespace {
 
 constexpr int kSetTag = 7;  // of the creation of communicators, which no one else makes in the job's own
 constexpr int kDataTag = 1;
-constexpr int kPauses = 200;       // looks at MPI, some microseconds, until the core is offered to others
-constexpr size_t kBegunAtOnce = 4;  // messages to or from a peer: one that moves, and others whose two ends find each other
+constexpr int kPauses = 200;  // looks at MPI, some microseconds, until the core is offered to others
+constexpr size_t kBegunAtOnce =
+    4;  // messages to or from a peer: one that moves, and others whose two ends find each other
 
 template <class Part>
 size_t bytes_of(std::span<const Part> parts) {
@@ -140,7 +141,8 @@ Status MpiMesh::begin_receives(int peer) {
 bool MpiMesh::is_being_sent(int peer, const Message& received) const {
   const Queue& queue = outgoing_[static_cast<size_t>(peer)];
   const auto overlaps = [&](const Message& sent) {
-    return std::less<>()(sent.data, received.data + received.bytes) && std::less<>()(received.data, sent.data + sent.bytes);
+    return std::less<>()(sent.data, received.data + received.bytes) &&
+           std::less<>()(received.data, sent.data + sent.bytes);
   };
   const auto end = queue.messages.begin() + static_cast<ptrdiff_t>(queue.begun);
   return std::any_of(queue.messages.begin(), end, overlaps);

@@ -49,8 +49,13 @@ namespace hvd {
 extern const CommunicatorRow kMpiRow, kHierarchicalMpiRow;
 const CommunicatorRow kMpiRow = {"mpi",          "MPI",           "MPI_",   mpi::why_unavailable,
                                  mpi::why_unfit, no_shared_bytes, no_links, mpi::make};
-const CommunicatorRow kHierarchicalMpiRow = {
-    "hierarchical-mpi", "shared memory in a host, MPI between", "MPI_",   mpi::why_unavailable,
-    mpi::why_unfit,     shared_bytes_over_hosts,                no_links, mpi::make_between};
+const CommunicatorRow kHierarchicalMpiRow = {"hierarchical-mpi",
+                                             "shared memory in a host, MPI between",
+                                             "MPI_",
+                                             mpi::why_unavailable,
+                                             mpi::why_unfit,
+                                             shared_bytes_over_hosts,
+                                             no_links,
+                                             mpi::make_between};
 
 }  // namespace hvd
