@@ -70,7 +70,7 @@ int guarded(hvd_status* status, Body&& body) {
 // Where the last field ends without which a struct makes no sense, and where those of the first version did.
 constexpr size_t kLeastOptions = offsetof(hvd_options, host_of_rank) + sizeof(void*);
 constexpr size_t kLeastRequest = offsetof(hvd_request, postscale) + sizeof(double);
-constexpr size_t kLeastMpi = offsetof(hvd_mpi, types) + sizeof(hvd_mpi::types);
+constexpr size_t kLeastMpi = offsetof(hvd_mpi, byte) + sizeof(hvd_mpi::byte);
 constexpr size_t kFirstSetting = offsetof(hvd_setting, value) + sizeof(void*);
 constexpr size_t kFirstLink = offsetof(hvd_link, index) + sizeof(int32_t);
 constexpr size_t kFirstTensor = offsetof(hvd_tensor, dtype) + sizeof(int32_t);

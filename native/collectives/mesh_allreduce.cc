@@ -11,7 +11,6 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kShareBytes = size_t{256} << 10;
 constexpr size_t kShareUnitBytes = 64;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
@@ -31,6 +30,7 @@ class DirectExchange final : public PiecewiseAllreduce {
         links_(slices.bytes() >= kManyLinksBytes ? mesh.links_per_peer() : 1),
         missing_shares_(static_cast<size_t>(chunks_), mesh.size() - 1),
         missing_results_(static_cast<size_t>(chunks_), 0),
+        results_end_(static_cast<size_t>(chunks_), 0),
         sources_(static_cast<size_t>(mesh.size())) {
     const int64_t unit = unit_elements();
     stride_ = static_cast<size_t>(share_of(chunk_elements_, mesh.size(), 0, unit).count * element_bytes_);
@@ -58,10 +58,13 @@ class DirectExchange final : public PiecewiseAllreduce {
   }
 
  private:
-  // With the last one, everything has also been sent.
+  // With the last one, everything has also been sent. After each one the caller may wait for others of its host, which
+  // may wait for peers that wait for this one's result: it must have left. What stands behind it on its link, or on
+  // another link, must not be waited for: its peer may be waiting for others of its host, too.
   bool is_finished(int64_t k) const {
     if (k >= chunks_ - 1) return folded_ == chunks_ && mesh_.idle();
-    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0;
+    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0&&
+           mesh_.have_left(link(k), results_end_[static_cast<size_t>(k)]);
   }
   int64_t unit_elements() const { return std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_); }
   int link(int64_t k) const { return static_cast<int>(k % links_); }
@@ -110,9 +113,7 @@ class DirectExchange final : public PiecewiseAllreduce {
       const int to = (mesh_.member() + step) % mesh_.size(),
                 from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
       const Share theirs = share(k, to);
-      slices_.for_range(theirs.begin, theirs.count, [&](const std::byte* input, std::byte*, size_t, int64_t count) {
-        mesh_.send(to, link(k), input, bytes(count));
-      });
+      mesh_.send_parts(to, link(k), slices_.inputs(theirs.begin, theirs.count));
       const size_t mine = bytes(share(k, mesh_.member()).count);
       if (mine == 0) --missing_shares_[static_cast<size_t>(k)];
       mesh_.receive(from, link(k), scratch(k, from), mine, mine == 0 ? Mesh::kNoTag : k);
@@ -137,15 +138,14 @@ class DirectExchange final : public PiecewiseAllreduce {
     for (int step = 1; step < mesh_.size(); ++step) {
       const int to = (mesh_.member() + step) % mesh_.size(),
                 from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
-      slices_.for_range(mine.begin, mine.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-        mesh_.send(to, link(k), output, bytes(count));
-      });
+      const std::vector<Mesh::Output> results = slices_.outputs(mine.begin, mine.count);
+      mesh_.send_parts(to, link(k), std::vector<Mesh::Input>(results.begin(), results.end()));
       const Share theirs = share(k, from);
-      slices_.for_range(theirs.begin, theirs.count, [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-        ++missing_results_[static_cast<size_t>(k)];
-        mesh_.receive(from, link(k), output, bytes(count), chunks_ + k);
-      });
+      if (theirs.count == 0) continue;
+      ++missing_results_[static_cast<size_t>(k)];
+      mesh_.receive_parts(from, link(k), slices_.outputs(theirs.begin, theirs.count), chunks_ + k);
     }
+    results_end_[static_cast<size_t>(k)] = mesh_.queued();
   }
 
   Mesh& mesh_;
@@ -157,6 +157,7 @@ class DirectExchange final : public PiecewiseAllreduce {
   const int links_;
   size_t stride_;                                      // of scratch: the longest share
   std::vector<int> missing_shares_, missing_results_;  // by chunk: what has not come
+  std::vector<uint64_t> results_end_;                  // by chunk: the mesh's number of what is queued next
   std::vector<const std::byte*> sources_;
   std::vector<Mesh::Arrival> arrivals_;
   int64_t offered_ = 0, shared_ = 0, folded_ = 0;  // how many chunks
@@ -194,9 +195,10 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         std::vector<std::byte>* scratch) {
   // At least two chunks if the batch is large enough to be cut at all.
+  const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
   const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const size_t share = std::clamp(rounded, kShareUnitBytes, kShareBytes);
+  const size_t share = std::clamp(rounded, limits.least, limits.most);
   const auto elements = static_cast<int64_t>(share / slices.element_bytes()) * mesh.size();
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;

@@ -19,7 +19,7 @@
 #include "collectives/levels.h"
 #include "collectives/slices.h"
 #include "reduction/kernels.h"
-#include "transport/tcp/mesh.h"
+#include "transport/mesh.h"
 
 namespace hvd {
 

@@ -10,7 +10,6 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kChunkBytes = size_t{256} << 10;
 constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
 int links_for(const Mesh& mesh, size_t bytes) { return bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1; }
@@ -40,7 +39,7 @@ Tree tree_of(int size, int place, int64_t chunks) {
 Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slices, int root) {
   const int size = mesh.size(), place = (mesh.member() - root + size) % size;  // the root's place is 0
   const int64_t element_bytes = static_cast<int64_t>(slices.element_bytes());
-  const int64_t chunk_elements = static_cast<int64_t>(kChunkBytes) / element_bytes;
+  const int64_t chunk_elements = static_cast<int64_t>(mesh.message_bytes().most) / element_bytes;
   const int64_t chunks = (slices.count() + chunk_elements - 1) / chunk_elements;
   const int links = links_for(mesh, slices.bytes());
   const bool is_root = place == 0;
@@ -51,13 +50,12 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
   for (const int child : tree.children) children.push_back((child + root) % size);
   const auto elements = [&](int64_t k) { return std::min(chunk_elements, slices.count() - k * chunk_elements); };
   const auto hand_on = [&](int64_t k) {
-    for (int child : children) {
-      slices.for_range(k * chunk_elements, elements(k),
-                       [&](const std::byte* input, std::byte* output, size_t, int64_t count) {
-                         mesh.send(child, static_cast<int>(k % links), is_root ? input : output,
-                                   static_cast<size_t>(count * element_bytes));
-                       });
+    std::vector<Mesh::Input> parts = slices.inputs(k * chunk_elements, elements(k));
+    if (!is_root) {
+      const std::vector<Mesh::Output> received = slices.outputs(k * chunk_elements, elements(k));
+      parts.assign(received.begin(), received.end());
     }
+    for (int child : children) mesh.send_parts(child, static_cast<int>(k % links), parts);
   };
 
   if (is_root) {
@@ -69,20 +67,14 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
     return Status();
   }
   const int parent = (tree.parent + root) % size;
-  std::vector<int> missing(static_cast<size_t>(chunks), 0);  // pieces by chunk
   for (int64_t k = 0; k < chunks; ++k) {
-    slices.for_range(k * chunk_elements, elements(k), [&](const std::byte*, std::byte* output, size_t, int64_t count) {
-      ++missing[static_cast<size_t>(k)];
-      mesh.receive(parent, static_cast<int>(k % links), output, static_cast<size_t>(count * element_bytes), k);
-    });
+    mesh.receive_parts(parent, static_cast<int>(k % links), slices.outputs(k * chunk_elements, elements(k)), k);
   }
   std::vector<Mesh::Arrival> arrivals;
   while (!mesh.idle()) {
     arrivals.clear();
     HVD_RETURN_IF_ERROR(mesh.advance(&arrivals));
-    for (const Mesh::Arrival& arrival : arrivals) {
-      if (--missing[static_cast<size_t>(arrival.tag)] == 0) hand_on(arrival.tag);
-    }
+    for (const Mesh::Arrival& arrival : arrivals) hand_on(arrival.tag);
   }
   return Status();
 }
@@ -90,6 +82,7 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
 Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation, const void* mine,
                       std::span<const int64_t> bytes_of_member, void* all) {
   mesh.begin(operation);
+  const size_t chunk = mesh.message_bytes().most;
   const std::byte* const input = static_cast<const std::byte*>(mine);
   std::byte* target = static_cast<std::byte*>(all);
   const size_t my_bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(mesh.member())]);
@@ -100,8 +93,8 @@ Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation,
       own_target = target;
     } else {
       int links = links_for(mesh, bytes), k = 0;
-      for (size_t at = 0; at < bytes; at += kChunkBytes) {
-        mesh.receive(m, k++ % links, target + at, std::min(kChunkBytes, bytes - at));
+      for (size_t at = 0; at < bytes; at += chunk) {
+        mesh.receive(m, k++ % links, target + at, std::min(chunk, bytes - at));
       }
     }
     target += bytes;
@@ -109,8 +102,8 @@ Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation,
   for (int step = 1; step < mesh.size(); ++step) {
     const int to = (mesh.member() + step) % mesh.size();
     int links = links_for(mesh, my_bytes), k = 0;
-    for (size_t at = 0; at < my_bytes; at += kChunkBytes) {
-      mesh.send(to, k++ % links, input + at, std::min(kChunkBytes, my_bytes - at));
+    for (size_t at = 0; at < my_bytes; at += chunk) {
+      mesh.send(to, k++ % links, input + at, std::min(chunk, my_bytes - at));
     }
   }
   HVD_RETURN_IF_ERROR(mesh.drain());

@@ -12,7 +12,7 @@
 
 #include "collectives/slices.h"
 #include "reduction/kernels.h"
-#include "transport/tcp/mesh.h"
+#include "transport/mesh.h"
 
 namespace hvd {
 

@@ -11,7 +11,6 @@ namespace hvd {
 namespace {
 
 constexpr int64_t kLag = 2;
-constexpr int64_t kChunkBytes = int64_t{256} << 10;
 constexpr int64_t kManyLinksBytes = int64_t{1} << 20;
 
 }  // namespace
@@ -28,7 +27,7 @@ Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const s
   }
   if (longest == 0) return Status();
   const SliceList& own = lists[static_cast<size_t>(mesh.member())];
-  const int64_t chunk_elements = std::min(longest, kChunkBytes / element_bytes);
+  const int64_t chunk_elements = std::min(longest, static_cast<int64_t>(mesh.message_bytes().most) / element_bytes);
   const int64_t chunks = (longest + chunk_elements - 1) / chunk_elements;
   const int links = longest * element_bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1;
   const int64_t stride = (chunk_elements * element_bytes + 63) / 64 * 64;
@@ -43,10 +42,7 @@ Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const s
     for (int step = 1; step < size; ++step) {
       const int to = (mesh.member() + step) % size, from = (mesh.member() + size - step) % size;
       const SliceList& theirs = lists[static_cast<size_t>(to)];
-      theirs.for_range(k * chunk_elements, elements(theirs, k),
-                       [&](const std::byte* input, std::byte*, size_t, int64_t count) {
-                         mesh.send(to, link, input, static_cast<size_t>(count * element_bytes));
-                       });
+      mesh.send_parts(to, link, theirs.inputs(k * chunk_elements, elements(theirs, k)));
       mesh.receive(from, link, from_member(from, k), static_cast<size_t>(elements(own, k) * element_bytes), k);
     }
   };
@@ -86,9 +82,10 @@ Status mesh_alltoall(Mesh& mesh, const Kernels& kernels, const void* mine, std::
   };
   const auto in_chunks = [&](int64_t length, const auto& visit) {
     const int links = length >= kManyLinksBytes ? mesh.links_per_peer() : 1;
+    const auto chunk = static_cast<int64_t>(mesh.message_bytes().most);
     int k = 0;
-    for (int64_t at = 0; at < length; at += kChunkBytes) {
-      visit(k++ % links, at, static_cast<size_t>(std::min(kChunkBytes, length - at)));
+    for (int64_t at = 0; at < length; at += chunk) {
+      visit(k++ % links, at, static_cast<size_t>(std::min(chunk, length - at)));
     }
   };
   mesh.begin("alltoall");

@@ -46,6 +46,22 @@ class SliceList {
     }
   }
 
+  // What lies in such a range, place by place.
+  std::vector<std::span<const std::byte>> inputs(int64_t begin, int64_t count) const {
+    std::vector<std::span<const std::byte>> parts;
+    for_range(begin, count, [&](const std::byte* input, std::byte*, size_t, int64_t length) {
+      parts.emplace_back(input, static_cast<size_t>(length) * element_bytes_);
+    });
+    return parts;
+  }
+  std::vector<std::span<std::byte>> outputs(int64_t begin, int64_t count) const {
+    std::vector<std::span<std::byte>> parts;
+    for_range(begin, count, [&](const std::byte*, std::byte* output, size_t, int64_t length) {
+      parts.emplace_back(output, static_cast<size_t>(length) * element_bytes_);
+    });
+    return parts;
+  }
+
   // The slices that such a range consists of.
   std::vector<Slice> range(int64_t begin, int64_t count) const {
     std::vector<Slice> pieces;

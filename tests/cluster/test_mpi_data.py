@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data through MPI, over two hosts of two ranks: the contract's results."""
+"""Data through MPI, over two hosts of two ranks: the contract's results, with the bits of every other way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from support.started import ROOT, Folder, environment
 
 from horovod.core.native import DTYPE_NAMES
 
-# One that MPI reduces, and one that is moved by MPI and folded here. The others differ in nothing but these two ways.
 DTYPES = DTYPE_NAMES if THOROUGH else ("float32", "bfloat16")
 
 

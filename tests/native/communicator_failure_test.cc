@@ -166,7 +166,7 @@ TEST(a_peer_whose_machine_is_silent_is_lost_after_the_time_that_was_set_and_not_
     const members::Pair pair = members::connected_tcp();
     auto links = std::make_shared<hvd::DataLinks>(std::vector<std::vector<int>>{{}, {pair.a}});
     links->lose_after(timeout_ms);
-    hvd::Mesh mesh(links, 0, {0, 1}, {});
+    hvd::TcpMesh mesh(links, 0, {0, 1}, {});
     EXPECT(mesh.open().ok());
     mesh.begin("allreduce");
     std::array<std::byte, 4> data{};

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -277,6 +278,23 @@ TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
       World world(wire, map, 2);
       members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 90 + map.size(), kOperations); });
       hosts.clear();
+    }
+  }
+}
+
+// No message of another size than expected, and none into memory that is being sent from.
+TEST(mpi_carries_every_operation_with_the_bits_of_the_expression) {
+  std::vector<Hosts> maps(std::begin(kHosts), std::end(kHosts));
+  for (size_t n = 2; n <= 5; ++n) maps.push_back(Hosts(n, 0));
+  for (const Hosts& map : maps) {
+    for (const Wire wire : {Wire::kMpi, Wire::kHierarchicalMpi}) {
+      hosts = map;
+      World world(wire, map);
+      members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 130 + map.size(), kOperations); });
+      hosts.clear();
+      EXPECT(world.mpi().faults() == 0);
+      const bool between = std::ranges::count(map, map.front()) < static_cast<ptrdiff_t>(map.size());
+      EXPECT((world.mpi().messages() > 0) == (wire == Wire::kMpi || between));
     }
   }
 }

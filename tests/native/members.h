@@ -18,15 +18,19 @@
 #include <vector>
 
 #include "check.h"
+#include "communicators/hierarchical/hierarchical.h"
+#include "communicators/mpi/mesh.h"
 #include "communicators/registry.h"
 #include "platform/interrupt.h"
+#include "stand_in_mpi.h"
 
 namespace members {
 
-enum class Wire { kShm, kTcp, kHierarchical };
+enum class Wire { kShm, kTcp, kHierarchical, kMpi, kHierarchicalMpi };
 
 inline const hvd::CommunicatorRow& row_of(Wire wire) {
-  const char* const name = wire == Wire::kShm ? "shm" : wire == Wire::kTcp ? "tcp" : "hierarchical";
+  constexpr const char* kNames[] = {"shm", "tcp", "hierarchical", "mpi", "hierarchical-mpi"};
+  const char* const name = kNames[static_cast<size_t>(wire)];
   for (const hvd::CommunicatorRow* row : hvd::communicator_rows()) {
     if (std::string(row->name) == name) return *row;
   }
@@ -64,6 +68,13 @@ inline Pair connected_tcp_from(uint32_t from) {
 // The ends have different addresses, as on two machines.
 inline Pair connected_tcp() { return connected_tcp_from(INADDR_LOOPBACK + 1); }
 
+// The stand-in's library, of the thread of a member.
+inline thread_local const hvd::mpi::Library* mpi_of_thread = nullptr;
+inline hvd::Status make_over_stand_in(const hvd::Members& members, const hvd::CommunicatorParts& parts,
+                                      std::unique_ptr<hvd::Communicator>* out) {
+  return hvd::mpi::make_over_mpi(*mpi_of_thread, members, parts, out);
+}
+
 // By member; none: all are on one host.
 using Hosts = std::vector<int>;
 
@@ -72,7 +83,7 @@ using Hosts = std::vector<int>;
 class World {
  public:
   World(Wire wire, int n, int links = 1, std::function<Pair()> connect = connected_tcp, Hosts hosts = {})
-      : row_(row_of(wire)), size_(n), topology_(hosts.empty() ? Hosts(static_cast<size_t>(n), 0) : hosts) {
+      : wire_(wire), row_(row_of(wire)), size_(n), topology_(hosts.empty() ? Hosts(static_cast<size_t>(n), 0) : hosts) {
     bytes_ = 4096;
     for (int host = 0; host < topology_.hosts(); ++host) {
       areas_.push_back(bytes_);
@@ -83,6 +94,8 @@ class World {
     page_ = static_cast<std::byte*>(mapped);
     require(pipe(event_) == 0, "pipe");
     for (int m = 0; m < n; ++m) world_ranks_.push_back(10 + m);
+    for (int m = 0; m < n; ++m) mpi_ranks_.push_back({&mpi_, 10 + m});
+    for (stand_in_mpi::Rank& rank : mpi_ranks_) mpis_.push_back(stand_in_mpi::library_of(&rank));
     sockets_.assign(static_cast<size_t>(n), std::vector<std::vector<int>>(static_cast<size_t>(n)));
     for (int a = 0; a < n; ++a) {
       for (int b = a + 1; b < n; ++b) {
@@ -105,6 +118,7 @@ class World {
       : World(wire, static_cast<int>(hosts.size()), links, connected_tcp, hosts) {}
 
   int size() const { return size_; }
+  const stand_in_mpi::Mpi& mpi() const { return mpi_; }  // of ranks that are threads
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   std::atomic<uint64_t>& word() { return *reinterpret_cast<std::atomic<uint64_t>*>(page_); }
   std::atomic<uint64_t>& scratch() { return *reinterpret_cast<std::atomic<uint64_t>*>(page_ + 128); }
@@ -121,7 +135,12 @@ class World {
     parts.links = std::make_shared<hvd::DataLinks>(std::move(of_rank));
     parts.settings = options;
     parts.interrupt = {&word(), event_[0]};
-    return row_.make({world_ranks_, member, topology_}, parts, out);
+    const hvd::Members members{world_ranks_, member, topology_};
+    if (wire_ != Wire::kMpi && wire_ != Wire::kHierarchicalMpi) return row_.make(members, parts, out);
+    stand_in_mpi::of_thread = &mpi_;
+    mpi_of_thread = &mpis_[static_cast<size_t>(member)];
+    return wire_ == Wire::kMpi ? make_over_stand_in(members, parts, out)
+                               : hvd::make_over_hosts(members, parts, make_over_stand_in, out);
   }
   // In a forked member: the other members' ends must not stay open here, or nobody would see them close.
   void keep_only(int member) {
@@ -138,6 +157,7 @@ class World {
     sockets.clear();
   }
 
+  const Wire wire_;
   const hvd::CommunicatorRow& row_;
   const int size_;
   const hvd::Topology topology_;
@@ -146,6 +166,9 @@ class World {
   std::byte* page_;
   int event_[2];
   std::vector<int> world_ranks_;
+  stand_in_mpi::Mpi mpi_;
+  std::vector<stand_in_mpi::Rank> mpi_ranks_;           // by member
+  std::vector<hvd::mpi::Library> mpis_;                 // by member
   std::vector<std::vector<std::vector<int>>> sockets_;  // [member][peer]
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How MPI is waited for, with a stand-in for an MPI: its functions are those below.
+// Messages through MPI, and how they are waited for, with stand-ins for an MPI: their functions are those below.
 #include <sys/resource.h>
 
 #include <array>
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "check.h"
+#include "communicators/mpi/mesh.h"
 #include "communicators/mpi/progress.h"
-#include "communicators/mpi/transfers.h"
 #include "platform/clock.h"
 
 using namespace hvd;
@@ -47,7 +47,7 @@ mpi::Library stand_in() {
     *there = 0;
     return mpi::kSuccess;
   };
-  library.call.Ibarrier = [](mpi::Handle, mpi::Handle* request) {
+  library.call.Irecv = [](void*, int, mpi::Handle, int, int, mpi::Handle, mpi::Handle* request) {
     *request = 1;
     return mpi::kSuccess;
   };
@@ -80,34 +80,50 @@ long sleeps_of(const std::string& thread) {
   return -1;
 }
 
+// A member that waits for a message of another one.
+struct Waiting {
+  explicit Waiting(const Interrupt& interrupt = {}) : mesh(library, 0, {0, 1}, interrupt) {}
+  Status wait() {
+    mesh.begin("barrier");
+    mesh.receive(1, 0, &received, 1);
+    return mesh.drain();
+  }
+  const mpi::Library library = stand_in();
+  mpi::MpiMesh mesh;
+  std::byte received{};
+};
+
 }  // namespace
 
 TEST(a_long_wait_leaves_the_core_to_others_again_and_again) {
-  const mpi::Library library = stand_in();
-  mpi::Transfers transfers(library, {});
+  Waiting one;
   constexpr uint64_t kCpuNs = 100 * kMs;
   mpi_state.done_after_cpu_ns = cpu_ns() + kCpuNs;
   const long before = naps();
-  EXPECT(transfers.barrier().ok());
+  EXPECT(one.wait().ok());
   EXPECT(naps() - before >= 20);  // about 45: a nap every 2 ms, more if others want the core
 }
 
 TEST(a_short_wait_takes_no_nap) {
-  const mpi::Library library = stand_in();
-  mpi::Transfers transfers(library, {});
+  Waiting one;
   mpi_state.done_after_cpu_ns = 0;
   const long before = naps();
-  for (int i = 0; i < 1000; ++i) EXPECT(transfers.barrier().ok());
+  for (int i = 0; i < 1000; ++i) EXPECT(one.wait().ok());
   EXPECT(naps() - before < 500);  // none, but for locks
 }
 
 TEST(an_interrupt_ends_a_wait_and_the_memory_is_given_up) {
-  const mpi::Library library = stand_in();
   std::atomic<uint64_t> word = 1;
-  mpi::Transfers transfers(library, {&word, -1});
+  Waiting one({&word, -1});
   mpi_state.done_after_cpu_ns = ~uint64_t{0};
-  EXPECT(transfers.barrier().code() == HVD_ABORTED);
-  EXPECT(transfers.abandoned());
+  const Status status = one.wait();
+  EXPECT(status.code() == HVD_ABORTED);
+  EXPECT(status.text() == "barrier over MPI was interrupted while rank 0 waited for rank 1");
+  EXPECT(one.mesh.has_given_up());
+  sleep_ms(20);  // a call that runs
+  mpi_state.probes = 0;
+  sleep_ms(50);
+  EXPECT(mpi_state.probes == 0);  // nobody calls MPI any more
 }
 
 // The thread beside the ranks' own: MPI is called by it only between operations, and it seldom wakes.

@@ -69,7 +69,7 @@ void random_pieces(Communicator& communicator, uint64_t seed) {
 }
 
 TEST(parts_are_shared_and_pieces_reduced_over_every_wire) {
-  for (const Wire wire : {Wire::kShm, Wire::kTcp, Wire::kHierarchical}) {
+  for (const Wire wire : {Wire::kShm, Wire::kTcp, Wire::kHierarchical, Wire::kMpi, Wire::kHierarchicalMpi}) {
     for (const Hosts& map : kHosts) {
       if (wire != Wire::kShm) hosts = map;
       World world(wire, wire == Wire::kShm ? Hosts(map.size(), 0) : map, 2);

@@ -124,7 +124,7 @@ def test_a_do_nothing_communicator_is_one_file_and_one_row(tmp_path: Path) -> No
     subprocess.run([compiler, "-pthread", "-o", str(program), *map(str, [*objects, *done.values()])], check=True)
     said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
     assert said == (
-        "loopback shm hierarchical tcp mpi nothing |  | 1 of 3 | "
+        "loopback shm hierarchical tcp mpi hierarchical-mpi nothing |  | 1 of 3 | "
         "HOROVOD_TRANSPORT=nothing cannot be used: it joins fewer than 100 ranks\n"
         "hint: HOROVOD_TRANSPORT=auto takes what fits\n"
     )

@@ -17,6 +17,8 @@
 //
 // Errors are those of the inner communicators. A leader that fails between hosts leaves its host waiting inside; the
 // engine poisons the generation then, which ends that wait.
+#include "communicators/hierarchical/hierarchical.h"
+
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -345,26 +347,42 @@ bool needs_link(const Topology& members, int a, int b) {
          members.local_rank_of(a) < carriers_of(members);
 }
 
-Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
-  const auto make_part = [&](const std::vector<int>& places, std::unique_ptr<Communicator>* part) -> Status {
-    const Members some = some_of(members, places);
-    const CommunicatorRow* row = nullptr;
-    HVD_RETURN_IF_ERROR(choose_communicator("auto", some.topology, true, &row));
-    return row->make(some, parts, part);
-  };
+Status make_by_auto(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  const CommunicatorRow* row = nullptr;
+  HVD_RETURN_IF_ERROR(choose_communicator("auto", members.topology, true, &row));
+  return row->make(members, parts, out);
+}
+
+Status make_of_parts(const Members& members, const CommunicatorParts& parts, MakeCommunicator make_between,
+                     std::unique_ptr<Communicator>* out) {
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
   std::unique_ptr<Communicator> inside, between;
-  HVD_RETURN_IF_ERROR(make_part(members.topology.ranks_of(members.host()), &inside));
+  const std::vector<int>& locals = members.topology.ranks_of(members.host());
+  HVD_RETURN_IF_ERROR(make_by_auto(some_of(members, locals), parts, &inside));
   const int local_rank = members.topology.local_rank_of(members.member);
   if (local_rank < carriers_of(members.topology)) {
-    HVD_RETURN_IF_ERROR(make_part(members_with(members.topology, local_rank), &between));
+    const std::vector<int> peers = members_with(members.topology, local_rank);
+    HVD_RETURN_IF_ERROR(make_between(some_of(members, peers), parts, &between));
   }
   *out = std::make_unique<Hierarchical>(members, kernels, std::move(inside), std::move(between));
   return {};
 }
 
+Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+  return make_of_parts(members, parts, make_by_auto, out);
+}
+
 }  // namespace
+
+Status make_over_hosts(const Members& members, const CommunicatorParts& parts, MakeCommunicator between,
+                       std::unique_ptr<Communicator>* out) {
+  if (members.topology.hosts() < 2) return make_by_auto(members, parts, out);
+  if (members.topology.is_flat()) return between(members, parts, out);
+  return make_of_parts(members, parts, between, out);
+}
+
+size_t shared_bytes_over_hosts(const Topology& members, int member) { return shared_bytes(members, member); }
 
 extern const CommunicatorRow kHierarchicalRow;
 const CommunicatorRow kHierarchicalRow = {"hierarchical",  "shared memory in a host, TCP between",

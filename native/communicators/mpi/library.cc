@@ -35,10 +35,6 @@ Status find_all(const char* path, Functions* out) {
   HVD_FIND(Group_free)
   HVD_FIND(Comm_create_group)
   HVD_FIND(Comm_free)
-  HVD_FIND(Iallreduce)
-  HVD_FIND(Iallgatherv)
-  HVD_FIND(Ibcast)
-  HVD_FIND(Ibarrier)
   HVD_FIND(Isend)
   HVD_FIND(Irecv)
   HVD_FIND(Iprobe)
@@ -64,9 +60,6 @@ Status use(const hvd_mpi& given) {
   HVD_RETURN_IF_ERROR(find_all(given.path, &library.call));
   library.world = static_cast<Handle>(given.world);
   library.byte = static_cast<Handle>(given.byte);
-  library.sum = static_cast<Handle>(given.sum);
-  for (size_t i = 0; i < std::size(library.types); ++i) library.types[i] = static_cast<Handle>(given.types[i]);
-  library.in_place = reinterpret_cast<void*>(static_cast<uintptr_t>(given.in_place));
   library.version = given.version == nullptr ? "" : given.version;
   opened = std::move(library);
   return {};

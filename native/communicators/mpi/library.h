@@ -25,11 +25,6 @@ struct Functions {
   int (*Group_free)(Handle* group);
   int (*Comm_create_group)(Handle comm, Handle group, int tag, Handle* made);
   int (*Comm_free)(Handle* comm);
-  int (*Iallreduce)(const void* from, void* to, int count, Handle type, Handle op, Handle comm, Handle* request);
-  int (*Iallgatherv)(const void* from, int count, Handle type, void* to, const int* counts, const int* places,
-                     Handle to_type, Handle comm, Handle* request);
-  int (*Ibcast)(void* data, int count, Handle type, int root, Handle comm, Handle* request);
-  int (*Ibarrier)(Handle comm, Handle* request);
   int (*Isend)(const void* data, int count, Handle type, int to, int tag, Handle comm, Handle* request);
   int (*Irecv)(void* data, int count, Handle type, int from, int tag, Handle comm, Handle* request);
   int (*Iprobe)(int from, int tag, Handle comm, int* there, void* status);
@@ -42,9 +37,6 @@ struct Library {
   Functions call;
   Handle world;  // the rank in it is the rank of the job
   Handle byte;
-  Handle types[10];  // by hvd_dtype; 0: MPI adds no such type
-  Handle sum;
-  void* in_place;
   std::string version;
 };
 

@@ -13,25 +13,31 @@ namespace hvd::mpi {
 namespace {
 
 constexpr timespec kNap{0, 50'000};  // with the timer's slack about 0.1 ms: a twentieth of the time
-// A nap that lasts so long ended on a core that others had.
-constexpr uint64_t kDisturbedNapNs = 300'000;
+// If a nap, or an offer of the core, lasts so long, others had the core.
+constexpr uint64_t kDisturbedNs = 300'000;
 constexpr uint64_t kRecovery = 16;  // the time awake grows by this part with each undisturbed nap
 
 }  // namespace
 
 void Patience::begin() { awake_since_ns_ = now_ns(); }
 
+bool Patience::is_over() const { return now_ns() - awake_since_ns_ >= awake_ns_; }
+
 void Patience::turn() {
-  const uint64_t slept_ns = now_ns();
-  const uint64_t awake_ns = slept_ns - awake_since_ns_;
-  if (awake_ns < awake_ns_) {
+  const uint64_t begin_ns = now_ns();
+  const bool sleeps = begin_ns - awake_since_ns_ >= awake_ns_;
+  if (sleeps) {
+    nanosleep(&kNap, nullptr);
+  } else {
     sched_yield();
-    return;
   }
-  nanosleep(&kNap, nullptr);
-  awake_since_ns_ = now_ns();
-  const bool disturbed = awake_ns > 2 * awake_ns_ || awake_since_ns_ - slept_ns > kDisturbedNapNs;
-  awake_ns_ = disturbed ? kLeastAwakeNs : std::min(kMostAwakeNs, awake_ns_ + awake_ns_ / kRecovery);
+  const uint64_t end_ns = now_ns();
+  if (end_ns - begin_ns > kDisturbedNs) {
+    awake_ns_ = kLeastAwakeNs;
+  } else if (sleeps) {
+    awake_ns_ = std::min(kMostAwakeNs, awake_ns_ + awake_ns_ / kRecovery);
+  }
+  if (sleeps) awake_since_ns_ = end_ns;
 }
 
 }  // namespace hvd::mpi

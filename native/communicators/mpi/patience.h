@@ -15,8 +15,9 @@ namespace hvd::mpi {
 
 class Patience {
  public:
-  void begin();  // of a wait
-  void turn();   // between two calls of MPI: offers the core to others, or sleeps
+  void begin();          // of an operation
+  bool is_over() const;  // it is time for a sleep
+  void turn();           // between two calls of MPI: offers the core to others, or sleeps
 
  private:
   static constexpr uint64_t kLeastAwakeNs = 100'000, kMostAwakeNs = 2'000'000;

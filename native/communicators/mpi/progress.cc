@@ -39,7 +39,7 @@ void Progress::run() {
   while (!over_) {
     std::this_thread::sleep_for(pause);
     pause = std::min(kLast, 2 * pause);
-    if (busy_ > 0) continue;
+    if (busy_ > 0 || over_) continue;
     int there = 0;
     // Any call would do. Nobody sends in the job's own communicator.
     mpi_.call.Iprobe(0, 0, mpi_.world, &there, status);

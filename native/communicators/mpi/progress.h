@@ -22,6 +22,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // For ever: nobody may call MPI any more. May return before the thread's last call does.
+  void stop() { over_ = true; }
+
   // While it exists, its thread is inside MPI itself.
   class Busy {
    public:

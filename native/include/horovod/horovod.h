@@ -200,9 +200,7 @@ typedef struct {
   const char* path;    /* a loaded module that depends on the MPI; NULL: there is one, but it has not been opened yet */
   const char* version; /* for statistics */
   uint64_t world;      /* MPI_Comm: the job's ranks in their order; nobody else communicates in it */
-  uint64_t byte, sum;  /* MPI_BYTE, MPI_SUM */
-  uint64_t in_place;   /* MPI_IN_PLACE */
-  uint64_t types[10];  /* MPI_Datatype by hvd_dtype; 0: none */
+  uint64_t byte;       /* MPI_BYTE */
 } hvd_mpi;
 /* Before hvd_start; strings are copied. HVD_UNAVAILABLE if a function is missing. */
 HVD_EXPORT int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status);

@@ -135,19 +135,19 @@ void take(std::deque<Piece>* queue, size_t bytes, const Done& done) {
 
 }  // namespace
 
-Mesh::Mesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
+TcpMesh::TcpMesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt)
     : member_(member),
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       interrupt_(interrupt),
       data_links_(std::move(links)) {}
 
-const std::vector<int>& Mesh::sockets_to(int peer) const {
+const std::vector<int>& TcpMesh::sockets_to(int peer) const {
   static const std::vector<int> none;
   return peer == member_ || data_links_ == nullptr ? none : data_links_->to(world_ranks_[static_cast<size_t>(peer)]);
 }
 
-Status Mesh::open() {
+Status TcpMesh::open() {
   const bool opens_more = data_links_ != nullptr && data_links_->opens_more();
   if (opens_more) links_per_peer_ = data_links_->links_per_peer();
   if (opens_more && links_per_peer_ < 1) return Status(HVD_INVALID_ARGUMENT, "an opener of no data links");
@@ -170,7 +170,7 @@ Status Mesh::open() {
 }
 
 // The peer's links are open.
-Status Mesh::adopt(int peer) {
+Status TcpMesh::adopt(int peer) {
   const std::vector<int>& sockets = sockets_to(peer);
   for (int i = 0; i < links_per_peer_; ++i) {
     const int fd = sockets[static_cast<size_t>(i)];
@@ -185,7 +185,7 @@ Status Mesh::adopt(int peer) {
 }
 
 // A first use. The advance() that must follow reports failures.
-void Mesh::use(int peer) {
+void TcpMesh::use(int peer) {
   if (!sockets_to(peer).empty()) {  // another mesh was first
     if (Status status = adopt(peer); !status.ok()) failed_ = std::move(status);
   } else if (std::find(opening_.begin(), opening_.end(), peer) == opening_.end()) {
@@ -196,7 +196,7 @@ void Mesh::use(int peer) {
   }
 }
 
-Status Mesh::take_opened() {
+Status TcpMesh::take_opened() {
   HVD_RETURN_IF_ERROR(failed_);
   if (opening_.empty()) return Status();
   HVD_RETURN_IF_ERROR(data_links_->take().while_doing(operation_));
@@ -211,19 +211,19 @@ Status Mesh::take_opened() {
   return Status();
 }
 
-void Mesh::send(int peer, int index, const std::byte* data, size_t bytes) {
+void TcpMesh::send(int peer, int index, const std::byte* data, size_t bytes) {
   if (bytes == 0) return;
   Link& used = link(peer, index);
   if (used.fd < 0) use(peer);
   if (turns_.empty() || last_turn_peer_ != peer) turns_.push_back(0);
   last_turn_peer_ = peer;
   ++turns_.back();
-  used.outgoing.push_back({data, bytes, first_turn_ + turns_.size() - 1});
+  used.outgoing.push_back({data, bytes, queued_++, first_turn_ + turns_.size() - 1});
   ++pending_;
   pending_bytes_ += bytes;
 }
 
-void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t tag) {
+void TcpMesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t tag) {
   if (bytes == 0) {
     if (tag != kNoTag) at_once_.push_back({peer, tag});
     return;
@@ -235,12 +235,31 @@ void Mesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_t t
   pending_bytes_ += bytes;
 }
 
-Status Mesh::lost(const Link& link, const std::string& why) const {
+void TcpMesh::send_parts(int peer, int index, std::span<const Input> parts) {
+  for (const Input part : parts) send(peer, index, part.data(), part.size());
+}
+
+void TcpMesh::receive_parts(int peer, int index, std::span<const Output> parts, int64_t tag) {
+  if (parts.empty()) return receive(peer, index, nullptr, 0, tag);
+  for (const Output part : parts.first(parts.size() - 1)) receive(peer, index, part.data(), part.size());
+  receive(peer, index, parts.back().data(), parts.back().size(), tag);
+}
+
+Status TcpMesh::lost(const Link& link, const std::string& why) const {
   const int rank = world_ranks_[static_cast<size_t>(link.peer)];
   return Status(HVD_RANK_LOST, std::string(operation_) + " over TCP: rank " + std::to_string(rank) + " " + why, rank);
 }
 
-Status Mesh::interrupted() const {
+// What the kernel has taken goes out by itself.
+bool TcpMesh::have_left(int link, uint64_t before) const {
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::deque<Outgoing>& outgoing = links_[place(peer, link)].outgoing;
+    if (!outgoing.empty() && outgoing.front().number < before) return false;
+  }
+  return true;
+}
+
+Status TcpMesh::interrupted() const {
   std::string text = std::string(operation_) + " over TCP was interrupted";
   for (const Link& link : links_) {
     if (link.incoming.empty() && link.outgoing.empty()) continue;
@@ -251,7 +270,7 @@ Status Mesh::interrupted() const {
   return Status(HVD_ABORTED, std::move(text));
 }
 
-Status Mesh::send_some(Link& link, bool* moved) {
+Status TcpMesh::send_some(Link& link, bool* moved) {
   while (may_send(link) && link.fd >= 0) {
     Batch batch(link.outgoing, [this](const Outgoing& piece) { return has_turn(piece); });
     const ssize_t sent = sendmsg(link.fd, &batch.message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -268,13 +287,13 @@ Status Mesh::send_some(Link& link, bool* moved) {
   return Status();
 }
 
-void Mesh::end_outgoing(uint64_t turn) {
+void TcpMesh::end_outgoing(uint64_t turn) {
   --pending_;
   --turns_[static_cast<size_t>(turn - first_turn_)];
   for (; !turns_.empty() && turns_.front() == 0; ++first_turn_) turns_.pop_front();
 }
 
-Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
+Status TcpMesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved) {
   while (!link.incoming.empty() && link.fd >= 0) {
     Batch batch(link.incoming, [](const Incoming&) { return true; });
     const ssize_t received = recvmsg(link.fd, &batch.message, MSG_DONTWAIT);
@@ -296,7 +315,7 @@ Status Mesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* move
   return Status();
 }
 
-Status Mesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
+Status TcpMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   // Peers in an order that starts behind this member, so that not everybody sends to the same one at once.
   for (int step = 1; step < size_; ++step) {
     const int to = (member_ + step) % size_, from = (member_ + size_ - step) % size_;
@@ -308,19 +327,19 @@ Status Mesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   return Status();
 }
 
-Status Mesh::move(std::vector<Arrival>* arrivals) {
+Status TcpMesh::move(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
   bool moved = false;
   return move_all(arrivals, &moved);
 }
 
-void Mesh::report_empty(std::vector<Arrival>* arrivals) {
+void TcpMesh::report_empty(std::vector<Arrival>* arrivals) {
   arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
   at_once_.clear();
 }
 
-Status Mesh::advance(std::vector<Arrival>* arrivals) {
+Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   bool moved = !arrivals->empty();
   fault_point("tcp");
@@ -343,7 +362,7 @@ Status Mesh::advance(std::vector<Arrival>* arrivals) {
 }
 
 // Until a link can move something, or the time is over.
-Status Mesh::poll_links(int timeout_ms, bool* ready) {
+Status TcpMesh::poll_links(int timeout_ms, bool* ready) {
   polled_.clear();
   for (const Link& link : links_) {
     const int events = (link.incoming.empty() ? 0 : POLLIN) | (may_send(link) ? POLLOUT : 0);
@@ -361,13 +380,13 @@ Status Mesh::poll_links(int timeout_ms, bool* ready) {
 
 // Of several links that share a slow way, one may get nothing through while the others do. So all links to a peer have
 // to be silent. Acknowledgements that wait behind seconds of data get the time that the way takes.
-Status Mesh::check_links() const {
+Status TcpMesh::check_links() const {
   const uint64_t limit_ms = data_links_ == nullptr ? 0 : data_links_->lost_timeout_ms();
   for (int peer = 0; limit_ms > 0 && peer < size_; ++peer) {
     bool waits = false;
     std::optional<Sign> last;
     for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
-      const Link& one = links_[static_cast<size_t>(peer * links_per_peer_ + i)];
+      const Link& one = links_[place(peer, i)];
       if (one.fd < 0) continue;
       waits = waits || !one.incoming.empty() || !one.outgoing.empty();
       const std::optional<Sign> sign = sign_of_life(one.fd);
@@ -379,13 +398,13 @@ Status Mesh::check_links() const {
     const std::string seconds =
         std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
-    return lost(links_[static_cast<size_t>(peer * links_per_peer_)],
+    return lost(links_[place(peer, 0)],
                 "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
   return Status();
 }
 
-Status Mesh::drain() {
+Status TcpMesh::drain() {
   std::vector<Arrival> ignored;
   while (!idle()) {
     ignored.clear();

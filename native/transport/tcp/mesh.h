@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mesh: the connected sockets between the members of a process set, and what is under way on them (step 7).
+// TcpMesh: a mesh of the connected sockets between the members of a process set (step 7).
 //
-// A *link* is one socket to one peer. Algorithms queue what a link is to send and to receive, in the order that both
-// ends derive from the operation alone; advance() moves whatever can move and reports what has arrived. Memory that was
-// queued stays untouched until it has been sent, or has arrived. A link that is not open yet is asked for when
-// something is first queued on it; meanwhile the others move.
+// A *link* is one socket to one peer. What is queued is a stream there: messages need not be told apart. A link that is
+// not open yet is asked for when something is first queued on it; meanwhile the others move.
 //
 // Peers take *turns*: what is queued for one peer in a row is a turn. Only the first kTurnsAtOnce turns that are not
 // over are sent. With all peers at once, as many flows meet on each receiver's link, each at a rate of its own, and
@@ -15,8 +13,7 @@
 // A peer's machine that is cut off closes nothing. While nothing moves, the kernel is asked when a link's other end has
 // last acknowledged anything: it answers keepalives however slow, or stopped, its process is.
 //
-// Shares the sockets' ownership. One thread at a time. Only advance() and drain() block: until something moves, a peer
-// is lost, or the interrupt.
+// Shares the sockets' ownership.
 #pragma once
 
 #include <poll.h>
@@ -32,48 +29,45 @@
 
 #include "platform/interrupt.h"
 #include "platform/status.h"
+#include "transport/mesh.h"
 #include "transport/tcp/data_links.h"
 
 namespace hvd {
 
-class Mesh {
+class TcpMesh final : public Mesh {
  public:
-  static constexpr int64_t kNoTag = -1;
   static constexpr uint64_t kTurnsAtOnce = 2;  // while one waits for its receiver, the other goes on
-  struct Arrival {
-    int peer;
-    int64_t tag;
-  };
 
   // Among the ranks `world_ranks`, of which this one is number `member`.
-  Mesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
-  Mesh(const Mesh&) = delete;
-  Mesh& operator=(const Mesh&) = delete;
+  TcpMesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
+  TcpMesh(const TcpMesh&) = delete;
+  TcpMesh& operator=(const TcpMesh&) = delete;
   // Checks the number of those sockets that are open, and makes them nonblocking.
   Status open();
 
-  int member() const { return member_; }
-  int size() const { return size_; }
-  int links_per_peer() const { return links_per_peer_; }
+  const char* transport() const override { return "tcp"; }
+  int member() const override { return member_; }
+  int size() const override { return size_; }
+  int links_per_peer() const override { return links_per_peer_; }
+  MessageBytes message_bytes() const override { return {64, size_t{256} << 10}; }
 
-  // `operation` stands in error texts; a string literal.
-  void begin(const char* operation) { operation_ = operation; }
-  void send(int peer, int link, const std::byte* data, size_t bytes);
-  // With a tag, the arrival of the last byte is reported by advance(); of zero bytes, at once.
-  void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag);
-  bool idle() const { return pending_ == 0; }
-  // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
-  Status advance(std::vector<Arrival>* arrivals);
-  // What can move without waiting.
-  Status move(std::vector<Arrival>* arrivals);
-  // Until everything that was queued has been sent and received; tags are not reported.
-  Status drain();
+  void begin(const char* operation) override { operation_ = operation; }
+  void send(int peer, int link, const std::byte* data, size_t bytes) override;
+  void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag) override;
+  void send_parts(int peer, int link, std::span<const Input> parts) override;
+  void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) override;
+  bool idle() const override { return pending_ == 0; }
+  uint64_t queued() const override { return queued_; }
+  bool have_left(int link, uint64_t before) const override;
+  Status advance(std::vector<Arrival>* arrivals) override;
+  Status move(std::vector<Arrival>* arrivals) override;
+  Status drain() override;
 
  private:
   struct Outgoing {
     const std::byte* data;
     size_t bytes;
-    uint64_t turn;
+    uint64_t number, turn;
   };
   struct Incoming {
     std::byte* data;
@@ -91,7 +85,8 @@ class Mesh {
   Status adopt(int peer);
   void use(int peer);
   Status take_opened();
-  Link& link(int peer, int index) { return links_[static_cast<size_t>(peer * links_per_peer_ + index)]; }
+  size_t place(int peer, int index) const { return static_cast<size_t>(peer * links_per_peer_ + index); }
+  Link& link(int peer, int index) { return links_[place(peer, index)]; }
   bool has_turn(const Outgoing& piece) const { return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce; }
   bool may_send(const Link& link) const { return !link.outgoing.empty() && has_turn(link.outgoing.front()); }
   void end_outgoing(uint64_t turn);
@@ -114,6 +109,7 @@ class Mesh {
   uint64_t first_turn_ = 0;
   bool leaves_machine_ = false;  // some link does
   int last_turn_peer_ = 0;
+  uint64_t queued_ = 0;       // to be sent, ever
   size_t pending_ = 0;        // queued pieces that are not done
   size_t pending_bytes_ = 0;  // of them
   std::vector<int> opening_;  // peers whose links are used, but not open

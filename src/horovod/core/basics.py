@@ -142,7 +142,7 @@ def stop_timeline() -> None:
 
 def mpi_threads_supported() -> bool:
     """Whether data goes through MPI, which then serves many threads. Raises ValueError before init."""
-    return bool(statistics()["transport"] == "mpi")
+    return current().world.transport in communicators.BY_MPI
 
 
 def mpi_enabled() -> bool:

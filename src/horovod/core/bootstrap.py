@@ -296,7 +296,7 @@ class _Start:
 
     def _open_mpi(self) -> str | None:
         """Before anybody waits for this rank elsewhere, since it is collective. What went wrong, for its record."""
-        if self.settings.communicator != "mpi" or self.size == 1:
+        if self.settings.communicator not in communicators.BY_MPI or self.size == 1:
             return None
         try:
             mpi.open_world(self.rank, self.size, self.comm)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from horovod.core import mpi, native
 from horovod.core.exceptions import StartError
 
-__all__ = ["Communicator", "all_communicators", "check", "is_built", "plan"]
+__all__ = ["BY_MPI", "Communicator", "all_communicators", "check", "is_built", "plan"]
 
 _NAME_BYTES = 32
+BY_MPI = ("mpi", "hierarchical-mpi")  # these need mpi4py's MPI
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ def is_built(name: str) -> bool:
 
 def check(transport: str) -> None:
     """Raises StartError if the communicator does not exist or is unavailable."""
-    plan(transport, [0], [0], 0)
+    plan("mpi" if transport in BY_MPI else transport, [0], [0], 0)  # the error names what the user may have set
 
 
 def plan(

@@ -216,15 +216,7 @@ def _handles(MPI: Any, world: Any) -> native.Mpi:
         return int(MPI._handleof(of)) & _HANDLE_MASK  # noqa: SLF001
 
     given = native.Mpi(ctypes.sizeof(native.Mpi), None, MPI.__file__.encode(), library_name(MPI).encode())
-    given.world, given.byte, given.sum = handle(world), handle(MPI.BYTE), handle(MPI.SUM)
-    given.in_place = int(MPI.IN_PLACE) & _HANDLE_MASK
-    for dtype, known in (
-        (native.INT32, MPI.INT32_T),
-        (native.INT64, MPI.INT64_T),
-        (native.FLOAT32, MPI.FLOAT),
-        (native.FLOAT64, MPI.DOUBLE),
-    ):
-        given.types[dtype] = handle(known)
+    given.world, given.byte = handle(world), handle(MPI.BYTE)
     return given
 
 

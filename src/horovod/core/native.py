@@ -130,9 +130,6 @@ class Mpi(ctypes.Structure):
         ("version", c_char_p),
         ("world", c_uint64),
         ("byte", c_uint64),
-        ("sum", c_uint64),
-        ("in_place", c_uint64),
-        ("types", c_uint64 * 10),
     ]
 
 

@@ -358,7 +358,7 @@ class Settings:
         "HOROVOD_CPU_OPERATIONS",
         _text(),
         "",
-        "What moves data if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi.",
+        "What moves data between hosts if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi.",
     )
     secret_file: str = _setting(
         "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."
@@ -439,7 +439,7 @@ class Settings:
     def communicator(self) -> str:
         """What moves data: a name of the native registry, or auto."""
         by_mpi = self.transport == "auto" and self.cpu_operations.strip().lower() == "mpi"
-        return "mpi" if by_mpi else self.transport
+        return "hierarchical-mpi" if by_mpi else self.transport
 
     def unsupported(self) -> str | None:
         """What is asked for and not there yet: two lines for an error, or None."""

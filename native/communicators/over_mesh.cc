@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicators/over_mesh.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/mesh_allreduce.h"
+#include "collectives/mesh_copy.h"
+#include "collectives/mesh_scatter.h"
+#include "platform/float_state.h"
+
+namespace hvd {
+
+namespace {
+
+// Below, a second message's latency costs more than sending everything to everybody.
+constexpr size_t kGatheredBytes = size_t{16} << 10;
+
+}  // namespace
+
+OverMesh::OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details)
+    : mesh_(std::move(mesh)), kernels_(kernels), details_(std::move(details)), fold_(kernels, members) {}
+
+OverMesh::~OverMesh() {
+  if (mesh_->has_given_up()) static_cast<void>(scratch_.release());
+}
+
+Status OverMesh::allreduce(std::span<const Slice> slices, const Reduction& reduction) {
+  const SliceList list(slices, element_size(reduction.dtype));
+  if (list.bytes() == 0) return Status();
+  const FloatState state;
+  const size_t others = static_cast<size_t>(std::max(1, mesh_->size() - 1));
+  const bool gathered = list.bytes() * others <= kGatheredBytes || mesh_->size() == 1;
+  return gathered ? gathered_allreduce(*mesh_, kernels_, fold_, list, reduction, scratch_.get())
+                  : direct_allreduce(*mesh_, fold_, list, reduction, scratch_.get());
+}
+
+std::unique_ptr<PiecewiseAllreduce> OverMesh::allreduce_in_pieces(std::span<const Slice> slices,
+                                                                  const Reduction& reduction, Cut cut) {
+  const SliceList list(slices, element_size(reduction.dtype));
+  return direct_allreduce_in_pieces(*mesh_, fold_, list, reduction, scratch_.get(), cut);
+}
+
+Status OverMesh::broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) {
+  return tree_broadcast(*mesh_, kernels_, SliceList(slices, element_bytes), root_member);
+}
+
+Status OverMesh::exchange(const void* mine, size_t bytes, void* all) {
+  const std::vector<int64_t> equal(static_cast<size_t>(mesh_->size()), static_cast<int64_t>(bytes));
+  return mesh_allgather(*mesh_, kernels_, "exchange", mine, equal, all);
+}
+
+Status OverMesh::allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) {
+  return mesh_allgather(*mesh_, kernels_, "allgather", mine, bytes_of_member, all);
+}
+
+Status OverMesh::reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) {
+  const FloatState state;
+  return mesh_reducescatter(*mesh_, fold_, parts, reduction, scratch_.get());
+}
+
+Status OverMesh::alltoall(const void* mine, std::span<const int64_t> bytes, void* all) {
+  return mesh_alltoall(*mesh_, kernels_, mine, bytes, all);
+}
+
+Status OverMesh::barrier() { return mesh_barrier(*mesh_); }
+
+std::string OverMesh::describe() const {
+  return std::string("\"transport\": \"") + mesh_->transport() + "\", " + details_ + "\"isa\": \"" +
+         instruction_set_name(kernels_.instruction_set()) + "\"";
+}
+
+}  // namespace hvd

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// OverMesh: a communicator that is a direct exchange between the members, over whatever mesh joins them (step 7).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/communicator.h"
+#include "collectives/levels.h"
+#include "reduction/kernels.h"
+#include "transport/mesh.h"
+#include "world/topology.h"
+
+namespace hvd {
+
+class OverMesh final : public Communicator {
+ public:
+  // `details`: JSON members for describe(), or empty.
+  OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details);
+  ~OverMesh() override;
+  OverMesh(const OverMesh&) = delete;
+  OverMesh& operator=(const OverMesh&) = delete;
+
+  const char* name() const override { return mesh_->transport(); }
+  int member() const override { return mesh_->member(); }
+  int size() const override { return mesh_->size(); }
+
+  Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override;
+  std::unique_ptr<PiecewiseAllreduce> allreduce_in_pieces(std::span<const Slice> slices, const Reduction& reduction,
+                                                          Cut cut) override;
+  Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override;
+  Status exchange(const void* mine, size_t bytes, void* all) override;
+  Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override;
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override;
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override;
+  Status barrier() override;
+  std::string describe() const override;
+
+ private:
+  const std::unique_ptr<Mesh> mesh_;
+  const Kernels kernels_;
+  const std::string details_;
+  MemberFold fold_;
+  std::unique_ptr<std::vector<std::byte>> scratch_ = std::make_unique<std::vector<std::byte>>();
+};
+
+}  // namespace hvd
