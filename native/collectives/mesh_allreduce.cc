@@ -63,7 +63,7 @@ class DirectExchange final : public PiecewiseAllreduce {
   // another link, must not be waited for: its peer may be waiting for others of its host, too.
   bool is_finished(int64_t k) const {
     if (k >= chunks_ - 1) return folded_ == chunks_ && mesh_.idle();
-    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0&&
+    return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 &&
            mesh_.have_left(link(k), results_end_[static_cast<size_t>(k)]);
   }
   int64_t unit_elements() const { return std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_); }

@@ -14,6 +14,7 @@
 namespace {
 
 using hvd::Mesh;
+using hvd::TcpMesh;
 
 constexpr size_t kBytes = size_t{8} << 20;  // more than a connection holds whose other end does not read
 
@@ -47,6 +48,7 @@ class Sender {
       if (got > 0) taken += static_cast<size_t>(got);
     }
   }
+  TcpMesh& mesh() { return mesh_; }
   int unsent_bytes(int peer) const {
     int bytes = -1;
     EXPECT(ioctl(pairs_[static_cast<size_t>(peer)].a, SIOCOUTQNSD, &bytes) == 0);
@@ -65,7 +67,7 @@ class Sender {
 
   members::Pair pairs_[4];
   std::vector<std::byte> data_;
-  Mesh mesh_;
+  TcpMesh mesh_;
 };
 
 TEST(two_peers_are_sent_to_at_once_and_the_next_one_when_a_turn_is_over) {
@@ -82,6 +84,21 @@ TEST(on_one_machine_all_peers_are_sent_to_at_once) {
   Sender sender(INADDR_LOOPBACK);
   for (int i = 0; i < 10; ++i) sender.move();
   EXPECT(sender.reaches(1, 10'000) && sender.reaches(2, 10'000) && sender.reaches(3, 10'000));
+}
+
+// Whoever waits for a message that has left waits for its receiver only.
+TEST(a_message_has_left_although_a_later_one_has_not) {
+  Sender sender;
+  const uint64_t first = sender.mesh().queued();
+  std::vector<std::byte> later(kBytes);
+  sender.mesh().send(1, 0, later.data(), kBytes);
+  for (int i = 0; i < 10; ++i) sender.move();
+  EXPECT(first == 3);
+  EXPECT(sender.mesh().have_left(0, 0));
+  EXPECT(!sender.mesh().have_left(0, first));
+  for (int peer : {1, 2, 3}) sender.take_all(peer);
+  EXPECT(sender.mesh().have_left(0, first));
+  EXPECT(!sender.mesh().have_left(0, sender.mesh().queued()));
 }
 
 TEST(a_socket_holds_little_that_is_not_under_way) {

@@ -108,9 +108,8 @@ void MpiMesh::receive_parts(int peer, int link, std::span<const Output> parts, i
 }
 
 bool MpiMesh::have_left(int, uint64_t before) const {
-  return std::ranges::all_of(outgoing_, [&](const Queue& queue) {
-    return queue.messages.empty() || queue.messages.front().number >= before;
-  });
+  return std::ranges::all_of(
+      outgoing_, [&](const Queue& queue) { return queue.messages.empty() || queue.messages.front().number >= before; });
 }
 
 Status MpiMesh::begin_sends(int peer) {

@@ -398,8 +398,7 @@ Status TcpMesh::check_links() const {
     const std::string seconds =
         std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
-    return lost(links_[place(peer, 0)],
-                "is unreachable: its host has acknowledged nothing for " + seconds + " s");
+    return lost(links_[place(peer, 0)], "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
   return Status();
 }
