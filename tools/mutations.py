@@ -128,10 +128,18 @@ MUTATIONS = (
     Mutation(
         "piece-finished-early",
         "native/collectives/mesh_allreduce.cc",
-        "return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 && mesh_.lets_go();",
-        "return folded_ > k;",
+        "return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 &&",
+        "return folded_ > k &&",
         "a piece counts as finished before the other hosts' results of it have come",
         (native("pieces_test", "parts_are_shared"),),
+    ),
+    Mutation(
+        "result-left-behind",
+        "native/collectives/mesh_allreduce.cc",
+        "mesh_.have_left(link(k), results_end_[static_cast<size_t>(k)]);",
+        "true;",
+        "a piece counts as finished although this rank's result of it has not left: ranks of two hosts wait in a circle",
+        (native("communicator_test", "mpi_carries"),),
     ),
     Mutation(
         "root-sends-all-again",
