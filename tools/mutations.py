@@ -138,7 +138,7 @@ MUTATIONS = (
         "native/collectives/mesh_allreduce.cc",
         "mesh_.have_left(link(k), results_end_[static_cast<size_t>(k)]);",
         "true;",
-        "a piece counts as finished although this rank's result of it has not left: ranks of two hosts wait in a circle",
+        "a piece counts as finished although this rank's result of it has not left: two hosts wait in a circle",
         (native("communicator_test", "mpi_carries"),),
     ),
     Mutation(
