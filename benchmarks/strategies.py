@@ -6,7 +6,8 @@
     python benchmarks/strategies.py --draw                   # only the picture and the table, from the record
 
 One rank on each host; beside them the hierarchical allreduce of two ranks on each. The record is
-benchmarks/records/strategies.json, the picture docs/images/strategies.svg; the table for the page is printed.
+benchmarks/records/strategies.json, the picture docs/images/strategies.svg; the table for the page is printed. All of it
+takes an hour; what has been measured is kept in build/strategies.json, and `--go-on` measures only what is missing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "strategies.json"
+PARTS = ROOT / "build" / "strategies.json"  # ignored by git: the record names the commit of a tree without changes
 PICTURE = ROOT / "docs" / "images" / "strategies.svg"
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -51,11 +53,23 @@ def measure(hosts: int, megabits: float, rounds: int) -> list[Row]:
             names = ",".join(f"{host.name}:{ranks}" for host in made)
             command = [sys.executable, "-m", "horovod.launcher", "-np", str(hosts * ranks), "-H", names]
             command += [sys.executable, "-m", "horovod.bench", "strategies", "--rounds", str(rounds)]
-            command += ["--json", f"{folder}/{ranks}.json"] + (["--only-allreduce"] if ranks == 2 else [])
+            command += ["--json", f"{ranks}.json"] + (["--only-allreduce"] if ranks == 2 else [])
             environment = {**os.environ, "TMPDIR": "/tmp"}
             subprocess.run(made[0].command(*command, directory=folder), env=environment, check=True)
             records.append({**json.loads(Path(f"{folder}/{ranks}.json").read_text()), "megabits": megabits})
     return records
+
+
+def measure_all(pairs: list[tuple[int, float]], rounds: int, go_on: bool) -> list[Row]:
+    """Of hosts and megabits, step by step."""
+    measured: list[Row] = json.loads(PARTS.read_text()) if go_on and PARTS.exists() else []
+    PARTS.parent.mkdir(exist_ok=True)
+    for index, (hosts, megabits) in enumerate(pairs):
+        if not any((record["hosts"], record["megabits"]) == (hosts, megabits) for record in measured):
+            print(f"[{index + 1}/{len(pairs)}] {hosts} hosts, {megabits:g} Mbit/s", flush=True)
+            measured += measure(hosts, megabits, rounds)
+            PARTS.write_text(json.dumps(measured, indent=1) + "\n")
+    return measured
 
 
 def rows(records: list[Row], megabits: float) -> dict[str, dict[int, Row]]:
@@ -126,10 +140,11 @@ def main() -> None:
     options.add_argument("--hosts", default="2,4,8,16")
     options.add_argument("--megabits", default="0", help="of each link, separated by commas; 0: unlimited (0)")
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--go-on", action="store_true", help="keep what an earlier run has measured")
     arguments = options.parse_args()
     if not arguments.draw:
         pairs = [(int(h), float(m)) for m in arguments.megabits.split(",") for h in arguments.hosts.split(",")]
-        measured = [record for hosts, megabits in pairs for record in measure(hosts, megabits, arguments.rounds)]
+        measured = measure_all(pairs, arguments.rounds, arguments.go_on)
         RECORD.write_text(json.dumps(measured, indent=1) + "\n")
     records = json.loads(RECORD.read_text())
     PICTURE.write_text(picture(records))
