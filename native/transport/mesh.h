@@ -50,20 +50,28 @@ class Mesh {
   // A message that lies in several places; in other ones at the other end.
   virtual void send_parts(int peer, int link, std::span<const Input> parts) = 0;
   virtual void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) = 0;
-  virtual bool idle() const = 0;
+  bool idle() const { return pending_ == 0; }
   // How many messages have been queued for peers, and whether those of a link, to any peer, that came before such a
   // number have left: peers get them although nothing is called here for a while.
-  virtual uint64_t queued() const = 0;
+  uint64_t queued() const { return queued_; }
   virtual bool have_left(int link, uint64_t before) const = 0;
   // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
   virtual Status advance(std::vector<Arrival>* arrivals) = 0;
   // What can move without waiting.
   virtual Status move(std::vector<Arrival>* arrivals) = 0;
   // Until everything that was queued has been sent and received; tags are not reported.
-  virtual Status drain() = 0;
+  Status drain();
 
   // Whether memory that was queued may be written at any time from now on, so that it must not be freed.
   virtual bool has_given_up() const { return false; }
+
+ protected:
+  // Moves the arrivals of empty messages, which are there at once.
+  void report_empty(std::vector<Arrival>* arrivals);
+
+  size_t pending_ = 0;   // pieces that are queued, and not done
+  uint64_t queued_ = 0;  // to be sent, ever
+  std::vector<Arrival> at_once_;
 };
 
 }  // namespace hvd

@@ -184,11 +184,6 @@ Status MpiMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   return {};
 }
 
-void MpiMesh::report_empty(std::vector<Arrival>* arrivals) {
-  arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
-  at_once_.clear();
-}
-
 Status MpiMesh::interrupted() {
   gave_up_ = true;
   progress_->stop();
@@ -223,16 +218,6 @@ Status MpiMesh::advance(std::vector<Arrival>* arrivals) {
       patience_.turn();
     }
   }
-}
-
-Status MpiMesh::drain() {
-  std::vector<Arrival> ignored;
-  while (!idle()) {
-    ignored.clear();
-    HVD_RETURN_IF_ERROR(advance(&ignored));
-  }
-  at_once_.clear();
-  return {};
 }
 
 }  // namespace hvd::mpi

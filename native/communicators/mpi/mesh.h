@@ -46,12 +46,9 @@ class MpiMesh final : public Mesh {
   void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag) override;
   void send_parts(int peer, int link, std::span<const Input> parts) override;
   void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) override;
-  bool idle() const override { return pending_ == 0; }
-  uint64_t queued() const override { return queued_; }
   bool have_left(int link, uint64_t before) const override;
   Status advance(std::vector<Arrival>* arrivals) override;
   Status move(std::vector<Arrival>* arrivals) override;
-  Status drain() override;
   bool has_given_up() const override { return gave_up_; }
 
  private:
@@ -77,7 +74,6 @@ class MpiMesh final : public Mesh {
   template <class End>
   Status end_some(Queue* queue, bool* moved, End end);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
-  void report_empty(std::vector<Arrival>* arrivals);
   Status interrupted();
 
   const Library& mpi_;
@@ -87,9 +83,6 @@ class MpiMesh final : public Mesh {
   const std::shared_ptr<Progress> progress_;
   Handle comm_ = 0;
   std::vector<Queue> outgoing_, incoming_;  // by peer
-  uint64_t queued_ = 0;                     // to be sent, ever
-  size_t pending_ = 0;                      // messages that have not ended
-  std::vector<Arrival> at_once_;            // empty ones, reported by the next advance()
   Patience patience_;
   bool gave_up_ = false;
   const char* operation_ = "start";

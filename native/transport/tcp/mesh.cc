@@ -334,11 +334,6 @@ Status TcpMesh::move(std::vector<Arrival>* arrivals) {
   return move_all(arrivals, &moved);
 }
 
-void TcpMesh::report_empty(std::vector<Arrival>* arrivals) {
-  arrivals->insert(arrivals->end(), at_once_.begin(), at_once_.end());
-  at_once_.clear();
-}
-
 Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   bool moved = !arrivals->empty();
@@ -400,16 +395,6 @@ Status TcpMesh::check_links() const {
     data_links_->note_silence();
     return lost(links_[place(peer, 0)], "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
-  return Status();
-}
-
-Status TcpMesh::drain() {
-  std::vector<Arrival> ignored;
-  while (!idle()) {
-    ignored.clear();
-    HVD_RETURN_IF_ERROR(advance(&ignored));
-  }
-  at_once_.clear();
   return Status();
 }
 

@@ -56,12 +56,9 @@ class TcpMesh final : public Mesh {
   void receive(int peer, int link, std::byte* data, size_t bytes, int64_t tag = kNoTag) override;
   void send_parts(int peer, int link, std::span<const Input> parts) override;
   void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) override;
-  bool idle() const override { return pending_ == 0; }
-  uint64_t queued() const override { return queued_; }
   bool have_left(int link, uint64_t before) const override;
   Status advance(std::vector<Arrival>* arrivals) override;
   Status move(std::vector<Arrival>* arrivals) override;
-  Status drain() override;
 
  private:
   struct Outgoing {
@@ -92,7 +89,6 @@ class TcpMesh final : public Mesh {
   void end_outgoing(uint64_t turn);
   Status send_some(Link& link, bool* moved);
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
-  void report_empty(std::vector<Arrival>* arrivals);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
   Status poll_links(int timeout_ms, bool* ready);
   Status check_links() const;
@@ -109,13 +105,10 @@ class TcpMesh final : public Mesh {
   uint64_t first_turn_ = 0;
   bool leaves_machine_ = false;  // some link does
   int last_turn_peer_ = 0;
-  uint64_t queued_ = 0;       // to be sent, ever
-  size_t pending_ = 0;        // queued pieces that are not done
-  size_t pending_bytes_ = 0;  // of them
+  size_t pending_bytes_ = 0;  // of what is pending
   std::vector<int> opening_;  // peers whose links are used, but not open
   Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;
-  std::vector<Arrival> at_once_;  // empty receives, reported by the next advance()
   const char* operation_ = "start";
 };
 
