@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import shutil
 import signal
@@ -25,12 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-if __name__ == "__main__":  # a test reads the table with the package that is installed, in a process that starts ranks
-    sys.path.insert(0, str(ROOT / "src"))
-from horovod.launcher import processes  # noqa: E402
 
 UNBROKEN_LIMIT_S = 300.0
 MUTATION_LIMIT_S = 90.0
@@ -1261,8 +1260,18 @@ def run(command: list[str], cwd: Path, limit_s: float, environment: dict[str, st
     return ("ok" if process.returncode == 0 else f"failed with exit code {process.returncode}"), output
 
 
+def processes_of_launcher() -> types.ModuleType:
+    """Of this tree. Not at import: others read the table, where this package is not installed, or another one is."""
+    sys.path.insert(0, str(ROOT / "src"))
+    try:
+        return importlib.import_module("horovod.launcher.processes")
+    finally:
+        sys.path.pop(0)
+
+
 def end_descendants() -> None:
     """In whatever session they are: a job that a broken launcher leaves behind would disturb all that follows."""
+    processes = processes_of_launcher()
     while processes.signal_descendants(os.getpid(), signal.SIGKILL):
         time.sleep(0.01)
 
@@ -1402,7 +1411,7 @@ def main() -> int:
             for test in mutation.tests:
                 show(f"    must turn red: {test}")
         return 0
-    processes.become_subreaper()
+    processes_of_launcher().become_subreaper()
     results: list[tuple[Mutation, list[str]]] = []
     build = ROOT / "build"  # the tests' hosts have a /tmp of their own
     build.mkdir(exist_ok=True)
