@@ -76,7 +76,8 @@ def test_a_dead_rank_of_another_host_is_the_cause(
     assert last.startswith(cause), done.stderr
     assert "<stderr>" not in last  # nothing comes after it
     for rank in (0, 1, 2):
-        told = rf"\[{rank}\]<stderr>:horovod.core.exceptions.Rank(Lost|Left)Error: .*`allreduce.second`.*: rank 3 "
+        # The first: on a busy machine a rank may not have ended it yet.
+        told = rf"\[{rank}\]<stderr>:horovod.core.exceptions.Rank(Lost|Left)Error: .*`allreduce.\w+`.*: rank 3 "
         assert re.search(told, done.stderr), done.stderr
 
 
