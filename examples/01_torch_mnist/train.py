@@ -44,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="LeNet-5 on MNIST, data-parallel with Horovod")
     parser.add_argument("--data-dir", help="folder with the four MNIST files; by default the cache")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, help="number of training images; by default all")
     parser.add_argument("--batch-size", type=int, default=64, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank; scaled by their number")
     parser.add_argument("--momentum", type=float, default=0.9)
@@ -116,9 +117,9 @@ def main() -> None:
     torch.set_num_threads(1)  # one CPU thread per rank
 
     digits = mnist.load(arguments.data_dir)
+    train_set = dataset(digits.train_images[: arguments.images], digits.train_labels[: arguments.images])
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, {len(digits.train_images)} training images, {digits.source}", flush=True)
-    train_set = dataset(digits.train_images, digits.train_labels)
+        print(f"{hvd.size()} ranks, {len(train_set)} training images, {digits.source}", flush=True)
     test_set = dataset(digits.test_images, digits.test_labels)
     # Horovod: every rank trains on its own share. The test's shares are cut by hand, as DistributedSampler would repeat
     # images to make them equal.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.cluster import Host, MakeCluster
-from support.extent import THOROUGH
+from support.extent import SLACK_S, THOROUGH
 from support.jobs import Job, python
 
 HOSTS = ["-np", "4", "-H", "host0:2,host1:2"]
@@ -106,3 +107,28 @@ def test_a_job_starts_over_a_link_that_is_far_and_loses_packets(cluster: MakeClu
     with Job(tmp_path, HOSTS, python(done_by), on=one) as job:
         done = job.wait()
     assert (done.code, done.stderr) == (0, ""), done
+
+
+def questions(host: Host) -> int:
+    """How often this host's kernel has asked idle connections for a sign of life."""
+    names, numbers = (
+        line.split() for line in host.run("cat", "/proc/net/netstat").stdout.splitlines() if line.startswith("TcpExt:")
+    )
+    return int(numbers[names.index("TCPKeepAlive")])
+
+
+def test_a_silent_launcher_is_asked_often_before_it_counts_as_lost(cluster: MakeCluster, tmp_path: Path) -> None:
+    """Four questions, one a second, may all be lost on a link that loses every twentieth packet: in some hours."""
+    made = cluster(2)
+    one, two = made.hosts
+    with Job(tmp_path, "-np", "1", "-H", "host1:1", python("ready()\nsignal.pause()"), on=one) as job:
+        job.wait_ready(1)
+        deadline = time.monotonic() + 30
+        while questions(two) == 0:  # what came before has been acknowledged by then
+            assert time.monotonic() < deadline
+        before, cut_s = questions(two), time.monotonic()
+        made.cut(one, two)
+        two.assert_empty(6.0 + 3.0 + SLACK_S)
+        assert time.monotonic() - cut_s >= 4.0  # not given up sooner for it
+        assert questions(two) - before >= 6
+        assert job.wait().code == 1

@@ -18,12 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support import slurm as slurm_support
 from support.cluster import Cluster, Host
 from support.extent import SLACK_S
-from support.mpi_jobs import BY_MPI, command_line
-from support.slurm import Slurm
-from support.started import MPI_SLOTS, Folder, environment, mpi, not_run
+from support.launchers import DATA, LAUNCHERS, OF_MPI, command_lines, ready_for
+from support.started import Folder, environment
 
 # Each rank says when it trains, and keeps what it was told.
 TRAIN = """
@@ -45,14 +43,7 @@ except HorovodInternalError as error:
     raise
 """
 DAEMONS = ("slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
-KEEPALIVE = {  # as docs/guides/mpi.md has it
-    f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
-    for prefix in ("OMPI", "PRTE")
-    for name, value in {"time": "2", "intvl": "1", "probes": "5"}.items()
-}
 ENDED_S = 3.0  # after a failure has been noticed
-DATA = "-data"  # of an MPI: the data goes through it as well
-HOROVODRUN = [sys.executable, "-m", "horovod.launcher", "-np", "4"]
 
 
 class World:
@@ -72,7 +63,7 @@ class World:
         """Until all ranks train."""
         script = self._folder.path / "train_until_told.py"
         script.write_text(TRAIN)
-        for host, words, more in self._commands(str(script)):
+        for host, words, more in command_lines(self.launcher, (self.one, self.two), [str(script), str(self.results)]):
             command = host.command(*words, directory=self._folder.path)
             env = environment(self._folder.home, TMPDIR="/tmp", **more)
             with open(self.said, "a") as said:
@@ -81,33 +72,6 @@ class World:
         self.wait_until(lambda: all(self._file("pid", rank).exists() for rank in range(4)), "all ranks train")
         self.pids = {rank: self._outer_pid(rank) for rank in range(4)}
         self.on_two = [rank for rank in range(4) if self._host_of(rank) == self.two.name]
-
-    def _commands(self, script: str) -> Iterator[tuple[Host, list[str], dict[str, str]]]:
-        """Where each runs, and with which variables."""
-        job = [script, str(self.results)]
-        match self.launcher:
-            case "horovodrun":
-                yield self.one, [*HOROVODRUN, "-H", "host0:2,host1:2", sys.executable, *job], {}
-            case "horovodrun-srun":
-                allocate = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
-                yield self.one, [*allocate, *HOROVODRUN, sys.executable, *job], {}
-            case "horovodrun-mpi":
-                mpirun, python = mpi("openmpi")
-                flags = ["--mpi", "--mpi-args=--oversubscribe", "-H", "host0:2,host1:2"]
-                yield self.one, [*mpirun[:2], *HOROVODRUN, *flags, python, *job], {}
-            case "srun":
-                flags = ["--kill-on-bad-exit", "-N2", "--ntasks-per-node=2"]
-                yield self.one, ["srun", *flags, sys.executable, *job], {}
-            case "torchrun":
-                pytest.importorskip("torch", reason="not run: torch is not installed")
-                flags = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400"]
-                for host in (self.one, self.two):
-                    yield host, [sys.executable, "-m", "torch.distributed.run", *flags, *job], {}
-            case name if name.endswith(DATA):
-                yield self.one, command_line(name.removesuffix(DATA), *job), {**KEEPALIVE, **BY_MPI}
-            case name:
-                mpirun, python = mpi(name)
-                yield self.one, [*mpirun, *MPI_SLOTS[name], python, *job], KEEPALIVE
 
     def _file(self, kind: str, rank: int) -> Path:
         return self.results / f"{kind}.{rank}"
@@ -210,8 +174,6 @@ FAULTS = {
     "powered-off": Fault(lambda world: world.two.power_off(), LOST, 6.0, those_of_one, loses_host=True),
     "cut-off": Fault(lambda world: world.two.link(False), LOST, 6.0, those_of_one, loses_host=True),
 }
-OF_MPI = [*MPI_SLOTS, *(name + DATA for name in MPI_SLOTS)]
-LAUNCHERS = ["horovodrun", "horovodrun-srun", "horovodrun-mpi", *OF_MPI, "srun", "torchrun"]
 # What ends the ranks when it has noticed a failure, before all of them could say anything.
 MAY_BE_FASTER = {*OF_MPI, "horovodrun-mpi", "srun", "torchrun"}
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
@@ -240,15 +202,8 @@ CASES = [
 
 @contextlib.contextmanager
 def world_of(launcher: str, folder: Path) -> Iterator[World]:
-    if "srun" in launcher and (reason := slurm_support.lacking()):
-        not_run(reason)
     made = Cluster(2, shared=[folder])
-    with made as hosts, contextlib.ExitStack() as stack:
-        made.trust()
-        with open(made.folder / "ssh" / "config", "a") as config:
-            config.write("ServerAliveInterval 2\nServerAliveCountMax 3\n")  # as docs/guides/mpi.md has it
-        if "srun" in launcher:
-            stack.enter_context(Slurm(made, hosts))
+    with made as hosts, ready_for(launcher, made), contextlib.ExitStack() as stack:
         world = World(hosts, Folder(folder), launcher)
         stack.callback(world.end)
         world.begin()

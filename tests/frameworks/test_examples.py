@@ -17,11 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.examples import EXAMPLES, mnist_folder
 from support.extent import THOROUGH
 from support.frameworks import TENSORFLOW_ENV
 from support.world import World
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
@@ -33,12 +32,9 @@ def mnist(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def data(mnist: ModuleType) -> str:
+def data() -> str:
     """The folder of the MNIST files."""
-    folder = os.environ.get("HVD_TEST_MNIST") or Path.home() / ".cache" / "hvd" / "mnist"
-    if not mnist._complete(Path(folder)):
-        pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
-    return str(folder)
+    return mnist_folder()
 
 
 def environment(**more: str) -> dict[str, str]:

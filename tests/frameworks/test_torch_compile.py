@@ -367,3 +367,29 @@ def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not
         for text in texts:
             assert "the process_set of a compiled function is not registered\nhint: " in text, text
             assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text
+
+
+def test_a_wrong_compression_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        texts = []
+        for name, calls in {
+            "one": lambda x, **wrong: hvd.allreduce(x, name="one", **wrong),
+            "group": lambda x, **wrong: hvd.grouped_allreduce([x, x], name="group", **wrong)[0],
+            "scattered": lambda x, **wrong: hvd.reducescatter(x, name="scattered", **wrong),
+        }.items():
+            torch._dynamo.reset()
+            wrong: dict[str, Any] = {"compression": "fp16"} if hvd.rank() == 1 else {}
+            step = torch.compile(lambda x, call=calls, wrong=wrong: call(x, **wrong), fullgraph=True, backend="eager")
+            with pytest.raises(ValueError if wrong else hvd.HorovodInternalError) as caught:
+                step(torch.ones(2))
+            texts.append(f"{name}: {caught.value}")
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+        return texts
+
+    for texts in worlds(2).run(run):
+        for text in texts:
+            assert "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compr" in text, text
+            assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text

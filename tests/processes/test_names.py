@@ -91,6 +91,32 @@ def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> Non
         assert steady_growth_kib(one["memory"]) < 3072, one
 
 
+def test_a_name_that_is_too_long_is_shown_once(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+        texts = []
+        for call in (
+            lambda name: hvd.allreduce(np.ones(2), name=name),
+            lambda name: hvd.allreduce(np.ones(2, complex), name=name),
+        ):
+            with pytest.raises((TypeError, ValueError)) as caught:
+                call("long " * 1000)
+            texts.append(str(caught.value))
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == 2.0
+        return texts
+
+    for too_long, other_wrong in worlds(2).run(run):
+        assert too_long.count("(5000 bytes)") == 1 and "could not be told" not in too_long, too_long
+        assert too_long.endswith(": a name has at most 4096 bytes"), too_long
+        # It is wrong for another reason as well, which the peers cannot be told.
+        assert other_wrong.count("(5000 bytes)") == 1, other_wrong
+        assert other_wrong.endswith("(the other ranks could not be told: a name has at most 4096 bytes)"), other_wrong
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_million_names_leave_nothing_behind(worlds: WorldPool) -> None:

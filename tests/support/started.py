@@ -25,7 +25,18 @@ from support.jobs import python, run_job
 from support.pages import job_file_of
 from support.programs import COLLECTIVES, STARTED, TRAINING
 
-__all__ = ["MPI_SLOTS", "ROOT", "Folder", "assert_world", "end_of", "environment", "mpi", "not_run", "srun"]
+__all__ = [
+    "MPI_SLOTS",
+    "ROOT",
+    "Folder",
+    "assert_world",
+    "end_of",
+    "environment",
+    "mpi",
+    "mpi_slots",
+    "not_run",
+    "srun",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Open MPI needs to run as root on a machine with fewer cores than ranks. Open MPI 4 and 5.
@@ -38,13 +49,20 @@ _MPIRUN = {
     "intel": [".venv-mpi/intel/bin/mpirun", "-genv", "I_MPI_PIN", "0"],
 }
 
-# Four ranks on host0 and host1.
-MPI_SLOTS = {
-    "openmpi": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
-    "openmpi4": ["-np", "4", "-H", "host0:2,host1:2", "-x", "HOME"],
-    "mpich": ["-np", "4", "-hosts", "host0:2,host1:2"],
-    "intel": ["-np", "4", "-hosts", "host0,host1", "-ppn", "2"],
-}
+
+def mpi_slots(name: str, hosts: int = 2) -> list[str]:
+    """mpirun's flags for four ranks on host0, host1, ...: as many on each."""
+    names, each = [f"host{number}" for number in range(hosts)], 4 // hosts
+    slots = ",".join(f"{one}:{each}" for one in names)
+    match name:
+        case "mpich":
+            return ["-np", "4", "-hosts", slots]
+        case "intel":
+            return ["-np", "4", "-hosts", ",".join(names), "-ppn", str(each)]
+    return ["-np", "4", "-H", slots, "-x", "HOME"]
+
+
+MPI_SLOTS = {name: mpi_slots(name) for name in _MPIRUN}
 
 
 def not_run(reason: str) -> None:
@@ -126,10 +144,10 @@ def srun(
     return started
 
 
-def end_of(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+def end_of(processes: Sequence[subprocess.Popen[str]], timeout_s: float = 60) -> list[tuple[int, str]]:
     """The exit code of each, and what it has said."""
     try:
-        said = [process.communicate(timeout=60) for process in processes]
+        said = [process.communicate(timeout=timeout_s) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -13,7 +13,15 @@ from typing import Any, Protocol
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.wording import shown
 
-__all__ = ["Compressor", "NoneCompressor", "casting", "check_compression", "compressed", "compressing"]
+__all__ = [
+    "Compressor",
+    "NoneCompressor",
+    "casting",
+    "check_compression",
+    "compressed",
+    "compressing",
+    "why_no_compressor",
+]
 
 
 class Compressor:
@@ -42,15 +50,23 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+def why_no_compressor(compression: Any) -> str | None:
+    """The text of the error for anything that is not a compressor; raises nothing, so that compilers can trace it."""
+    if all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+        return None
+    is_choice = isinstance(compression, str) and compression in ("none", "fp16", "bf16")
+    choice = compression if is_choice else "none, .fp16 and .bf16"
+    return (
+        f"compression={shown(compression)}: expected a class with compress and decompress\n"
+        f"hint: hvd.Compression.{choice}"
+    )
+
+
 def check_compression(compression: Any) -> None:
     """Raises ValueError for anything that is not a compressor."""
-    if not all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
-        is_choice = isinstance(compression, str) and compression in ("none", "fp16", "bf16")
-        choice = compression if is_choice else "none, .fp16 and .bf16"
-        raise InvalidRequestError(
-            f"compression={shown(compression)}: expected a class with compress and decompress\n"
-            f"hint: hvd.Compression.{choice}"
-        )
+    why = why_no_compressor(compression)
+    if why is not None:
+        raise InvalidRequestError(why)
 
 
 def casting(

@@ -192,8 +192,7 @@ class Context:
         """refuse() for any name: as the native core knows it, and as people read it."""
         if isinstance(error, (DuplicateNameError, NotAMemberError)):
             raise error
-        # The native core says itself on which rank and in which operation.
-        reason = re.sub(rf"^rank {self.rank}, (?:unnamed \w+|`.*?`(?: \(\d+ bytes\))?): ", "", str(error))
+        reason = self._without_place(str(error))
         text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
         # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
         raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
@@ -211,7 +210,13 @@ class Context:
         code = self.library.hvd_refuse(self.pointer, wire_name, process_set, reason, ctypes.addressof(status))
         if code == native.OK or code == native.NOT_RUNNING or code in _FATAL:
             return ""
-        return f" (the other ranks could not be told: {status.message()})"
+        problem = self._without_place(status.message())
+        # For the same reason no peer can wait for it, say under a name that is too long.
+        return "" if problem == why else f" (the other ranks could not be told: {problem})"
+
+    def _without_place(self, text: str) -> str:
+        """What the native core says, without the rank and the operation, which it says as well."""
+        return re.sub(rf"^rank {self.rank}, (?:unnamed \w+|`.*?`(?: \(\d+ bytes\))?): ", "", text)
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
         """Raises what failure_of gives."""

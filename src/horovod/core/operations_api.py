@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from horovod.core.collectives import Collectives, Reduction
-from horovod.core.compression import Compressor, NoneCompressor, check_compression, compressed
+from horovod.core.compression import Compressor, NoneCompressor, compressed, why_no_compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC, Average
 from horovod.core.operations import register
@@ -56,7 +56,7 @@ class Operations(Generic[T]):
         if compression is NoneCompressor:  # the short way: the latency of a small tensor
             return self._reduce(tensor, name, how)
         call = ("allreduce", name, process_set)
-        self.check_compression(compression, *call)
+        compression = self.check_compression(compression, *call)
         return self._compressed([tensor], compression, call, lambda sent: [self._reduce(sent[0], name, how)])[0]
 
     def allreduce_async(
@@ -116,7 +116,7 @@ class Operations(Generic[T]):
         """Does allreduce of several tensors as a whole: all of them or none."""
         how = (op, average, prescale_factor, postscale_factor, process_set)
         call = ("grouped_allreduce", name, process_set)
-        self.check_compression(compression, *call)
+        compression = self.check_compression(compression, *call)
         return self._compressed(tensors, compression, call, lambda sent: self._reduce_group(sent, name, how))
 
     def grouped_allreduce_async(
@@ -229,7 +229,7 @@ class Operations(Generic[T]):
         """
         how = (op, None, prescale_factor, postscale_factor, process_set)
         call = ("reducescatter", name, process_set)
-        self.check_compression(compression, *call)
+        compression = self.check_compression(compression, *call)
         return self._compressed([tensor], compression, call, lambda sent: [self._scatter(sent[0], name, how)])[0]
 
     def reducescatter_async(
@@ -258,7 +258,7 @@ class Operations(Generic[T]):
         """Does reducescatter of several tensors as a whole: all of them or none."""
         how = (op, None, prescale_factor, postscale_factor, process_set)
         call = ("grouped_reducescatter", name, process_set)
-        self.check_compression(compression, *call)
+        compression = self.check_compression(compression, *call)
         return self._compressed(tensors, compression, call, lambda sent: self._scatter_group(sent, name, how))
 
     def grouped_reducescatter_async(
@@ -360,14 +360,20 @@ class Operations(Generic[T]):
 
     def check_compression(
         self, compression: Any, label: str, name: str | None, process_set: ProcessSet = global_process_set
-    ) -> None:
-        """Raises ValueError for what is no compressor, and tells the peers that the call of `label` will not come."""
-        if compression is NoneCompressor:
-            return
-        try:
-            check_compression(compression)
-        except InvalidRequestError as error:
-            self.collectives.refuse(label, name, error, process_set)
+    ) -> type[Compressor]:
+        """Raises ValueError for what is no compressor, and tells the peers that the call of `label` will not come.
+
+        Returns the compressor.
+        """
+        why = None if compression is NoneCompressor else why_no_compressor(compression)
+        if why is None:
+            return compression  # type: ignore[no-any-return]
+        self._refuse(label, name, why, process_set)
+        return NoneCompressor  # for a compiler that traces on
+
+    def _refuse(self, label: str, name: str | None, why: str, process_set: ProcessSet) -> None:
+        """Raises ValueError, and tells the peers."""
+        self.collectives.refuse(label, name, InvalidRequestError(why), process_set)
 
     def _compressed(
         self,

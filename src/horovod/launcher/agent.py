@@ -39,7 +39,7 @@ from horovod.launcher.preparation import Preparation
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
 _KILL_INTERVAL_S = 0.05
-_LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at
+_LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at, and a silent machine of its is asked for a sign
 _ALIVE_S = 1.0  # how often the launcher hears from this agent, whatever the ranks do
 _DRAIN_S = 2.0  # for a stream that a process outside the job holds open
 
@@ -99,6 +99,7 @@ class Agent:
             for key, _ in self._selector.select(self._timeout()):
                 key.data(key.fd)
             self._follow_launcher()
+            self._preparation.ask()
             self._end_on_time()
             self._say_alive()
         if self._directory:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import socket
+import time
 from typing import Any
 
 from horovod.core.channel import Channel
@@ -19,19 +20,36 @@ from horovod.core.reach import reach
 
 __all__ = ["LineToLauncher", "Preparation"]
 
+_IDLE_S = 1  # before the kernel asks; less is not possible
+_ASK_S = 0.25
+
 
 class LineToLauncher:
-    """An idle connection to the rendezvous, kept alive by the kernels: it ends when the other machine is silent."""
+    """An idle connection to the rendezvous, kept alive by the kernels: it ends when the other machine is silent.
+
+    The kernel asks for a sign of life once a second at most. On a link that loses packets these few questions and
+    answers may all be lost, so `ask` adds some.
+    """
 
     def __init__(self, channel: Channel, silence_s: float) -> None:
         """`silence_s`: how long the launcher's machine may give no sign of life; 0: for ever."""
         self._socket = channel.detach()
         self._socket.setblocking(False)
-        if silence_s:
+        self._watches = silence_s > 0
+        self._ask_at_s = 0.0
+        if self._watches:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, math.ceil(silence_s) - 1))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _IDLE_S)
+            # The time of silence counts, not the number of questions. (No data is sent, which might find no room.)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
+            self.ask()
+
+    def ask(self) -> None:
+        """Asks, if there was no sign of life for a second. To be called often: it does so at most every 0.25 s."""
+        if self._watches and time.monotonic() >= self._ask_at_s:
+            self._ask_at_s = time.monotonic() + _ASK_S
+            # Whenever this is set, the kernel's timer starts anew with what is left of the second: nothing, then.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -86,6 +104,11 @@ class Preparation:
         self.line_to_launcher = self._lines.pop(address, None) if address else None
         self._close_others()
         return self.line_to_launcher
+
+    def ask(self) -> None:
+        """Asks the launcher's machine for a sign of life, if it was silent; to be called often."""
+        for one in (*self._lines.values(), *([self.line_to_launcher] if self.line_to_launcher else [])):
+            one.ask()
 
     def close(self) -> None:
         self._close_others()

@@ -26,12 +26,13 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from horovod.core import context
 from horovod.core.collectives import Reduction
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch import autograd
 from horovod.torch.tensors import collectives
 
-__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter", "refuse"]
 
 # Parts of schemas: how to reduce (core/collectives.py's Reduction); a set's number, size, and this rank's index in it.
 _HOW = "str? name, int? op, bool? average, float prescale, float postscale, int process_set"
@@ -380,3 +381,20 @@ _barrier_operator = _operator(
 def barrier(process_set: ProcessSet | None) -> None:
     """Runs barrier in a compiled function."""
     _barrier_operator(_number_of(process_set))
+
+
+# A call that is wrong
+
+
+def _refuse(label: str, name: str | None, why: str, number: int) -> None:
+    collectives.refuse(label, name, InvalidRequestError(why), _set_of(number))
+
+
+_refuse_operator = _operator(
+    "refuse", "(str label, str? name, str why, int process_set) -> ()", _refuse, lambda *_: None
+)
+
+
+def refuse(label: str, name: str | None, why: str, process_set: ProcessSet | None) -> None:
+    """Raises ValueError in a compiled function, and tells the peers."""
+    _refuse_operator(label, name, why, _number_of(process_set))

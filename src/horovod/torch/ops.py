@@ -168,6 +168,14 @@ class TorchOperations(Operations[Tensor]):
         else:
             super()._meet(process_set)
 
+    def _refuse(self, label: str, name: str | None, why: str, process_set: ProcessSet) -> None:
+        if is_compiling():
+            compiled.refuse(
+                label, name, why, process_set
+            )  # when it runs: a compiler hides what is raised while it traces
+        else:
+            super()._refuse(label, name, why, process_set)
+
     def _overwritten(self, *tensors: Tensor) -> None:
         # The core writes behind autograd's back: a graph that has saved this tensor must notice.
         for tensor in tensors:
