@@ -170,9 +170,8 @@ class TorchOperations(Operations[Tensor]):
 
     def _refuse(self, label: str, name: str | None, why: str, process_set: ProcessSet) -> None:
         if is_compiling():
-            compiled.refuse(
-                label, name, why, process_set
-            )  # when it runs: a compiler hides what is raised while it traces
+            # When it runs: a compiler hides what is raised while it traces.
+            compiled.refuse(label, name, why, process_set)
         else:
             super()._refuse(label, name, why, process_set)
 
