@@ -61,9 +61,6 @@ class Mesh {
   virtual Status move(std::vector<Arrival>* arrivals) = 0;
   // Until everything that was queued has been sent and received; tags are not reported.
   virtual Status drain() = 0;
-
-  // Whether memory that was queued may be written at any time from now on, so that it must not be freed.
-  virtual bool has_given_up() const { return false; }
 };
 
 }  // namespace hvd
