@@ -726,10 +726,18 @@ MUTATIONS = (
     Mutation(
         "mpi-memory-freed-early",
         "native/communicators/mpi/mesh.cc",
-        "gave_up_ = true;",
-        "gave_up_ = pending_ > 1;",
+        "  keep_memory();\n",
+        "",
         "memory is freed into which MPI may still write after an interrupt",
-        (native("mpi_test", "given_up"),),
+        (native("kept_memory_test", "not_freed"),),
+    ),
+    Mutation(
+        "mpi-buffer-on-the-stack",
+        "native/collectives/mesh_copy.cc",
+        "Exchanged<std::byte> sent(1), received(1);",
+        "std::array<std::byte, 1> sent{}, received{};",
+        "after an interrupt MPI may write a barrier's byte into a stack that others use now",
+        (native("kept_memory_test", "not_freed"),),
     ),
     Mutation(
         "mpi-result-over-its-input",

@@ -8,6 +8,7 @@
 
 #include "collectives/slices.h"
 #include "platform/float_state.h"
+#include "platform/kept_memory.h"
 
 namespace hvd {
 
@@ -16,7 +17,7 @@ namespace {
 constexpr int64_t kShareUnit = 64;                                          // elements
 constexpr size_t kProductsAtOnce = (size_t{64} << 10) / sizeof(double[3]);  // what one exchange carries of a member
 
-using Bytes = std::unique_ptr<std::byte[]>;
+using Bytes = ExchangedBytes;
 
 struct Products {
   double aa = 0, ab = 0, bb = 0;
@@ -77,7 +78,7 @@ class Combination {
   // This member's share of everybody's tensors, as vectors of Real.
   Status collect() {
     const auto size = static_cast<size_t>(members_);
-    const Bytes packed = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(count_ * element_bytes_));
+    const Bytes packed = exchanged_bytes(static_cast<size_t>(count_ * element_bytes_));
     std::byte* to = packed.get();
     for (int m = 0; m < members_; ++m) {
       for (const Slice& tensor : tensors_) {
@@ -92,12 +93,12 @@ class Combination {
       for (const int64_t elements : shares_) matrix.push_back(elements * element_bytes_);
     }
     const size_t elements = size * static_cast<size_t>(own_);
-    Bytes received = std::make_unique_for_overwrite<std::byte[]>(elements * static_cast<size_t>(element_bytes_));
+    Bytes received = exchanged_bytes(elements * static_cast<size_t>(element_bytes_));
     HVD_RETURN_IF_ERROR(communicator_.alltoall(packed.get(), matrix, received.get()));
     if (element_bytes_ == sizeof(Real)) {
       vectors_ = std::move(received);
     } else {
-      vectors_ = std::make_unique_for_overwrite<std::byte[]>(elements * sizeof(Real));
+      vectors_ = exchanged_bytes(elements * sizeof(Real));
       kernels_.widen(reduction_.dtype, received.get(), static_cast<int64_t>(elements),
                      reinterpret_cast<float*>(vectors_.get()));
     }
@@ -112,12 +113,12 @@ class Combination {
 
   // Of each pair at this distance the first one's vector becomes both's.
   Status combine(int distance) {
-    std::vector<Products> parts;
+    Exchanged<Products> parts;
     for_pairs(distance, [&](Real* a, Real* b, int64_t count) { parts.push_back(multiply(a, b, count)); });
     std::vector<Products> whole(parts.size());
     for (size_t start = 0; start < parts.size(); start += kProductsAtOnce) {
       const size_t length = std::min(kProductsAtOnce, parts.size() - start);
-      std::vector<Products> all(length * static_cast<size_t>(members_));
+      Exchanged<Products> all(length * static_cast<size_t>(members_));
       HVD_RETURN_IF_ERROR(communicator_.exchange(parts.data() + start, length * sizeof(Products), all.data()));
       for (size_t i = 0; i < all.size(); ++i) {
         Products& sum = whole[start + i % length];
@@ -157,7 +158,7 @@ class Combination {
     }
     std::vector<int64_t> bytes_of_member;
     for (const int64_t elements : shares_) bytes_of_member.push_back(elements * element_bytes_);
-    const Bytes result = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(count_ * element_bytes_));
+    const Bytes result = exchanged_bytes(static_cast<size_t>(count_ * element_bytes_));
     HVD_RETURN_IF_ERROR(communicator_.allgather(vectors_.get(), bytes_of_member, result.get()));
     const std::byte* from = result.get();
     for (int m = 0; m < members_; ++m) {

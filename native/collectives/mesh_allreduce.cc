@@ -17,7 +17,7 @@ constexpr size_t kManyLinksBytes = size_t{1} << 20;
 class DirectExchange final : public PiecewiseAllreduce {
  public:
   DirectExchange(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
-                 std::vector<std::byte>* scratch, Cut cut)
+                 Exchanged<std::byte>* scratch, Cut cut)
       : mesh_(mesh),
         fold_(fold),
         slices_(slices),
@@ -152,7 +152,7 @@ class DirectExchange final : public PiecewiseAllreduce {
   MemberFold& fold_;
   const SliceList slices_;
   const Reduction reduction_;
-  std::vector<std::byte>* const scratch_;
+  Exchanged<std::byte>* const scratch_;
   const int64_t ahead_, element_bytes_, chunk_elements_, chunks_;
   const int links_;
   size_t stride_;                                      // of scratch: the longest share
@@ -166,7 +166,7 @@ class DirectExchange final : public PiecewiseAllreduce {
 }  // namespace
 
 Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, const SliceList& slices,
-                          const Reduction& reduction, std::vector<std::byte>* scratch) {
+                          const Reduction& reduction, Exchanged<std::byte>* scratch) {
   const size_t bytes = slices.bytes();
   const size_t stride = (bytes + 63) / 64 * 64;
   scratch->resize(std::max(scratch->size(), static_cast<size_t>(mesh.size()) * stride));
@@ -193,7 +193,7 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
 }
 
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
-                        std::vector<std::byte>* scratch) {
+                        Exchanged<std::byte>* scratch) {
   // At least two chunks if the batch is large enough to be cut at all.
   const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
@@ -208,7 +208,7 @@ Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, c
 
 std::unique_ptr<PiecewiseAllreduce> direct_allreduce_in_pieces(Mesh& mesh, MemberFold& fold, const SliceList& slices,
                                                                const Reduction& reduction,
-                                                               std::vector<std::byte>* scratch, Cut cut) {
+                                                               Exchanged<std::byte>* scratch, Cut cut) {
   return std::make_unique<DirectExchange>(mesh, fold, slices, reduction, scratch, cut);
 }
 

@@ -18,6 +18,7 @@
 #include "collectives/communicator.h"
 #include "collectives/levels.h"
 #include "collectives/slices.h"
+#include "platform/kept_memory.h"
 #include "reduction/kernels.h"
 #include "transport/mesh.h"
 
@@ -25,11 +26,11 @@ namespace hvd {
 
 // `scratch` is kept between operations to save its page faults.
 Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, const SliceList& slices,
-                          const Reduction& reduction, std::vector<std::byte>* scratch);
+                          const Reduction& reduction, Exchanged<std::byte>* scratch);
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
-                        std::vector<std::byte>* scratch);
+                        Exchanged<std::byte>* scratch);
 std::unique_ptr<PiecewiseAllreduce> direct_allreduce_in_pieces(Mesh& mesh, MemberFold& fold, const SliceList& slices,
                                                                const Reduction& reduction,
-                                                               std::vector<std::byte>* scratch, Cut cut);
+                                                               Exchanged<std::byte>* scratch, Cut cut);
 
 }  // namespace hvd

@@ -6,6 +6,8 @@
 #include <bit>
 #include <vector>
 
+#include "platform/kept_memory.h"
+
 namespace hvd {
 
 namespace {
@@ -113,11 +115,10 @@ Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation,
 
 Status mesh_barrier(Mesh& mesh) {
   mesh.begin("barrier");
-  const std::byte sent{1};
-  std::byte received{};
+  Exchanged<std::byte> sent(1), received(1);
   for (int distance = 1; distance < mesh.size(); distance <<= 1) {
-    mesh.send((mesh.member() + distance) % mesh.size(), 0, &sent, 1);
-    mesh.receive((mesh.member() + mesh.size() - distance) % mesh.size(), 0, &received, 1);
+    mesh.send((mesh.member() + distance) % mesh.size(), 0, sent.data(), 1);
+    mesh.receive((mesh.member() + mesh.size() - distance) % mesh.size(), 0, received.data(), 1);
     HVD_RETURN_IF_ERROR(mesh.drain());
   }
   return Status();

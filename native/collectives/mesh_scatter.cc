@@ -16,7 +16,7 @@ constexpr int64_t kManyLinksBytes = int64_t{1} << 20;
 }  // namespace
 
 Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const std::vector<Slice>> parts,
-                          const Reduction& reduction, std::vector<std::byte>* scratch) {
+                          const Reduction& reduction, Exchanged<std::byte>* scratch) {
   const int size = mesh.size();
   const int64_t element_bytes = static_cast<int64_t>(element_size(reduction.dtype));
   std::vector<SliceList> lists;

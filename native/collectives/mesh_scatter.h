@@ -11,6 +11,7 @@
 
 #include "collectives/communicator.h"
 #include "collectives/levels.h"
+#include "platform/kept_memory.h"
 #include "reduction/kernels.h"
 #include "transport/mesh.h"
 
@@ -18,7 +19,7 @@ namespace hvd {
 
 // `scratch` is kept between operations to save its page faults.
 Status mesh_reducescatter(Mesh& mesh, MemberFold& fold, std::span<const std::vector<Slice>> parts,
-                          const Reduction& reduction, std::vector<std::byte>* scratch);
+                          const Reduction& reduction, Exchanged<std::byte>* scratch);
 Status mesh_alltoall(Mesh& mesh, const Kernels& kernels, const void* mine, std::span<const int64_t> bytes, void* all);
 
 }  // namespace hvd

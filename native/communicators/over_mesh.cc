@@ -21,24 +21,20 @@ constexpr size_t kGatheredBytes = size_t{16} << 10;
 OverMesh::OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details)
     : mesh_(std::move(mesh)), kernels_(kernels), details_(std::move(details)), fold_(kernels, members) {}
 
-OverMesh::~OverMesh() {
-  if (mesh_->has_given_up()) static_cast<void>(scratch_.release());
-}
-
 Status OverMesh::allreduce(std::span<const Slice> slices, const Reduction& reduction) {
   const SliceList list(slices, element_size(reduction.dtype));
   if (list.bytes() == 0) return Status();
   const FloatState state;
   const size_t others = static_cast<size_t>(std::max(1, mesh_->size() - 1));
   const bool gathered = list.bytes() * others <= kGatheredBytes || mesh_->size() == 1;
-  return gathered ? gathered_allreduce(*mesh_, kernels_, fold_, list, reduction, scratch_.get())
-                  : direct_allreduce(*mesh_, fold_, list, reduction, scratch_.get());
+  return gathered ? gathered_allreduce(*mesh_, kernels_, fold_, list, reduction, &scratch_)
+                  : direct_allreduce(*mesh_, fold_, list, reduction, &scratch_);
 }
 
 std::unique_ptr<PiecewiseAllreduce> OverMesh::allreduce_in_pieces(std::span<const Slice> slices,
                                                                   const Reduction& reduction, Cut cut) {
   const SliceList list(slices, element_size(reduction.dtype));
-  return direct_allreduce_in_pieces(*mesh_, fold_, list, reduction, scratch_.get(), cut);
+  return direct_allreduce_in_pieces(*mesh_, fold_, list, reduction, &scratch_, cut);
 }
 
 Status OverMesh::broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) {
@@ -56,7 +52,7 @@ Status OverMesh::allgather(const void* mine, std::span<const int64_t> bytes_of_m
 
 Status OverMesh::reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) {
   const FloatState state;
-  return mesh_reducescatter(*mesh_, fold_, parts, reduction, scratch_.get());
+  return mesh_reducescatter(*mesh_, fold_, parts, reduction, &scratch_);
 }
 
 Status OverMesh::alltoall(const void* mine, std::span<const int64_t> bytes, void* all) {

@@ -9,6 +9,7 @@
 
 #include "collectives/communicator.h"
 #include "collectives/levels.h"
+#include "platform/kept_memory.h"
 #include "reduction/kernels.h"
 #include "transport/mesh.h"
 #include "world/topology.h"
@@ -19,7 +20,6 @@ class OverMesh final : public Communicator {
  public:
   // `details`: JSON members for describe(), or empty.
   OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details);
-  ~OverMesh() override;
   OverMesh(const OverMesh&) = delete;
   OverMesh& operator=(const OverMesh&) = delete;
 
@@ -43,7 +43,7 @@ class OverMesh final : public Communicator {
   const Kernels kernels_;
   const std::string details_;
   MemberFold fold_;
-  std::unique_ptr<std::vector<std::byte>> scratch_ = std::make_unique<std::vector<std::byte>>();
+  Exchanged<std::byte> scratch_;
 };
 
 }  // namespace hvd

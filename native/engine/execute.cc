@@ -6,6 +6,7 @@
 #include <new>
 
 #include "collectives/adasum.h"
+#include "platform/kept_memory.h"
 
 namespace hvd {
 
@@ -147,8 +148,7 @@ Status Execution::run_allgather(Submission* submission) {
   std::vector<int64_t> rows(tensors.size() * members);
   for (size_t start = 0; start < tensors.size(); start += kTensorsAtOnce) {
     const size_t length = std::min(kTensorsAtOnce, tensors.size() - start);
-    std::vector<int64_t> mine(length);
-    std::vector<int64_t> all(length * members);
+    Exchanged<int64_t> mine(length), all(length * members);
     for (size_t i = 0; i < length; ++i) mine[i] = tensors[start + i].shape[0];
     HVD_RETURN_IF_ERROR(set.communicator->exchange(mine.data(), length * sizeof(int64_t), all.data()));
     for (size_t member = 0; member < members; ++member) {
@@ -186,7 +186,8 @@ Status Execution::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
   const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
-  std::vector<int64_t> rows(members * members), bytes(members * members);
+  Exchanged<int64_t> rows(members * members);
+  std::vector<int64_t> bytes(members * members);
   HVD_RETURN_IF_ERROR(
       set.communicator->exchange(submission->prepared->splits.data(), members * sizeof(int64_t), rows.data()));
   const int64_t row_bytes = row_bytes_of(tensor);

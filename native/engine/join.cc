@@ -62,7 +62,7 @@ SubmissionPtr Engine::zeros_for(const Member::Applied& ready) {
   }
   auto submission = std::make_shared<Submission>();
   Gathered& memory = submission->results.emplace_back();
-  memory.data = std::make_unique<std::byte[]>(bytes + 1);
+  memory.data.reset(new std::byte[bytes + 1]());
   for (const uint64_t offset : offsets) {
     submission->inputs.push_back(memory.data.get() + offset);
     submission->outputs.push_back(memory.data.get() + offset);

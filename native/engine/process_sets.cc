@@ -15,6 +15,7 @@
 
 #include "engine/engine.h"
 #include "negotiation/names.h"
+#include "platform/kept_memory.h"
 
 namespace hvd {
 
@@ -33,7 +34,7 @@ struct Fact {
 };
 
 // The first rank's failure; the same on all ranks.
-Status first_failure(const std::vector<Fact>& facts) {
+Status first_failure(const Exchanged<Fact>& facts) {
   for (size_t rank = 0; rank < facts.size(); ++rank) {
     if (facts[rank].code == HVD_OK) continue;
     return {static_cast<hvd_code>(facts[rank].code), facts[rank].text, static_cast<int>(rank)};
@@ -112,7 +113,7 @@ Status Engine::run_add_process_set(Submission* submission) {
   set->area_bytes = shared_bytes_here(*set);
   const bool shares_memory = set->area_bytes > 0;
   Fact mine;
-  std::vector<Fact> facts(static_cast<size_t>(map_.world_size()));
+  Exchanged<Fact> facts(static_cast<size_t>(map_.world_size()));
   if (shares_memory && map_.is_leader()) {
     if (const Status taken = segment_->take_area(set->area_bytes, &mine.offset); !taken.ok())
       mine.say(taken.code(), taken.text());
@@ -177,7 +178,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
     return {};
   }
   Fact mine;
-  std::vector<Fact> facts(static_cast<size_t>(map_.world_size()));
+  Exchanged<Fact> facts(static_cast<size_t>(map_.world_size()));
   if (const std::string busy = close_set(set); !busy.empty()) {
     mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
                                " is in flight in it on rank " + std::to_string(map_.rank) +

@@ -14,6 +14,7 @@
 
 #include "negotiation/member.h"
 #include "negotiation/wire.h"
+#include "platform/kept_memory.h"
 #include "platform/status.h"
 
 namespace hvd {
@@ -39,7 +40,7 @@ struct Prepared {
 // An output that was known only on the way. Of a new process set, its number, and of a join, the last rank, as the only
 // row.
 struct Gathered {
-  std::unique_ptr<std::byte[]> data;
+  ExchangedBytes data;
   std::vector<int64_t> shape;
   std::vector<int64_t> rows;
 };

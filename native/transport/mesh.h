@@ -62,9 +62,6 @@ class Mesh {
   // Until everything that was queued has been sent and received; tags are not reported.
   Status drain();
 
-  // Whether memory that was queued may be written at any time from now on, so that it must not be freed.
-  virtual bool has_given_up() const { return false; }
-
  protected:
   // Moves the arrivals of empty messages, which are there at once.
   void report_empty(std::vector<Arrival>* arrivals);

@@ -118,7 +118,7 @@ class World {
       : World(wire, static_cast<int>(hosts.size()), links, connected_tcp, hosts) {}
 
   int size() const { return size_; }
-  const stand_in_mpi::Mpi& mpi() const { return mpi_; }  // of ranks that are threads
+  stand_in_mpi::Mpi& mpi() { return mpi_; }  // of ranks that are threads
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   std::atomic<uint64_t>& word() { return *reinterpret_cast<std::atomic<uint64_t>*>(page_); }
   std::atomic<uint64_t>& scratch() { return *reinterpret_cast<std::atomic<uint64_t>*>(page_ + 128); }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -29,9 +30,34 @@ struct Request {
 // What all ranks share.
 class Mpi {
  public:
+  Mpi() = default;
+  ~Mpi() {
+    for (const Request* one : open_) delete one;
+  }
+  Mpi(const Mpi&) = delete;
+  Mpi& operator=(const Mpi&) = delete;
+
   int messages() const { return messages_; }
   int faults() const { return faults_; }
 
+  // Of what this MPI may still write into: how much there is, and whether it lies here. Memory may be freed in a call
+  // of this object.
+  size_t open_receives() {
+    const std::scoped_lock guard(lock_);
+    return static_cast<size_t>(std::ranges::count_if(open_, [](const Request* one) { return !one->sends; }));
+  }
+  bool receives_into(const void* memory, size_t bytes) {
+    const auto* const begin = static_cast<const std::byte*>(memory);
+    const std::scoped_lock guard(lock_);
+    return std::ranges::any_of(
+        open_, [&](const Request* one) { return !one->sends && begin <= one->data && one->data < begin + bytes; });
+  }
+
+  // Until the end, since nobody frees a communicator after an interrupt.
+  void own(std::shared_ptr<void> communicator) {
+    const std::scoped_lock guard(lock_);
+    communicators_.push_back(std::move(communicator));
+  }
   Request* begin(Request* request) {
     const std::scoped_lock guard(lock_);
     for (const Request* other : open_) {
@@ -65,9 +91,10 @@ class Mpi {
     }
   }
 
-  std::mutex lock_;
+  std::recursive_mutex lock_;
   std::map<std::pair<int, int>, std::deque<Request*>> sent_, awaited_;  // by sender and receiver
   std::vector<Request*> open_;
+  std::vector<std::shared_ptr<void>> communicators_;
   int messages_ = 0, faults_ = 0;
 };
 
@@ -103,7 +130,9 @@ inline hvd::mpi::Library library_of(Rank* rank) {
     return hvd::mpi::kSuccess;
   };
   library.call.Comm_create_group = [](Handle, Handle group, int, Handle* made) {
-    *made = reinterpret_cast<Handle>(new Rank(*reinterpret_cast<const Rank*>(group)));
+    const auto communicator = std::make_shared<Rank>(*reinterpret_cast<const Rank*>(group));
+    communicator->mpi->own(communicator);
+    *made = reinterpret_cast<Handle>(communicator.get());
     return hvd::mpi::kSuccess;
   };
   library.call.Group_free = [](Handle* group) {
@@ -111,10 +140,7 @@ inline hvd::mpi::Library library_of(Rank* rank) {
     if (!some->members.empty()) delete some;
     return hvd::mpi::kSuccess;
   };
-  library.call.Comm_free = [](Handle* comm) {
-    delete reinterpret_cast<const Rank*>(*comm);
-    return hvd::mpi::kSuccess;
-  };
+  library.call.Comm_free = [](Handle*) { return hvd::mpi::kSuccess; };
   library.call.Finalized = [](int* flag) {
     *flag = 0;
     return hvd::mpi::kSuccess;

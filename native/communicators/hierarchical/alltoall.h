@@ -12,6 +12,7 @@
 
 #include "collectives/communicator.h"
 #include "communicators/registry.h"
+#include "platform/kept_memory.h"
 
 namespace hvd {
 
@@ -51,7 +52,7 @@ class HierarchicalAlltoall {
   Status run(const std::byte* input, std::byte* output);
 
  private:
-  using Bytes = std::vector<std::byte>;
+  using Bytes = Exchanged<std::byte>;
   static constexpr size_t kLeader = 0;  // among the members of a host
 
   const Topology& topology() const { return members_.topology; }

@@ -32,6 +32,7 @@
 #include "communicators/registry.h"
 #include "platform/clock.h"
 #include "platform/float_state.h"
+#include "platform/kept_memory.h"
 
 namespace hvd {
 
@@ -40,7 +41,7 @@ namespace {
 constexpr int kLeader = 0;                              // among the members of a host
 constexpr int64_t kGatheredBytes = int64_t{256} << 10;  // of one member, if all values travel
 constexpr size_t kPiecesBytes = size_t{256} << 10;      // below, waits inside cost more than what pieces save
-using Bytes = std::vector<std::byte>;
+using Bytes = Exchanged<std::byte>;
 
 // How many members of each host may carry data to other hosts.
 int carriers_of(const Topology& members) {
@@ -172,7 +173,7 @@ Status Hierarchical::reduce_in_pieces(std::span<const Slice> slices, const Reduc
   HVD_RETURN_IF_ERROR(operation.run());
   if (carriers_ == 1 || !choice_.add(bytes, now_ns() - begin_ns)) return {};
   const CarrierChoice::Times mine = choice_.best(bytes);
-  std::vector<CarrierChoice::Times> all(static_cast<size_t>(size()));
+  Exchanged<CarrierChoice::Times> all(static_cast<size_t>(size()));
   HVD_RETURN_IF_ERROR(exchange(&mine, sizeof mine, all.data()));
   CarrierChoice::Times slowest{0, 0};
   for (const CarrierChoice::Times& one : all) {

@@ -39,16 +39,8 @@ MpiMesh::MpiMesh(const Library& mpi, int member, std::vector<int> world_ranks, c
       incoming_(world_ranks_.size()) {}
 
 MpiMesh::~MpiMesh() {
-  if (gave_up_) {
-    for (std::vector<Queue>* queues : {&outgoing_, &incoming_}) {
-      for (Queue& queue : *queues) {
-        for (Message& message : queue.messages) static_cast<void>(message.packed.release());
-      }
-    }
-    return;
-  }
   int finalized = 0;
-  if (comm_ == 0 || mpi_.call.Finalized(&finalized) != kSuccess || finalized != 0) return;
+  if (gave_up_ || comm_ == 0 || mpi_.call.Finalized(&finalized) != kSuccess || finalized != 0) return;
   mpi_.call.Comm_free(&comm_);
 }
 
@@ -88,7 +80,7 @@ void MpiMesh::send_parts(int peer, int link, std::span<const Input> parts) {
   if (parts.empty()) return;
   if (parts.size() == 1) return send(peer, link, parts.front().data(), parts.front().size());
   const size_t bytes = bytes_of(parts);
-  Packed packed = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  ExchangedBytes packed = exchanged_bytes(bytes);
   std::byte* next = packed.get();
   for (const Input& part : parts) next = std::copy(part.begin(), part.end(), next);
   std::byte* const data = packed.get();
@@ -100,7 +92,7 @@ void MpiMesh::receive_parts(int peer, int link, std::span<const Output> parts, i
   if (parts.empty()) return receive(peer, link, nullptr, 0, tag);
   if (parts.size() == 1) return receive(peer, link, parts.front().data(), parts.front().size(), tag);
   const size_t bytes = bytes_of(parts);
-  Packed packed = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  ExchangedBytes packed = exchanged_bytes(bytes);
   std::byte* const data = packed.get();
   incoming_[static_cast<size_t>(peer)].messages.push_back(
       {data, bytes, tag, 0, std::move(packed), {parts.begin(), parts.end()}});
@@ -184,9 +176,20 @@ Status MpiMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
   return {};
 }
 
-Status MpiMesh::interrupted() {
+Status MpiMesh::move_some(std::vector<Arrival>* arrivals, bool* moved) {
+  Status status = move_all(arrivals, moved);
+  if (!status.ok()) give_up();
+  return std::move(status).while_doing(operation_);
+}
+
+void MpiMesh::give_up() {
   gave_up_ = true;
   progress_->stop();
+  keep_memory();
+}
+
+Status MpiMesh::interrupted() {
+  give_up();
   std::string text = std::string(operation_) + " over MPI was interrupted";
   for (size_t peer = 0; peer < world_ranks_.size(); ++peer) {
     if (incoming_[peer].messages.empty() && outgoing_[peer].messages.empty()) continue;
@@ -201,7 +204,7 @@ Status MpiMesh::move(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   const Progress::Busy busy(*progress_);
   bool moved = false;
-  return move_all(arrivals, &moved).while_doing(operation_);
+  return move_some(arrivals, &moved);
 }
 
 Status MpiMesh::advance(std::vector<Arrival>* arrivals) {
@@ -209,7 +212,7 @@ Status MpiMesh::advance(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   const Progress::Busy busy(*progress_);
   for (int turns = 0;; turns = std::min(turns + 1, kPauses)) {
-    HVD_RETURN_IF_ERROR(move_all(arrivals, &moved).while_doing(operation_));
+    HVD_RETURN_IF_ERROR(move_some(arrivals, &moved));
     if (moved) return {};
     if (interrupt_.raised()) return interrupted();
     if (turns < kPauses && !patience_.is_over()) {

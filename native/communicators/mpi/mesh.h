@@ -8,7 +8,7 @@
 //
 // All calls are non-blocking, and repeated until something has ended. After an interrupt the requests are given up, not
 // finished: MPI may write into their memory whenever somebody calls it. So nobody here calls it any more, the memory is
-// not freed, and the process should end.
+// kept (platform/kept_memory.h), and the process should end.
 #pragma once
 
 #include <deque>
@@ -20,6 +20,7 @@
 #include "communicators/mpi/progress.h"
 #include "communicators/registry.h"
 #include "platform/interrupt.h"
+#include "platform/kept_memory.h"
 #include "transport/mesh.h"
 
 namespace hvd::mpi {
@@ -49,16 +50,14 @@ class MpiMesh final : public Mesh {
   bool have_left(int link, uint64_t before) const override;
   Status advance(std::vector<Arrival>* arrivals) override;
   Status move(std::vector<Arrival>* arrivals) override;
-  bool has_given_up() const override { return gave_up_; }
 
  private:
-  using Packed = std::unique_ptr<std::byte[]>;
   struct Message {
     std::byte* data;
     size_t bytes;
     int64_t tag = kNoTag;
     uint64_t number = 0;                // of those to be sent
-    Packed packed = nullptr;            // `data`, if it lies in several places
+    ExchangedBytes packed = nullptr;    // `data`, if it lies in several places
     std::vector<Output> unpacked = {};  // of what arrives
     Handle request = 0;
   };
@@ -74,7 +73,9 @@ class MpiMesh final : public Mesh {
   template <class End>
   Status end_some(Queue* queue, bool* moved, End end);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
+  Status move_some(std::vector<Arrival>* arrivals, bool* moved);
   Status interrupted();
+  void give_up();
 
   const Library& mpi_;
   const int member_;
