@@ -286,6 +286,7 @@ TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
 TEST(mpi_carries_every_operation_with_the_bits_of_the_expression) {
   std::vector<Hosts> maps(std::begin(kHosts), std::end(kHosts));
   for (size_t n = 2; n <= 5; ++n) maps.push_back(Hosts(n, 0));
+  maps.insert(maps.end(), {{0, 1}, {0, 1, 2}});  // one member on each
   for (const Hosts& map : maps) {
     for (const Wire wire : {Wire::kMpi, Wire::kHierarchicalMpi}) {
       hosts = map;
