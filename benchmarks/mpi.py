@@ -64,10 +64,11 @@ def run_rank(options: argparse.Namespace) -> int:
     from horovod.bench.__main__ import size_bytes
     from horovod.bench.paired import RATIO_NOTE, Buffers, measure, ratio
     from horovod.bench.record import Session
+    from horovod.core.mpi import library_name
 
     session = Session(options.json, ("python", "benchmarks/mpi.py"))
     comm = MPI.COMM_WORLD.Dup()
-    session.begin(f"not wanted; {MPI.Get_library_version().splitlines()[0]}")
+    session.begin(f"not wanted; {library_name(MPI)}")
     session.print(f"{'bytes':>12} {'hvd us':>12} {'mpi4py us':>12} {'mpi4py/hvd':>11}")
     for size in map(size_bytes, options.sizes.split(",")):
         buffers = Buffers([size // 4])
