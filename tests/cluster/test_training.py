@@ -22,6 +22,7 @@ from support.examples import EXAMPLES, mnist_folder
 from support.extent import THOROUGH
 from support.jobs import run_job
 from support.launchers import LAUNCHERS, command_lines, ready_for
+from support.slurm import wait_for_steps
 from support.started import Folder, end_of, environment
 
 # An MPI's Python lacks PyTorch: this one's comes behind its own packages.
@@ -105,6 +106,7 @@ def test_mnist_trains_as_on_one_host(
             pipe, null = subprocess.PIPE, subprocess.DEVNULL
             runs.append(host.popen(*words, env=env, stdin=null, stdout=pipe, stderr=pipe, text=True))
         ends = end_of(runs, TRAINED_S)
+        wait_for_steps(made.hosts)
     assert {code for code, _ in ends} == {0}, ends
     trained = Trained.of("".join(said for _, said in ends), checkpoint)
     differing = [name for name, weights in trained.weights.items() if not weights.equal(expected.weights[name])]

@@ -55,22 +55,18 @@ def test_what_the_users_shell_prints_first_is_not_the_agents(tmp_path: Path) -> 
     assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
 
 
-def many(directory: Path, count: int = _STARTING_AT_A_TIME + 3) -> list[str]:
-    """The flags for this many hosts, by default some more than are started at a time."""
-    names = [f"far-{number} slots=1\n" for number in range(count)]
+def many(directory: Path) -> list[str]:
+    """The flags for some hosts more than are started at a time."""
+    names = [f"far-{number} slots=1\n" for number in range(_STARTING_AT_A_TIME + 3)]
     (directory / "hosts").write_text("".join(names))
     return ["-np", str(len(names)), "--hostfile", "hosts", "--network-interface", "lo"]
 
 
-@pytest.mark.parametrize("count", [_STARTING_AT_A_TIME + 3, pytest.param(256, marks=pytest.mark.thorough)])
-def test_many_hosts_are_all_started_over_one_connection_each(tmp_path: Path, count: int) -> None:
-    done = run_job(tmp_path, many(tmp_path, count), "sh", "-c", "echo $HOROVOD_HOSTNAME", env=fake(tmp_path))
+def test_many_hosts_are_all_started(tmp_path: Path) -> None:
+    done = run_job(tmp_path, many(tmp_path), "sh", "-c", "echo $HOROVOD_HOSTNAME", env=fake(tmp_path))
     assert done.code == 0, done
-    expected = [f"[{number}]<stdout>:far-{number}" for number in range(count)]
+    expected = [f"[{number}]<stdout>:far-{number}" for number in range(_STARTING_AT_A_TIME + 3)]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
-    connections = (tmp_path / "log").read_text().splitlines()
-    assert len(connections) == len(set(connections)) == count
-    print(f"{count} hosts took {done.seconds:.1f} s")
 
 
 def test_a_limited_number_of_hosts_is_asked_at_a_time(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from support.cluster import Cluster, Host
 from support.extent import SLACK_S
 
-__all__ = ["Slurm", "lacking"]
+__all__ = ["Slurm", "lacking", "wait_for_steps"]
 
 _TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "salloc", "scontrol", "sinfo")
 _CONFIG = """\
@@ -54,6 +54,14 @@ def lacking() -> str | None:
     """What is missing of Slurm on this machine; None if it is there."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     return f"Slurm's {', '.join(missing)} (Debian's package slurm-wlm)" if missing else None
+
+
+def wait_for_steps(hosts: Sequence[Host]) -> None:
+    """Until Slurm's own process of each step has ended. Without the daemons, which it reports to, it would stay."""
+    deadline = time.monotonic() + 30 + SLACK_S
+    while left := [words for host in hosts for words in host.processes().values() if "slurmstepd" in words]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 class Slurm:
