@@ -87,14 +87,15 @@ def table(records: list[Row]) -> str:
     rates = sorted({record["megabits"] for record in records})
     hosts = sorted({record["hosts"] for record in records})
     lines = []
-    for megabits in rates:
-        unit = f"seconds at {megabits / 1000:g} Gbit/s" if megabits else "times the gradients"
+    # The bytes do not depend on the rate.
+    for megabits, what in [(rates[0], "shares"), *((rate, "seconds") for rate in rates if rate)]:
+        unit = f"seconds at {megabits / 1000:g} Gbit/s" if what == "seconds" else "times the gradients"
         lines += [
             f"| {unit} | " + " | ".join(f"{count} hosts" for count in hosts) + " |",
             "|---" * (len(hosts) + 1) + "|",
         ]
         for name, by_hosts in rows(records, megabits).items():
-            cells = [f"{by_hosts[count]['seconds' if megabits else 'shares']:.2f}" for count in hosts]
+            cells = [f"{by_hosts[count][what]:.2f}" for count in hosts]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
