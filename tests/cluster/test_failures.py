@@ -81,14 +81,19 @@ def test_a_dead_rank_of_another_host_is_the_cause(
         assert re.search(told, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+)
 def test_the_end_of_the_launcher_ends_all_hosts(cluster: MakeCluster, tmp_path: Path, number: signal.Signals) -> None:
     one, two = cluster(2).hosts
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
         job.wait_ready(4)
         os.kill(job.launcher(), number)
         assert_empty_within(5.0, one, two)
-        job.wait()
+        done = job.wait()
+    if number != signal.SIGKILL:
+        assert done.stderr.startswith(f"horovodrun: {number.name}: ending all ranks\n"), done
+        assert done.code == 128 + number
 
 
 def test_the_end_of_an_ssh_ends_all_hosts(cluster: MakeCluster, tmp_path: Path) -> None:

@@ -19,19 +19,6 @@ def ranks_of(host: Host) -> list[int]:
     return [pid for pid, command in host.processes().items() if "gradients" in command and "launcher" not in command]
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
-def test_a_hang_up_and_ctrl_c_end_all_hosts(cluster: MakeCluster, tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM and SIGKILL: test_failures.py."""
-    one, two = cluster(2).hosts
-    with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:
-        job.wait_ready(4)
-        os.kill(job.launcher(), number)
-        assert_empty_within(5.0, one, two)
-        done = job.wait()
-    assert done.stderr.startswith(f"horovodrun: {number.name}: ending all ranks\n"), done
-    assert done.code == 128 + number
-
-
 def test_a_second_ctrl_c_ends_ranks_of_other_hosts_that_do_not_want_to(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     stubborn = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"

@@ -355,17 +355,9 @@ def test_a_compression_that_is_none_is_named_and_the_other_rank_does_not_wait(wo
 def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: WorldPool, backend: str) -> None:
     def run() -> str:
         import keras
+        from support.compressors import Broken
 
         import horovod.keras as hvd
-
-        class Broken:
-            @staticmethod
-            def compress(tensor: Any) -> Any:
-                raise ArithmeticError("there is no codebook")
-
-            @staticmethod
-            def decompress(tensor: Any, ctx: Any) -> Any:
-                return tensor
 
         broken = hvd.rank() == 1
         optimizer = hvd.DistributedOptimizer(

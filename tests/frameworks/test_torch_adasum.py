@@ -187,16 +187,9 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(worlds: WorldPool, f
 
 def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: WorldPool) -> None:
     def run() -> str:
+        from support.compressors import Broken
+
         import horovod.torch as hvd
-
-        class Broken:
-            @staticmethod
-            def compress(tensor: Any) -> Any:
-                raise ArithmeticError("there is no codebook")
-
-            @staticmethod
-            def decompress(tensor: Any, ctx: Any) -> Any:
-                return tensor
 
         hvd.init()
         broken = hvd.rank() == 1
