@@ -13,8 +13,7 @@ import pytest
 from support.cluster import MakeCluster
 from support.started import Folder, environment
 
-# Headers, control messages, and what TCP sends again if a host is busy. A message too many would be a fifth at least.
-ALLREDUCE_MOST, MOST = 1.06, 1.15
+MOST = 1.02  # control messages
 
 
 @pytest.mark.parametrize("slots", [(2, 2), (3, 1), (1, 1, 1, 1), (2, 1, 2)], ids=str)
@@ -32,7 +31,6 @@ def test_no_more_leaves_a_host_than_must(cluster: MakeCluster, tmp_path: Path, s
     assert len(by_host) == len(slots), done
     for found in by_host:
         for collective, (sent, must_leave) in found.items():
-            most = ALLREDUCE_MOST if collective.startswith("allreduce") else MOST
-            assert sent <= most * must_leave, (collective, sent / must_leave, by_host)
+            assert sent <= MOST * must_leave, (collective, sent / must_leave, by_host)
     # The counter counts: data has left the hosts.
-    assert max(found["broadcast"][0] for found in by_host) >= by_host[0]["broadcast"][1]
+    assert MOST * max(found["broadcast"][0] for found in by_host) >= by_host[0]["broadcast"][1]

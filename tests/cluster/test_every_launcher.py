@@ -33,13 +33,15 @@ from horovod.common.exceptions import HorovodInternalError
 folder = Path(sys.argv[1])
 hvd.init()
 hvd.allreduce(np.ones(4), name="first")
-(folder / f"pid.{hvd.rank()}").write_text(f"{os.uname().nodename} {os.getpid()}")
+def say(kind, text):  # the whole of it at once
+    (folder / f"part.{hvd.rank()}").write_text(text)
+    (folder / f"part.{hvd.rank()}").rename(folder / f"{kind}.{hvd.rank()}")
+say("pid", f"{os.uname().nodename} {os.getpid()}")
 try:
     while True:
         hvd.allreduce(np.ones(100_000), name="gradients")
 except HorovodInternalError as error:
-    (folder / f"part.{hvd.rank()}").write_text(str(error))
-    (folder / f"part.{hvd.rank()}").rename(folder / f"told.{hvd.rank()}")
+    say("told", str(error))
     raise
 """
 DAEMONS = ("slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
@@ -176,15 +178,17 @@ FAULTS = {
 }
 # What ends the ranks when it has noticed a failure, before all of them could say anything.
 MAY_BE_FASTER = {*OF_MPI, "horovodrun-mpi", "srun", "torchrun"}
-# They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
 # Its agents give their ranks 30 s after SIGTERM.
 RANKS_ENDED_S = {"torchrun": 35.0}
 # The launchers themselves, after their ranks: MPIs by the keepalives of their own connections.
 LAUNCHER_ENDED_S = 12.0
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
 OUTLIVE_A_LOST_HOST = {"intel": "mpi", "intel-data": "mpi", "srun": "srun ", "torchrun": "torch.distributed.run"}
-# What an mpirun says of a killed rank, if it was faster than all others.
-KILLED_BY_ITSELF = re.compile(r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected")
+# What an mpirun says of a killed rank, if it was faster than all others; and Open MPI, which ends a rank that sends data
+# to one that is gone from within its own calls.
+KILLED_BY_ITSELF = re.compile(
+    r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected|(?i:mpi_errors_are_fatal)"
+)
 DAILY = [
     ("killed", "srun"),
     ("killed", "mpich-data"),
