@@ -184,8 +184,8 @@ RANKS_ENDED_S = {"torchrun": 35.0}
 LAUNCHER_ENDED_S = 12.0
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
 OUTLIVE_A_LOST_HOST = {"intel": "mpi", "intel-data": "mpi", "srun": "srun ", "torchrun": "torch.distributed.run"}
-# What an mpirun says of a killed rank, if it was faster than all others; and Open MPI, which ends a rank that sends data
-# to one that is gone from within its own calls.
+# What an mpirun says of a killed rank, if it was faster than all others; and Open MPI, whose
+# calls end a rank that sends data to one that is gone.
 KILLED_BY_ITSELF = re.compile(
     r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected|(?i:mpi_errors_are_fatal)"
 )

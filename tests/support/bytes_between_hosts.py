@@ -83,7 +83,8 @@ def bytes_sent() -> int:
     because a host was busy."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     [counters] = [line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:")]
-    names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:"))
+    of_all = Path("/proc/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in of_all if line.startswith("Tcp:"))
     again = int(dict(zip(names, values, strict=True))["RetransSegs"])
     return int(counters[8]) - HEADERS * int(counters[9]) - SEGMENT * again
 
