@@ -270,7 +270,7 @@ MUTATIONS = (
         "  if (map_.spans_hosts()) {",
         "  if (false) {",
         "with several hosts each of them runs what is complete on it, whatever the others do",
-        (native("engine_sets_test", "one_name_may_be_in_flight"),),
+        (native("engine_test", "broadcast_takes_the_root"),),
     ),
     Mutation(
         "followers-are-not-woken",
@@ -294,7 +294,7 @@ MUTATIONS = (
         "return !joined_.contains(rank) && ",
         "return ",
         "a host's requests wait for ranks that have joined until their time is up",
-        (native("simulate_test", "a_thousand_ranks"), native("leader_test", "has_joined")),
+        (native("leader_test", "has_joined"),),
     ),
     Mutation(
         "counted-ranks-are-awaited",
@@ -302,7 +302,7 @@ MUTATIONS = (
         "id == id_of_name_.end() ? 0 : counted_of_others(id->second);",
         "0;",
         "a host's requests wait for ranks that took the fast way until their time is up",
-        (native("simulate_test", "a_thousand_ranks"), native("leader_test", "a_recalled_count")),
+        (native("leader_test", "a_recalled_count"),),
     ),
     Mutation(
         "nobody-is-asked-who-waits",

@@ -26,7 +26,7 @@ RANKS = 4
 _KEEPALIVE = {  # as docs/guides/mpi.md has it
     f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
     for prefix in ("OMPI", "PRTE")
-    for name, value in {"time": "2", "intvl": "1", "probes": "5"}.items()
+    for name, value in {"time": "1", "intvl": "1", "probes": "3"}.items()
 }
 _HOROVODRUN = [sys.executable, "-m", "horovod.launcher", "-np", str(RANKS)]
 

@@ -109,7 +109,7 @@ def test_mpiruns_daemons_notice_a_lost_host_unless_the_user_has_said_when() -> N
     own = {**PLAIN.environment, "OMPI_MCA_oob_tcp_keepalive_time": "300", "HYDRA_LAUNCHER_EXTRA_ARGS": "-4"}
     made = command_of(dataclasses.replace(PLAIN, environment=own), VERSIONS["MPICH"]).environment
     assert made.items() >= own.items()
-    assert (made["PRTE_MCA_oob_tcp_keepalive_time"], made["PRTE_MCA_plm_ssh_args"]) == ("2", ALIVE)
+    assert (made["PRTE_MCA_oob_tcp_keepalive_time"], made["PRTE_MCA_plm_ssh_args"]) == ("1", ALIVE)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,15 @@ __all__ = ["command_of", "mpirun_command"]
 
 _MANY_HOSTS = 64
 _VERSION_TIMEOUT_S = 30.0
-# By itself mpirun waits for ever for a host that was switched off. The ranks notice it after 5 s and say so first.
+# By itself mpirun waits for ever for a host that was switched off. The ranks notice it after 5 s.
 _SSH_LOSES_HOSTS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 _SSH_OF_OPEN_MPI = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
 _SSH_OF_HYDRA = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+# Open MPI notices it only while it has nothing to send there: so before the ranks do. It ends them, and names the host.
 _OPEN_MPI_LOSES_HOSTS = {
     f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
     for prefix in ("OMPI", "PRTE")
-    for name, value in (("time", "2"), ("intvl", "1"), ("probes", "5"))
+    for name, value in (("time", "1"), ("intvl", "1"), ("probes", "3"))
 }
 
 Arguments = Callable[[ForeignJob], list[str]]
