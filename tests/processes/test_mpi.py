@@ -38,6 +38,17 @@ if rank in (0, 2):
     hvd.shutdown()
 
 pair = world.Split(rank // 2, rank)
+for comm in (None, world, [world, half]):
+    own = hvd.ProcessSet(half)
+    listed = [] if comm == [world, half] else [own]
+    hvd.init(comm, process_sets=[*listed, hvd.ProcessSet(pair)])
+    own = own if listed else hvd.ProcessSet(half)
+    assert own is hvd.ProcessSet(half) and own.ranks == [rank % 2, 2 + rank % 2] and own.size() == 2
+    assert total(process_set=own) == half.allreduce(float(rank))
+    assert total(process_set=hvd.ProcessSet(pair)) == pair.allreduce(float(rank))
+    hvd.shutdown()
+
+pair = world.Split(rank // 2, rank)
 sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])]
 sets[rank // 2] = hvd.ProcessSet(pair)
 hvd.init(comm=list(range(4)), process_sets=sets)

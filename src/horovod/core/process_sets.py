@@ -13,7 +13,7 @@ import ctypes
 import operator
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from horovod.core import context as contexts
 from horovod.core import mpi, native
@@ -42,8 +42,17 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
+    def __new__(cls, ranks_or_comm: Any = None) -> ProcessSet:
+        """A communicator's set that is registered already, say by init(comm=[...]), is that very set."""
+        for known in contexts.current().sets.values() if contexts.is_initialized() else ():
+            if isinstance(ranks_or_comm, type(known.mpi_comm)) and known.mpi_comm == ranks_or_comm:
+                return cast("ProcessSet", known)
+        return super().__new__(cls)
+
     def __init__(self, ranks_or_comm: Any) -> None:
         """ranks_or_comm: a list of ranks, or a communicator of mpi4py."""
+        if self.process_set_id is not None:
+            return
         members = mpi.ranks_in(ranks_or_comm, None)
         if members is not None:
             self.mpi_comm, ranks_or_comm = ranks_or_comm, members
