@@ -46,6 +46,7 @@ for comm in (None, world, [world, half]):
     assert own is hvd.ProcessSet(half) and own.ranks == [rank % 2, 2 + rank % 2] and own.size() == 2
     assert total(process_set=own) == half.allreduce(float(rank))
     assert total(process_set=hvd.ProcessSet(pair)) == pair.allreduce(float(rank))
+    hvd.barrier()
     hvd.shutdown()
 
 pair = world.Split(rank // 2, rank)

@@ -33,7 +33,7 @@ from horovod.core.starters.offer import Offer
 __all__ = ["Job", "join"]
 
 _LOOPBACK = "127.0.0.1"
-_HEARD_S = 1.0  # in which the other ranks take an answer
+_HEARD_S = 3.0  # in which the other ranks take an answer
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5  # at the file, which may lie on a network's file system
 
 
