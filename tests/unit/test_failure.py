@@ -157,6 +157,19 @@ def test_a_rank_that_others_gave_up_waiting_for_is_not_called_lost() -> None:
     assert lines[-1] == "more: horovodrun --explain aborted"
 
 
+def test_a_rank_that_has_shut_down_is_not_called_lost() -> None:
+    exits = [RankExit(0, 1, 1.0), RankExit(1, -15, 2.1, asked=True)]
+    cause = root_cause(exits, {"rank": 1, "code": "RANK_LEFT", "text": "rank 1 has left the job"})
+    assert cause is not None
+    lines = report(cause, exits, "h", []).splitlines()
+    assert lines == [
+        "horovodrun: rank 1 on host h shut down while other ranks still waited for it, and was ended",
+        "  as the ranks saw it: rank 1 has left the job",
+        "hint: all ranks must make the same number of steps and collective calls",
+        "more: horovodrun --explain rank-left",
+    ]
+
+
 def test_an_unknown_signal_is_shown_by_number() -> None:
     assert "was killed by signal 99" in report(Cause(0, -99), [RankExit(0, -99, 1.0)], "h", [])
 

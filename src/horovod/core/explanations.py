@@ -306,6 +306,7 @@ EXPLANATIONS = (
         (
             "Check that all ranks make the same number of steps: with uneven data, use hvd.join().",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
+            "Call hvd.shutdown() only when all ranks have made their last call. At the end of a script it is not needed.",
         ),
     ),
     Explanation(

@@ -254,8 +254,8 @@ class RendezvousServer:
             if self._notices_ends and not self._closing and connection.starting is not None:
                 self._store.gone(connection.starting.rank, connection.starting.end)
                 self._wake()
-            connection.starting = None
-            self._count(connection)
+            self._starting.discard(connection)
+            self._start_is_over.notify_all()
         self._connections.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
