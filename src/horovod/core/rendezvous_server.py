@@ -142,6 +142,9 @@ class RendezvousServer:
             self._start_is_over.wait_for(lambda: not self._starting, timeout_s)
 
     def close(self) -> None:
+        """Idempotent."""
+        if not self._thread.is_alive():
+            return
         self._listener.close()
         with self._lock:
             self._closing = True

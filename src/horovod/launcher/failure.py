@@ -10,7 +10,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod.core.exceptions import AbortedError, PeerRefusedError, RankLeftError, RankLostError, explain_command
+from horovod.core.exceptions import (
+    NOT_REACHED,
+    AbortedError,
+    PeerRefusedError,
+    RankLeftError,
+    RankLostError,
+    explain_command,
+)
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
@@ -185,6 +192,8 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         if cause.kind == "ABORTED":
             hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
             return "did not make a call that others waited for, and was ended", hint, AbortedError.code
+        if NOT_REACHED in cause.record:
+            return "could not be reached by another rank, and was ended", "", RankLostError(cause.record).code
         return "had stopped taking part and was ended", "", RankLostError.code
     if own.code == -signal.SIGKILL:
         in_cgroup = own.memory == memory.IN_CGROUP
