@@ -158,6 +158,9 @@ def test_what_does_not_fit_is_the_same_error_for_all(changed: dict[int, dict[str
         ([[[[0, 1], False]]] * 4, [[[0, 1]]]),
         ([[[[0, 1], rank < 2]] for rank in range(4)], [[[0, 1]]]),  # the others have made no communicator
         ([[[[rank % 2, 2 + rank % 2], True], [[0], False]] for rank in range(4)], [[[0, 2], [1, 3]], [[0]]]),
+        ([[[[0, 1] if rank < 2 else [], True]] for rank in range(4)], [[[0, 1]]]),  # ranks 2 and 3 are in no group
+        ([[[[], True]]] * 4, [[]]),
+        ([[[[], False]]] * 4, [[[]]]),  # all ranks
     ],
 )
 def test_process_sets_that_ranks_agree_on(of_ranks: list[Any], places: list[Any]) -> None:

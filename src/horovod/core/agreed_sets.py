@@ -22,7 +22,7 @@ Places = list[list[list[int]]]
 
 @dataclasses.dataclass(frozen=True)
 class GivenSet:
-    """A set as one rank has given it. `by_comm`: these are the members of a communicator."""
+    """A set as one rank has given it. `by_comm`: these are the members of a communicator; none: MPI.COMM_NULL."""
 
     ranks: list[int]
     by_comm: bool = False
@@ -39,7 +39,7 @@ def agreed(given: Sequence[tuple[Any, Sequence[int]]]) -> Places:
     places: Places = []
     if len({len(sets) for sets, _ in lists}) == 1:
         for of_place in zip(*(sets for sets, _ in lists), strict=True):
-            groups = sorted({tuple(one.ranks) for one in of_place})
+            groups = sorted({tuple(one.ranks) for one in of_place if one.ranks or not one.by_comm})
             if len(groups) > 1 and not _is_split(of_place, [ranks for _, ranks in lists], groups):
                 break
             places.append([list(group) for group in groups])
@@ -67,7 +67,8 @@ def check_places(places: Any) -> Places:
 
 def _is_split(sets: Sequence[GivenSet], givers: Sequence[Sequence[int]], groups: Sequence[tuple[int, ...]]) -> bool:
     members = [rank for group in groups for rank in group]
-    are_own = all(one.by_comm and set(ranks) <= set(one.ranks) for one, ranks in zip(sets, givers, strict=True))
+    own = zip(sets, givers, strict=True)
+    are_own = all(one.by_comm and (not one.ranks or set(ranks) <= set(one.ranks)) for one, ranks in own)
     return are_own and len(members) == len(set(members))
 
 

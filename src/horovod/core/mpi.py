@@ -30,10 +30,10 @@ __all__ = [
     "communicator_of",
     "is_initialized",
     "library_name",
+    "meet",
     "must_be_there",
     "open_world",
     "opened",
-    "meet",
     "ranks_in",
     "start_failed",
     "wait",
@@ -96,6 +96,8 @@ def abort_at_exit() -> None:
 def start_failed() -> None:
     """init has failed: other ranks may wait for this one in MPI. If the script does not catch the error, MPI aborts."""
     _start_failed.set()
+    if is_initialized():
+        opened()  # for what happens at exit
 
 
 def will_abort() -> bool:
@@ -225,11 +227,13 @@ def communicator_of(comm: Any, world_size: int, deadline: float) -> Any:
 def ranks_in(comm: Any, world: Any) -> list[int] | None:
     """The ranks that a communicator's members have in `world`, another one; None if `comm` is not a communicator.
 
-    `world`: None is MPI's. Raises InvalidRequestError if a member is not in `world`.
+    `world`: None is MPI's. No ranks: MPI.COMM_NULL. Raises InvalidRequestError if a member is not in `world`.
     """
     MPI = _comm_type_of(comm)
     if MPI is None:
         return None
+    if comm == MPI.COMM_NULL:
+        return []
     members = comm.Get_group()
     whole = (world if world is not None else MPI.COMM_WORLD).Get_group()
     ranks = [int(rank) for rank in members.Translate_ranks(list(range(members.Get_size())), whole)]

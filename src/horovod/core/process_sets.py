@@ -183,6 +183,8 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if not isinstance(process_set, ProcessSet):
                 process_set = ProcessSet(process_set)
             process_set.take_ranks(context.world.comm)
+            if process_set.mpi_comm is not None and not process_set.ranks:
+                raise InvalidRequestError("MPI.COMM_NULL has no members: expected the ranks of the set")
             number = process_set.process_set_id
             if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
                 raise InvalidRequestError(f"{process_set} is registered already")
