@@ -99,8 +99,8 @@ def test_a_start_that_fails_tells_all_ranks_why(folder: Folder, way: str) -> Non
         done = run(folder, [*mpirun, "-np", "4", python, "-c", code], **env)
         assert done.returncode != 0
         said = done.stderr
-    told = said.count("StartError: the ranks disagree about the process sets given to init: [[0, 2]] on")
-    # A second after the first rank has told it, mpirun may end the others.
+    told = said.count("the ranks disagree about the process sets given to init: [[0, 2]] on")
+    # Some may get it as the words of rank 0, which gave up. A second after the first has told it, mpirun may end all.
     assert told == 4 if by_file else 1 <= told <= 4, said
     assert said.count("StartError:") == told, said
     assert time.monotonic() - began_s < 15 + SLACK_S  # the start timeout is 30 s
