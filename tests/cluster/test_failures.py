@@ -58,6 +58,33 @@ def assert_empty_within(seconds: float, *hosts: Host) -> None:
         host.assert_empty(max(0.0, until - time.monotonic()))
 
 
+WALL = """
+import subprocess
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+if rank == 1:
+    rule = "ip daddr ADDRESS tcp flags & (syn | ack) == syn VERDICT"
+    chain = "chain output { type filter hook output priority 0\\n" + rule + "\\n}"
+    subprocess.run(["nft", "-f", "-"], input="table ip walls { " + chain + "\\n}\\n", text=True, check=True)
+hvd.barrier()
+hvd.allreduce(np.ones(4), name="first")
+"""
+
+
+@pytest.mark.parametrize("verdict", ["reject", pytest.param("drop", marks=pytest.mark.thorough)])
+def test_a_firewall_between_the_hosts_is_called_one(cluster: MakeCluster, tmp_path: Path, verdict: str) -> None:
+    one, _ = cluster(2).hosts
+    script = WALL.replace("ADDRESS", one.address).replace("VERDICT", verdict)
+    env = {"HOROVOD_START_TIMEOUT": "3"}
+    done = run_job(tmp_path, ["-np", "2", "-H", "host0:1,host1:1"], python(script), on=one, env=env)
+    assert done.code == 1, done
+    assert f"could not open a data link with rank 0: rank 0 at {one.address}:" in done.stderr
+    assert "hint: if that rank has not ended, a firewall between the two hosts may refuse or drop" in done.stderr
+    assert done.stderr.count("more: horovodrun --explain start-connection") >= 2
+    assert "rank-lost" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "end, code, cause",
     [

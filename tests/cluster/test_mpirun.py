@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.cluster import MakeCluster
+from support.extent import SLACK_S
 from support.started import MPI_SLOTS, Folder, assert_world, end_of, environment, mpi
 
 HOSTS = {"host0": [0, 1], "host1": [2, 3]}
@@ -32,6 +34,45 @@ def test_mpirun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Pa
         assert done.returncode == 0, done
         assert_world(results, HOSTS, has_mpi)
         folder.assert_nothing_is_left()
+
+
+SETS = """
+from mpi4py import MPI
+import os
+import numpy as np
+import horovod.core as hvd
+world = MPI.COMM_WORLD
+half = hvd.ProcessSet(GIVEN)
+hvd.init(process_sets=[half])
+total = hvd.allreduce(np.array([2**hvd.rank()]), op=hvd.Sum, process_set=half)[0]
+os.write(1, f"sum {total}\\n".encode())
+hvd.barrier()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_communicators_of_split_are_process_sets_and_lists_that_differ_end_the_job(
+    cluster: MakeCluster, tmp_path: Path, name: str
+) -> None:
+    made = cluster(2)
+    made.trust()
+    folder = Folder(tmp_path)
+    mpirun, python = mpi(name)
+    for given, rounds in (("world.Split(world.rank % 2, world.rank)", 1), ("[world.rank % 2, 2 + world.rank % 2]", 5)):
+        command = [*mpirun, *MPI_SLOTS[name], python, "-c", SETS.replace("GIVEN", given)]
+        for _ in range(rounds):
+            began_s = time.monotonic()
+            done = made.hosts[0].run(*command, env=environment(folder.home))
+            if rounds == 1:
+                sums = sorted(re.findall(r"sum \d+", done.stdout))
+                assert (done.returncode, sums) == (0, ["sum 10", "sum 10", "sum 5", "sum 5"]), done
+                continue
+            assert done.returncode != 0
+            assert "the ranks disagree about the process sets given to init: [[0, 2]] on ranks 0, 2" in done.stderr
+            assert time.monotonic() - began_s < 15 + SLACK_S  # the start timeout is 30 s
+    for host in made.hosts:
+        host.run("sh", "-c", "rm -f /dev/shm/mpich_shm_*", check=True)  # MPICH leaves them if it is not finalized
 
 
 @pytest.mark.parametrize("victim", [0, 3])

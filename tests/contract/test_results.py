@@ -140,7 +140,7 @@ def alltoall_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[
         "even": (lambda s, d: 2 + s, 0, (2, 2)),
     }
     for (label, (rows_of, tail, row)), form in itertools.product(patterns.items(), out_of_place(framework)):
-        for kind in ("none", "list", "tensor") if label == "even" else ("list", "tensor"):
+        for kind in ("none", "list", "tensor", "int64 tensor") if label == "even" else ("list", "tensor"):
 
             def run(
                 rows_of: Any = rows_of, tail: int = tail, row: Any = row, form: str = form, kind: str = kind
@@ -150,7 +150,8 @@ def alltoall_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[
                 for r in range(size):
                     counts.append([rows_of(r, d) for d in range(size)])
                     inputs.append(reference.values(r, (sum(counts[r]) + tail, *row), dtype))
-                splits: Any = {"none": None, "list": counts[rank]}.get(kind, framework.tensor(np.int32(counts[rank])))
+                as_tensor = framework.tensor(np.array(counts[rank], np.int64 if "int64" in kind else np.int32))
+                splits: Any = {"none": None, "list": counts[rank]}.get(kind, as_tensor)
                 tensor = framework.tensor(inputs[rank])
                 name = None if kind == "list" else f"{counts[0]} {kind}"
                 if form == "async":

@@ -137,6 +137,8 @@ def test_a_link_that_cannot_be_opened_names_both_ranks_and_their_addresses() -> 
                 "Connection refused"
             ) in str(outcome.error), outcome
             assert type(outcome.error).__name__ == "RankLostError"
+            assert "\nhint: if that rank has not ended, a firewall between the two hosts may" in str(outcome.error)
+            assert str(outcome.error).endswith("\nmore: horovodrun --explain start-connection")
 
 
 @pytest.mark.parametrize(("victim", "by"), [(1, "connects"), (0, "accepts")])

@@ -38,6 +38,27 @@ if rank in (0, 2):
     hvd.shutdown()
 
 pair = world.Split(rank // 2, rank)
+for comm in (None, world, [world, half]):
+    own = hvd.ProcessSet(half)
+    listed = [] if comm == [world, half] else [own]
+    hvd.init(comm, process_sets=[*listed, hvd.ProcessSet(pair)])
+    own = own if listed else hvd.ProcessSet(half)
+    assert own is hvd.ProcessSet(half) and own.ranks == [rank % 2, 2 + rank % 2] and own.size() == 2
+    assert total(process_set=own) == half.allreduce(float(rank))
+    assert total(process_set=hvd.ProcessSet(pair)) == pair.allreduce(float(rank))
+    hvd.barrier()
+    hvd.shutdown()
+
+some = world.Split(0 if rank < 3 else MPI.UNDEFINED, rank)
+hvd.init(comm=[world, some])
+if rank < 3:
+    assert total(process_set=hvd.ProcessSet(some)) == 3.0
+else:
+    assert hvd.ProcessSet(some).process_set_id is None
+hvd.barrier()
+hvd.shutdown()
+
+pair = world.Split(rank // 2, rank)
 sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([2, 3])]
 sets[rank // 2] = hvd.ProcessSet(pair)
 hvd.init(comm=list(range(4)), process_sets=sets)
@@ -59,6 +80,17 @@ def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way
     used = way == "mpi"
     assert done.stdout.count(f"True {used} {used}") == 4, done  # lines of ranks may run into each other
     assert done.returncode == 0, done
+
+
+def test_a_call_of_init_that_is_wrong_on_one_rank_ends_the_others_soon(tmp_path: Path) -> None:
+    """MPI is the script's: MPI_Finalize would wait for the others, and they in init for this rank."""
+    mpirun, program = mpi("mpich")
+    code = "from mpi4py import MPI; import horovod.core as hvd; hvd.init(process_sets=[3] * MPI.COMM_WORLD.rank)"
+    env = environment(Folder(tmp_path).home, HOROVOD_START_TIMEOUT="1000")
+    command = [*mpirun, "-np", "2", program, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "InvalidRequestError: init(process_sets=[3]): expected a list of ProcessSet" in done.stderr, done
 
 
 def test_without_mpi4py_the_error_says_so(tmp_path: Path) -> None:

@@ -65,6 +65,65 @@ def test_a_rank_that_gives_up_in_init_says_why_to_all(folder: Folder) -> None:
     assert all("no network interface 'nothere'" in text for _, text in ends), ends
 
 
+LATE_ANSWERS = """
+import os, time
+from horovod.core import rendezvous_server
+send = rendezvous_server.RendezvousServer._send
+def late(self, connection):
+    judged = any(key.endswith("/digest") for key in self._store._values)
+    if judged and connection.starting is not None and connection.starting.rank == 2:
+        rendezvous_server.RendezvousServer._send = send
+        time.sleep(1.5)  # a thread that gets no processor for so long
+    send(self, connection)
+rendezvous_server.RendezvousServer._send = late
+import horovod.core as hvd
+"""
+
+
+@pytest.mark.parametrize("way", ["a file", "a file, without exit handlers", "MPI of the script", "MPI"])
+def test_a_start_that_fails_tells_all_ranks_why(folder: Folder, way: str) -> None:
+    """Even if rank 0, in which all meet, could be gone before it has answered them, or sleep in MPI_Finalize."""
+    by_file = way.startswith("a file")
+    rank = "SLURM_PROCID" if by_file else "PMI_RANK"
+    differ = f"half = int(os.environ['{rank}']) % 2; hvd.init(process_sets=[hvd.ProcessSet([half, half + 2])])"
+    code = ("from mpi4py import MPI\n" if "script" in way else "") + LATE_ANSWERS + differ
+    if "without" in way:
+        end = "except ValueError as error: os.write(2, f'StartError: {error}\\n'.encode()); os._exit(1)"
+        code = f"{LATE_ANSWERS}try: {differ}\n{end}"
+    env = {"HOROVOD_PRETEND_HOSTS": "2,2"}
+    began_s = time.monotonic()
+    if by_file:
+        said = "".join(text for _, text in end_of(srun(folder, ["-c", code], env=env)))
+    else:
+        mpirun, python = mpi("mpich")
+        done = run(folder, [*mpirun, "-np", "4", python, "-c", code], **env)
+        assert done.returncode != 0
+        said = done.stderr
+    told = said.count("the ranks disagree about the process sets given to init: [[0, 2]] on")
+    # Some may get it as the words of rank 0, which gave up. A second after the first has told it, mpirun may end all.
+    assert told == 4 if by_file else 1 <= told <= 4, said
+    assert said.count("StartError:") == told, said
+    assert time.monotonic() - began_s < 15 + SLACK_S  # the start timeout is 30 s
+
+
+def test_a_rank_that_never_comes_to_mpi_is_named_in_time(folder: Folder) -> None:
+    """What is collective in MPI has no time limit, and the rank that has failed ends only when MPI does."""
+    code = (
+        "from mpi4py import MPI; import os, horovod.core as hvd\n"
+        "from horovod.core import bootstrap\n"
+        "if MPI.COMM_WORLD.rank == 2:\n"
+        "    bootstrap._Start._open_mpi = lambda start: MPI.COMM_WORLD.Recv(bytearray(1), source=3, tag=7)\n"
+        "try: hvd.init()\n"
+        "except ValueError as error: os.write(2, str(error).encode()); MPI.COMM_WORLD.Abort(1)"
+    )
+    mpirun, python = mpi("mpich")
+    began_s = time.monotonic()
+    done = run(folder, [*mpirun, "-np", "4", python, "-c", code], HOROVOD_TRANSPORT="mpi", HOROVOD_START_TIMEOUT="1")
+    assert done.returncode != 0
+    assert "waited in init for rank 2\n" in done.stderr, done
+    assert time.monotonic() - began_s < 15 + SLACK_S
+
+
 def test_rank_0_that_never_comes_is_named_with_the_ways_out(folder: Folder) -> None:
     ends = end_of(srun(folder, ["-c", INIT], ranks=[1, 2], env={"HOROVOD_START_TIMEOUT": "1"}))
     for rank, (code, text) in zip((1, 2), ends, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from horovod.core.exceptions import NOT_REACHED
 from horovod.launcher import memory
 from horovod.launcher.failure import Cause, Line, RankExit, describe_end, report, root_cause
 
@@ -155,6 +156,29 @@ def test_a_rank_that_others_gave_up_waiting_for_is_not_called_lost() -> None:
     lines = report(cause, exits, "h", []).splitlines()
     assert lines[0] == "horovodrun: rank 1 on host h did not make a call that others waited for, and was ended"
     assert lines[-1] == "more: horovodrun --explain aborted"
+
+
+def test_a_rank_that_has_shut_down_is_not_called_lost() -> None:
+    exits = [RankExit(0, 1, 1.0), RankExit(1, -15, 2.1, asked=True)]
+    cause = root_cause(exits, {"rank": 1, "code": "RANK_LEFT", "text": "rank 1 has left the job"})
+    assert cause is not None
+    lines = report(cause, exits, "h", []).splitlines()
+    assert lines == [
+        "horovodrun: rank 1 on host h shut down while other ranks still waited for it, and was ended",
+        "  as the ranks saw it: rank 1 has left the job",
+        "hint: all ranks must make the same number of steps and collective calls",
+        "more: horovodrun --explain rank-left",
+    ]
+
+
+def test_a_rank_that_another_cannot_reach_is_not_called_lost() -> None:
+    exits = [RankExit(0, 1, 1.0), RankExit(1, -15, 2.1, asked=True)]
+    text = f"rank 0 could not open a data link with rank 1: no route\n{NOT_REACHED} may"
+    cause = root_cause(exits, {"rank": 1, "code": "RANK_LOST", "text": text})
+    assert cause is not None
+    lines = report(cause, exits, "h", []).splitlines()
+    assert lines[0] == "horovodrun: rank 1 on host h could not be reached by another rank, and was ended"
+    assert lines[-1] == "more: horovodrun --explain start-connection"
 
 
 def test_an_unknown_signal_is_shown_by_number() -> None:

@@ -25,7 +25,7 @@ SETTINGS = {
     "transport": "auto",
     "pretend_hosts": "",
     "dynamic_process_sets": False,
-    "process_sets": "[]",
+    "process_sets": [],
 }
 
 
@@ -152,6 +152,38 @@ def test_what_does_not_fit_is_the_same_error_for_all(changed: dict[int, dict[str
         read_digest(digest, 4)
 
 
+@pytest.mark.parametrize(
+    ("of_ranks", "places"),
+    [
+        ([[[[0, 1], False]]] * 4, [[[0, 1]]]),
+        ([[[[0, 1], rank < 2]] for rank in range(4)], [[[0, 1]]]),  # the others have made no communicator
+        ([[[[rank % 2, 2 + rank % 2], True], [[0], False]] for rank in range(4)], [[[0, 2], [1, 3]], [[0]]]),
+        ([[[[0, 1] if rank < 2 else [], True]] for rank in range(4)], [[[0, 1]]]),  # ranks 2 and 3 are in no group
+        ([[[[], True]]] * 4, [[]]),
+        ([[[[], False]]] * 4, [[[]]]),  # all ranks
+    ],
+)
+def test_process_sets_that_ranks_agree_on(of_ranks: list[Any], places: list[Any]) -> None:
+    changed = {rank: {"process_sets": sets} for rank, sets in enumerate(of_ranks)}
+    assert read_digest(met(world(2, 2, changed)), 4).process_sets == places
+
+
+@pytest.mark.parametrize(
+    "of_ranks",
+    [
+        [[[[rank % 2, 2 + rank % 2], False]] for rank in range(4)],  # nobody has said that these are groups
+        [[[[rank % 2, 2 + rank % 2], rank > 0]] for rank in range(4)],
+        [[[[0, 1] if rank < 2 else [1, 2, 3], True]] for rank in range(4)],
+        [[[[0, 1] if rank < 3 else [2, 3], True]] for rank in range(4)],  # rank 2 is in another group than it says
+        [[[[0, 1], True]], [[[0, 1], True]], [], []],
+    ],
+)
+def test_process_sets_that_differ_are_told_with_the_way_out(of_ranks: list[Any]) -> None:
+    changed = {rank: {"process_sets": sets} for rank, sets in enumerate(of_ranks)}
+    with pytest.raises(StartError, match=r"(?s)sets given to init: .* on ranks? 0.*hint: every rank must list all"):
+        read_digest(met(world(2, 2, changed)), 4)
+
+
 def test_ranks_that_share_memory_need_no_port() -> None:
     without = {1: {"problem": "rank 1: no network"}}
     assert read_digest(met(world(1, 2, without)), 2).topology == Topology((0, 0))
@@ -203,11 +235,17 @@ def test_the_leaders_learn_what_went_wrong_in_linking() -> None:
     assert [rank.meeting.finish(rank.place.rank, [0, 1, 2], None) for rank in others] == [outcome] * 2
 
 
-GOOD = {"problem": None, "code": "", "hosts": [[0, 2], [1]], "places": [["a", 1], ["b", 2], ["c", 3]]}
+GOOD = {
+    "problem": None,
+    "code": "",
+    "hosts": [[0, 2], [1]],
+    "places": [["a", 1], ["b", 2], ["c", 3]],
+    "process_sets": [[[0, 2], [1]], [[0, 1]]],
+}
 
 
 def test_a_digest_is_read() -> None:
-    assert read_digest(GOOD, 3) == Digest(Topology((0, 1, 0)), [("a", 1), ("b", 2), ("c", 3)])
+    assert read_digest(GOOD, 3) == Digest(Topology((0, 1, 0)), [("a", 1), ("b", 2), ("c", 3)], GOOD["process_sets"])
 
 
 @pytest.mark.parametrize(
@@ -223,6 +261,8 @@ def test_a_digest_is_read() -> None:
         {**GOOD, "places": [["a", 1]]},
         {**GOOD, "places": [["a", 1], ["b", 2], ["c", "3"]]},
         {**GOOD, "places": [["a", 1], ["b", 2], None]},
+        {**GOOD, "process_sets": [[[0, 2], ["1"]]]},
+        {**GOOD, "process_sets": [[0, 2]]},
     ],
 )
 def test_a_digest_that_makes_no_sense_is_refused(wrong: Any) -> None:

@@ -28,13 +28,13 @@ class COMM_WORLD:
 """
 
 
-def end_of(folder: Path, script: str) -> tuple[int, str]:
+def end_of(folder: Path, script: str, before: str = "") -> tuple[int, str]:
     package = folder / "mpi4py"
     package.mkdir()
     (package / "__init__.py").write_text("class rc: finalize = None\n")
     (package / "MPI.py").write_text(MPI)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", f"from horovod.core import mpi\nmpi.opened()\n{script}"]
+    command = [sys.executable, "-c", f"{before}\nfrom horovod.core import mpi\nmpi.opened()\n{script}"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout
 
@@ -46,10 +46,20 @@ def end_of(folder: Path, script: str) -> tuple[int, str]:
         ("mpi.abort_at_exit()", 1, "abort"),
         ("raise ValueError", 1, "abort"),
         ("raise SystemExit(3)", 3, "finalize"),
+        ("mpi.start_failed()", 0, "finalize"),  # the script has caught the error
     ],
 )
 def test_after_a_failure_mpi_is_aborted_and_never_finalized(tmp_path: Path, script: str, code: int, said: str) -> None:
     assert end_of(tmp_path, script) == (code, said)
+
+
+@pytest.mark.parametrize(
+    "script, code, said",
+    [("raise ValueError", 1, ""), ("mpi.start_failed(); raise ValueError", 1, "abort")],
+)
+def test_mpi_of_the_script_is_aborted_if_init_has_failed(tmp_path: Path, script: str, code: int, said: str) -> None:
+    """The other ranks may be in init, or in MPI_Finalize already: neither knows what becomes of this one."""
+    assert end_of(tmp_path, script, "from mpi4py import MPI; MPI.Init_thread(3)") == (code, said)
 
 
 def test_an_abort_that_never_returns_does_not_keep_the_process(tmp_path: Path) -> None:

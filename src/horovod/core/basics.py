@@ -11,10 +11,12 @@ import atexit
 import ctypes
 import dataclasses
 import os
+import time
 from typing import Any
 
 from horovod.core import bootstrap, communicators, mpi, native, stacks, starters
 from horovod.core import context as contexts
+from horovod.core.agreed_sets import GivenSet
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, register_set
@@ -52,41 +54,59 @@ _registered = False  # whether shutdown runs at exit
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
 
-    comm: the ranks of the job, by default all that were started: a communicator of mpi4py, or a list of their ranks.
-    process_sets: a list of ProcessSet, equal on all ranks, which get the numbers 1, 2, ...; or "dynamic", which allows
-    add_process_set and remove_process_set.
+    comm: the ranks of the job, by default all that were started: a communicator of mpi4py, or a list of their ranks. Or
+    a list of communicators: the first is the job, of each other one ProcessSet(communicator) is a process set.
+    process_sets: a list of ProcessSet, which get the numbers 1, 2, ...; or "dynamic", which allows add_process_set and
+    remove_process_set. The list is equal on all ranks, but for sets of communicators that Split has made: there each
+    rank gives that of its own group, and all groups become sets.
     """
-    global _registered
     with contexts.starting:
         if is_initialized():
             return
-        sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
-        native.library()  # what is missing here is known before anybody waits for this rank
-        stacks.offer()
-        settings = Settings.from_environment()
-        if process_sets == "dynamic":
-            settings = dataclasses.replace(settings, dynamic_process_sets=True)
-        if comm is not None:
-            comm = mpi.communicator_of(comm, settings.size or starters.world_size(settings.launch_environment))
-        for process_set in sets:
-            process_set.take_ranks(comm)
-        world = bootstrap.connect(settings, [process_set.ranks for process_set in sets], comm)
         try:
-            context = Context(world, settings)
+            _start(comm, process_sets)
         except BaseException:
-            world.close()
+            mpi.start_failed()
             raise
-        contexts.enter(context)
-        if not _registered:
-            atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
-            _registered = True
-        try:
-            for process_set in sets:
-                register_set(context, process_set)
-            contexts.tell_watchers()
-        except BaseException:
-            shutdown()
-            raise
+
+
+def _start(comm: Any, process_sets: Any) -> None:
+    """What init does. The caller holds the lock."""
+    global _registered
+    sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
+    if mpi.are_communicators(comm):
+        comm, *others = comm
+        sets = [*map(ProcessSet, others), *sets]
+    native.library()  # what is missing here is known before anybody waits for this rank
+    stacks.offer()
+    settings = Settings.from_environment()
+    if process_sets == "dynamic":
+        settings = dataclasses.replace(settings, dynamic_process_sets=True)
+    if comm is not None:
+        size = settings.size or starters.world_size(settings.launch_environment)
+        comm = mpi.communicator_of(comm, size, time.monotonic() + settings.start_timeout_s)
+    for process_set in sets:
+        process_set.take_ranks(comm)
+    given = [GivenSet(process_set.ranks, process_set.mpi_comm is not None) for process_set in sets]
+    world = bootstrap.connect(settings, given, comm)
+    try:
+        context = Context(world, settings)
+    except BaseException:
+        world.start_failed()
+        raise
+    contexts.enter(context)
+    if not _registered:
+        atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
+        _registered = True
+    try:
+        for process_set, groups in zip(sets, world.process_sets, strict=True):
+            own = process_set.ranks
+            for ranks in groups:
+                register_set(context, process_set if ranks == own else ProcessSet(ranks))
+        contexts.tell_watchers()
+    except BaseException:
+        shutdown()
+        raise
 
 
 def shutdown() -> None:

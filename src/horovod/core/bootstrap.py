@@ -30,78 +30,33 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core import communicators, links, mpi, native, starters
+from horovod.core.agreed_sets import GivenSet, recorded
 from horovod.core.channel import AuthenticationError, ChannelError
 from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
-from horovod.core.links import Link, Purpose
+from horovod.core.links import Link
 from horovod.core.meeting import OUTCOME, Digest, Meeting, check_record, read_digest, refusal
 from horovod.core.network import address_towards, interface_address
 from horovod.core.rendezvous import RankGone, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
-from horovod.core.starters import Started
 from horovod.core.starters.job import Job, join
 from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
+from horovod.core.world import LAUNCHERS_WORD_S, World
 
-__all__ = ["Link", "Purpose", "World", "connect"]
+__all__ = ["connect", "record_gone"]
 
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
 _alone_generations = itertools.count()
 
-_LAUNCHERS_WORD_S = 1.0  # how much later the launcher may notice what ended a connection
 
-
-@dataclasses.dataclass
-class World:
-    """One generation as this rank sees it. Owns the links' sockets and the rendezvous connection until `close`."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    generation: int
-    host_of_rank: list[int]  # equal numbers: these ranks share memory
-    links: list[Link]
-    transport: str  # the communicator that joins all ranks
-    rendezvous: Rendezvous | None  # None: started without a launcher
-    started: Started | None = None  # who has started the ranks, if it was not horovodrun
-    has_mpi: bool = False  # mpi4py's MPI runs in this process
-    comm: Any = None  # the communicator that init was given
-    watch: StartWatch | None = None  # until the native core has started
-    opener: DataLinkOpener | None = None  # while there may be data links
-
-    def start_is_over(self) -> None:
-        """The native core has started: from here on it notices the ends of ranks."""
-        if self.started is not None and self.rendezvous is not None:
-            with contextlib.suppress(ChannelError):  # rank 0 has ended: the engine will say so
-                self.rendezvous.started(_LAUNCHERS_WORD_S)
-
-    def close_links(self) -> None:
-        """Closes our links; called once the native core has started, which holds duplicates."""
-        if self.watch is not None:
-            self.watch.close()
-            self.watch = None
-        for link in self.links:
-            link.socket.close()
-        self.links = []
-
-    def close(self) -> None:
-        self.close_links()
-        if self.opener is not None:
-            self.opener.close()
-        if self.rendezvous is not None:
-            self.rendezvous.close()
-
-
-def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = (), comm: Any = None) -> World:
+def connect(settings: Settings, process_sets: Sequence[GivenSet] = (), comm: Any = None) -> World:
     """Joins the generation that is being formed: the rendezvous says which, whatever this process has seen before.
 
-    Blocks for about the start timeout at most; raises StartError. `process_sets`: must be equal on all ranks.
+    Blocks for about the start timeout at most; raises StartError. `process_sets`: on which the ranks must agree.
     `comm`: a communicator of mpi4py whose members are the job, if they are not all that were started.
     """
     if unsupported := settings.unsupported():
@@ -114,8 +69,19 @@ def connect(settings: Settings, process_sets: Sequence[Sequence[int]] = (), comm
     if started is not None and started.size > 1:
         job = join(started, settings, time.monotonic() + settings.start_timeout_s, comm)
     elif started is not None or not settings.rendezvous_address:
-        return _alone(settings, next(_alone_generations), meant=started is not None)
-    start = _Start(settings, process_sets, job, comm)
+        world = _alone(settings, next(_alone_generations), meant=started is not None)
+        world.process_sets = [[one.ranks] for one in process_sets]
+        return world
+    try:
+        return _run(_Start(settings, process_sets, job, comm), job)
+    except BaseException:
+        if job is not None:
+            job.start_failed()
+        raise
+
+
+def _run(start: _Start, job: Job | None) -> World:
+    """If it fails, it leaves nothing behind, and other ranks are told. Raises StartError."""
     try:
         return start.run()
     except AuthenticationError as error:
@@ -187,12 +153,12 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, process_sets: Sequence[Sequence[int]], job: Job | None, comm: Any) -> None:
+    def __init__(self, settings: Settings, process_sets: Sequence[GivenSet], job: Job | None, comm: Any) -> None:
         """`job`: of another launcher than horovodrun. `comm`: what init was given."""
         self.settings = settings
         self.comm = comm
         self.job = job
-        self.process_sets = [list(ranks) for ranks in process_sets]
+        self.process_sets = process_sets
         self.generation = 0  # until the rendezvous says which one
         self.process = f"{_PROCESS}/{os.getpid()}"  # a forked child shares the token, but is another process
         self.deadline = time.monotonic() + settings.start_timeout_s
@@ -214,7 +180,8 @@ class _Start:
     def run(self) -> World:
         self._enter()
         self.mpi_problem = self._open_mpi()
-        digest = self._meet() if self.size > 1 else Digest(Topology((0,)), [("", 0)])
+        alone = Digest(Topology((0,)), [("", 0)], [[one.ranks] for one in self.process_sets])
+        digest = self._meet() if self.size > 1 else alone
         transport, peers = self._plan(digest.topology)
         self._link(digest, peers)
         if self.leader is not None:
@@ -231,11 +198,12 @@ class _Start:
             links=self.links,
             transport=transport,
             rendezvous=self.rendezvous,
-            started=self.job.started if self.job is not None else None,
+            job=self.job,
             has_mpi=mpi.is_initialized(),
             comm=self.comm,
             watch=self.watch,
             opener=self.opener,
+            process_sets=digest.process_sets,
         )
 
     @property
@@ -245,7 +213,7 @@ class _Start:
 
     def end(self) -> RankGone | ChannelError | None:
         """After a connection has ended: asks the launcher which rank ended; the launcher itself may be gone."""
-        return None if self.watch is None else self.watch.end(_LAUNCHERS_WORD_S)
+        return None if self.watch is None else self.watch.end(LAUNCHERS_WORD_S)
 
     def give_up(self, why: StartError) -> None:
         if self.is_awaited and self.leader is not None:
@@ -299,8 +267,10 @@ class _Start:
         if self.settings.communicator not in communicators.BY_MPI or self.size == 1:
             return None
         try:
-            mpi.open_world(self.rank, self.size, self.comm)
+            mpi.open_world(self.rank, self.size, self.comm, self.deadline, self._look)
         except StartError as error:
+            if error.code == "start-timeout":
+                raise
             return f"rank {self.rank}: {text_of(error)}"
         return None
 
@@ -375,6 +345,13 @@ class _Start:
         assert self.watch is not None
         self.watch.guard(connection)
 
+    def _look(self) -> None:
+        """Raises what has ended this start, if anything has."""
+        assert self.watch is not None
+        end = self.watch.end(0.0)
+        if end is not None:
+            raise end
+
     def _hear(self, what: str) -> dict[str, Any]:
         try:
             word: dict[str, Any] = links.hear(self.links[0], self.deadline)
@@ -409,7 +386,7 @@ class _Start:
                 "transport": self.settings.communicator,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "dynamic_process_sets": self.settings.dynamic_process_sets,
-                "process_sets": str(self.process_sets),
+                "process_sets": recorded(self.process_sets),
             },
         }
 
@@ -425,8 +402,8 @@ class _Start:
         """The communicator of all ranks, and the ranks with which this one may ever have data links."""
         host_of_rank, rank = topology.host_of_rank, self.rank
         name, peers = communicators.plan(self.settings.communicator, host_of_rank, range(self.size), rank)
-        for ranks in self.process_sets:
-            members = sorted({member for member in ranks if 0 <= member < self.size})
+        for one in self.process_sets:  # a set that only other ranks have given is not this rank's
+            members = sorted({member for member in one.ranks if 0 <= member < self.size})
             if rank in members:
                 peers |= communicators.plan(self.settings.communicator, host_of_rank, members, rank, must=False)[1]
         if self.settings.dynamic_process_sets:  # whom later sets join is not known

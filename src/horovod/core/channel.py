@@ -42,6 +42,7 @@ __all__ = [
     "Listener",
     "MessageError",
     "ProtocolError",
+    "UnreachableError",
     "Unpacker",
     "authenticate_client",
     "authenticate_server",
@@ -57,6 +58,10 @@ _LENGTH = struct.Struct(">I")
 
 class ChannelError(ConnectionError):
     """The connection broke, timed out, or the peer does not speak this protocol."""
+
+
+class UnreachableError(ChannelError):
+    """Nothing answers at the peer's address: a network or a firewall refuses the way there, or nobody listens."""
 
 
 class ProtocolError(ChannelError):

@@ -300,7 +300,7 @@ class Collectives(Generic[T]):
         return Operation(context, handle, None, staged, collect)
 
     def _integers(self, splits: Any) -> tuple[int, ...]:
-        """`splits` as the user may give it: a list or tuple of ints, or a tensor."""
+        """`splits` as the user may give it: a list or tuple of ints, or a tensor of int32 or int64."""
         if isinstance(splits, (list, tuple)):
             if all(hasattr(rows, "__index__") for rows in splits):
                 return tuple(map(operator.index, splits))
@@ -310,12 +310,13 @@ class Collectives(Generic[T]):
             dtype, shape = self._adapter.dtype_of(staged), staged.shape
         except (TypeError, InvalidRequestError) as error:
             raise type(error)(f"splits: {error}") from None
-        if dtype != INT32 or len(shape) != 1:
+        if dtype not in (INT32, INT64) or len(shape) != 1:
             raise InvalidRequestError(
-                f"splits: expected a list of ints or a one-dimensional int32 tensor, got {native.DTYPE_NAMES[dtype]} "
-                f"of shape {list(shape)}"
+                "splits: expected a list of ints or a one-dimensional int32 or int64 tensor, got "
+                f"{native.DTYPE_NAMES[dtype]} of shape {list(shape)}"
             )
-        return tuple((ctypes.c_int32 * shape[0]).from_address(self._adapter.address(staged))) if shape[0] else ()
+        kind = ctypes.c_int32 if dtype == INT32 else ctypes.c_int64
+        return tuple((kind * shape[0]).from_address(self._adapter.address(staged))) if shape[0] else ()
 
     # Reducescatter
 

@@ -25,6 +25,7 @@ from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
 from horovod.core.wording import quoted
+from horovod.core.world import World
 
 STOP_TIMEOUT_MS = 3000
 FIRST_CAUSE_TIMEOUT_S = 1.0
@@ -48,7 +49,7 @@ class Context:
     `submit_entry`, `wait` and `release` have no argument types: they take ctypes objects only.
     """
 
-    def __init__(self, world: bootstrap.World, settings: Settings) -> None:
+    def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
         self.rank: int = world.rank
         self.size: int = world.size
@@ -240,7 +241,7 @@ class Context:
             winner = self.world.rendezvous.first_cause(self.world.generation, mine, FIRST_CAUSE_TIMEOUT_S)
             return _CODE_OF_NAME[winner["code"]], str(winner["text"]), int(winner["rank"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if self.world.started is not None:  # the rendezvous ends with rank 0, which may have had the same error
+            if self.world.job is not None:  # the rendezvous ends with rank 0, which may have had the same error
                 return code, text, failed_rank
             # The rendezvous may have died with the same host: our own view is still more useful than this error.
             return (

@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from horovod.core.channel import UnreachableError
+from horovod.core.exceptions import NOT_REACHED
 from horovod.core.forks import close_in_forked_child
 from horovod.core.links import DATA_LINKS, Link, Mesh, Purpose
 
@@ -24,6 +26,11 @@ __all__ = ["DataLinkOpener"]
 
 _RANK = struct.Struct("=i")
 _MAX_TEXT_BYTES = 2000
+_HINT = (
+    f"\n{NOT_REACHED} between the two hosts may refuse or drop connections: let the hosts of a job connect to each "
+    "other at any port. Each rank listens at a free port of its system (sysctl net.ipv4.ip_local_port_range). If "
+    "several networks connect the hosts, --network-interface (HOROVOD_GLOO_IFACE) chooses one"
+)
 _PATIENCE_S = 0.2  # most higher ranks come at once
 
 
@@ -123,7 +130,7 @@ class DataLinkOpener:
         try:
             at = self._mesh.wait_at(peer, self._places[peer], deadline, self._guard)
         except OSError as error:
-            self._give_up(peer, str(error))
+            self._give_up(peer, error)
             return
         with self._lock:
             if peer in self._asked:
@@ -140,7 +147,7 @@ class DataLinkOpener:
         if at is not None:
             at.close()
 
-    def _give_up(self, peer: int, why: str) -> None:
+    def _give_up(self, peer: int, why: OSError) -> None:
         with self._lock:
             # All links are on their way: that rank may have closed its port since.
             is_coming = len(self._coming.get(peer, ())) == len(DATA_LINKS)
@@ -159,7 +166,7 @@ class DataLinkOpener:
         except OSError as error:
             for link in made:
                 link.socket.close()
-            self._refuse(peer, str(error))
+            self._refuse(peer, error)
             return
         self._hand_over(made)
 
@@ -169,8 +176,10 @@ class DataLinkOpener:
                 raise OSError("this rank is shutting down")
             self._connecting = connection
 
-    def _refuse(self, peer: int, why: str) -> None:
+    def _refuse(self, peer: int, why: OSError) -> None:
         text = f"rank {self._rank} at {self._mesh.address} could not open a data link with rank {peer}: {why}"
+        if isinstance(why, UnreachableError):
+            text += _HINT
         self._ours.send(_RANK.pack(peer) + text.encode()[:_MAX_TEXT_BYTES])
 
     def _hand_over_if_whole(self, peer: int) -> None:
@@ -196,7 +205,7 @@ class DataLinkOpener:
             socket.send_fds(self._ours, [_RANK.pack(peer)], [link.socket.fileno() for link in links])
         except OSError as error:
             with contextlib.suppress(OSError):  # the native core has stopped
-                self._refuse(peer, str(error))
+                self._refuse(peer, error)
         finally:
             for link in links:
                 link.socket.close()

@@ -34,6 +34,7 @@ InvalidRequestError has no such line, because it is complete in itself.
 from __future__ import annotations
 
 __all__ = [
+    "NOT_REACHED",
     "AbortedError",
     "DuplicateNameError",
     "HorovodInternalError",
@@ -99,14 +100,20 @@ class RankJoinedError(MismatchError):
     code = "joined"
 
 
+# What the text says, wherever it has come through, if no rank need be lost: one cannot be reached (data_links.py).
+NOT_REACHED = "hint: if that rank has not ended, a firewall"
+
+
 class RankLostError(HorovodInternalError):
-    """A rank is gone. `failed_rank` is its world rank, -1 if no single rank can be named."""
+    """A rank is gone, or cannot be reached. `failed_rank` is its world rank, -1 if no single rank can be named."""
 
     code = "rank-lost"
 
     def __init__(self, text: str, failed_rank: int = -1) -> None:
         super().__init__(text)
         self.failed_rank = failed_rank
+        if NOT_REACHED in text:
+            self.code = "start-connection"
 
     def __reduce__(self) -> tuple[type[RankLostError], tuple[str, int]]:
         return type(self), (self.args[0], self.failed_rank)

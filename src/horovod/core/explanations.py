@@ -101,6 +101,7 @@ EXPLANATIONS = (
         (
             "give it to all ranks alike",
             "is out of range",
+            "the ranks disagree about the process sets given to init",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but",
             "is not supported yet",
         ),
@@ -109,6 +110,7 @@ EXPLANATIONS = (
         (
             "Pass horovodrun's environment on to the script unchanged; wrappers such as sudo or `env -i` drop it.",
             "Give settings on horovodrun's command line, so that all ranks get them.",
+            "List all process sets on every rank, in the same order, also those in which the rank is not.",
             "Unset variables left over from another job: `env | grep HOROVOD`.",
         ),
     ),
@@ -138,13 +140,20 @@ EXPLANATIONS = (
     Explanation(
         "start-connection",
         "The ranks could not connect to each other or to the launcher",
-        _START,
-        ("could not join the job", "the ranks could not connect to each other", "is reached by all ranks"),
-        "A connection failed, or ended before the start was complete. The message names the address.",
+        "StartError (a ValueError), from hvd.init(); RankLostError, from the first operation that sends data to a rank",
+        (
+            "could not join the job",
+            "the ranks could not connect to each other",
+            "is reached by all ranks",
+            "could not open a data link with",
+        ),
+        "A connection failed, or ended before the start was complete. The message names the address. Ranks of "
+        "different hosts open the connections for data when an operation first needs them: then it comes after init.",
         (
             "If the launcher has ended, its last words are the cause. If mpirun, srun or torchrun has started the "
             "ranks, the rendezvous is in rank 0: look at its output.",
-            "Check that a firewall lets the ranks' host talk to itself and to the other hosts.",
+            "Check that a firewall lets the ranks' host talk to itself and to the other hosts, at any port: the ranks "
+            "listen at free ports of their systems (sysctl net.ipv4.ip_local_port_range).",
             "If a host has several networks, choose one: `--network-interface eth0`.",
         ),
     ),
@@ -306,6 +315,7 @@ EXPLANATIONS = (
         (
             "Check that all ranks make the same number of steps: with uneven data, use hvd.join().",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
+            "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
         ),
     ),
     Explanation(

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
+from horovod.core.channel import Channel, ChannelError, Listener, UnreachableError, authenticate_client
 from horovod.core.forks import close_in_forked_child
 
 __all__ = [
@@ -287,7 +287,8 @@ class Mesh:
         except (OSError, OverflowError) as error:  # overflow: a port that is none
             if connection is not None:
                 connection.close()
-            raise ChannelError(f"{where} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise UnreachableError(f"{where} cannot be reached: {why}") from error
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)
         try:
             channel.send({"rank": self._rank, "generation": self._generation, **hello}, deadline)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from horovod.core.agreed_sets import Places, agreed, check_places
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.rendezvous import Rendezvous
 from horovod.core.topology import Identity, Topology, hosts_of, places_of, ranks_text
@@ -34,7 +35,6 @@ _EQUAL_SETTINGS = (
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
-    ("process_sets", "the process sets given to init"),
     ("version", "the installed version of Horovod"),
 )
 
@@ -44,7 +44,8 @@ _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None)
 WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached": _LIST}
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 SETTINGS: Fields = {
-    **dict.fromkeys(("transport", "pretend_hosts", "process_sets", "version"), _TEXT),
+    **dict.fromkeys(("transport", "pretend_hosts", "version"), _TEXT),
+    "process_sets": _LIST,
     **dict.fromkeys(("fusion_threshold_bytes", "size", "dynamic_process_sets"), _NUMBER),
 }
 PLACE: Fields = {
@@ -56,7 +57,7 @@ PLACE: Fields = {
 MEMBER: Fields = {**PLACE, "settings": (dict,)}
 HOST: Fields = {"members": _LIST, "settings": _LIST}
 OUTCOME: Fields = {"problem": _TEXT_OR_NONE}
-_DIGEST: Fields = {**OUTCOME, "code": _TEXT, "hosts": _LIST, "places": _LIST}
+_DIGEST: Fields = {**OUTCOME, "code": _TEXT, **dict.fromkeys(("hosts", "places", "process_sets"), _LIST)}
 
 _WITHOUT_PORTS = ("auto", "shm")  # what HOROVOD_TRANSPORT may be on one host if a rank has no port
 _MISSING = object()  # of none of the types
@@ -65,10 +66,11 @@ _KEYS_AT_ONCE = 256  # so that no answer comes near the longest message
 
 @dataclasses.dataclass(frozen=True)
 class Digest:
-    """Who is where, on which every rank agrees. `places`: address and port by rank."""
+    """What every rank knows. `places`: address and port by rank. `process_sets`: those given to init."""
 
     topology: Topology
     places: list[tuple[str, int]]
+    process_sets: Places
 
 
 class Meeting:
@@ -193,6 +195,7 @@ class Meeting:
         places: dict[int, dict[str, Any]] = {}
         settings = [_pair(pair) for host in hosts for pair in host["settings"]]
         _check_equal(settings)
+        process_sets = agreed([(values["process_sets"], ranks) for values, ranks in settings])
         for host in hosts:
             for place in host["members"]:
                 check_record("a rank", place, PLACE)
@@ -216,7 +219,8 @@ class Meeting:
         if wrong and (len(topology.hosts) > 1 or settings[0][0]["transport"] not in _WITHOUT_PORTS):
             raise StartError("the ranks could not connect to each other: " + "; ".join(wrong), "start-connection")
         addresses = [[places[rank]["address"], places[rank]["port"]] for rank in range(len(places))]
-        return {"problem": None, "code": "", "hosts": topology.hosts, "places": addresses}
+        told = {"hosts": topology.hosts, "places": addresses, "process_sets": process_sets}
+        return {"problem": None, "code": "", **told}
 
     # a step of the hosts' leaders
 
@@ -318,7 +322,7 @@ def check_record(whose: str, record: Any, fields: Fields) -> None:
 
 def refusal(error: StartError) -> dict[str, Any]:
     """The digest that says what is wrong."""
-    return {"problem": text_of(error), "code": error.code, "hosts": [], "places": []}
+    return {"problem": text_of(error), "code": error.code, "hosts": [], "places": [], "process_sets": []}
 
 
 def read_digest(digest: Any, size: int) -> Digest:
@@ -335,7 +339,8 @@ def read_digest(digest: Any, size: int) -> Digest:
         isinstance(place, list) and [type(field) for field in place] == [str, int] for place in places
     ):
         raise StartError("the first host's leader published a digest that cannot be read", "start-version")
-    return Digest(Topology.of([host for host in hosts if host]), [(address, port) for address, port in places])
+    topology = Topology.of([host for host in hosts if host])
+    return Digest(topology, [(address, port) for address, port in places], check_places(digest["process_sets"]))
 
 
 def _pair(pair: Any) -> tuple[dict[str, Any], list[int]]:

@@ -16,40 +16,51 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError, StartError
+from horovod.core.topology import ranks_text
 
 __all__ = [
     "abort_at_exit",
     "announce",
+    "are_communicators",
     "communicator_of",
     "is_initialized",
     "library_name",
+    "meet",
     "must_be_there",
     "open_world",
     "opened",
     "ranks_in",
+    "start_failed",
+    "wait",
+    "will_abort",
 ]
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
+_start_failed = threading.Event()
 _ends = False  # at exit, by us
+_ours = False  # MPI, which nobody but us has begun
 _ABORT_S = 1.0  # in which MPI is to end this process
+_TAG = 0x4857
+_NAMES_S = 1.0  # how much longer the others wait for the first rank, which knows who is missing
+_LOOK_S = 0.002  # MPI has no wait with a time limit; this is little beside a start, and leaves the core to others
 _GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
 
 
 def opened() -> Any:
     """mpi4py.MPI, initialised; None if there is none, or it has been finalized."""
-    global _ends
+    global _ends, _ours
     if importlib.util.find_spec("mpi4py") is None:
         return None
     import mpi4py
 
-    ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
-    if ours:
+    is_first = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
+    if is_first:
         mpi4py.rc.finalize = False  # see _end
     try:
         from mpi4py import MPI
@@ -59,10 +70,10 @@ def opened() -> Any:
         return None
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        ours = True
+        is_first = True
     if not _ends:
-        _ends = True
-        atexit.register(_end, os.getpid(), ours)
+        _ends, _ours = True, is_first
+        atexit.register(_end, os.getpid())
     return MPI
 
 
@@ -82,17 +93,31 @@ def abort_at_exit() -> None:
     _world_failed.set()
 
 
-def _end(owner: int, ours: bool) -> None:
+def start_failed() -> None:
+    """init has failed: other ranks may wait for this one in MPI. If the script does not catch the error, MPI aborts."""
+    _start_failed.set()
+    if is_initialized():
+        opened()  # for what happens at exit
+
+
+def will_abort() -> bool:
+    """At exit: whether MPI is to end all ranks, since this one or another one has failed."""
+    if not _ends or not is_initialized() or sys.modules["mpi4py.MPI"].COMM_WORLD.size == 1:
+        return False
+    uncaught = getattr(sys, "last_value", None) is not None
+    return _world_failed.is_set() or (uncaught and (_ours or _start_failed.is_set()))
+
+
+def _end(owner: int) -> None:
     """At exit, after hvd.shutdown. If this rank or another one has failed, MPI is to end all.
 
     MPI_Finalize waits for all ranks. It would never return if one is dead, nor in a rank that is already there if the
-    others then end without it. `ours`: else MPI ends as the script, which has begun it, or mpi4py will have it.
+    others then end without it. If MPI is not ours, it ends as the script, which has begun it, or mpi4py will have it.
     """
     if os.getpid() != owner or not is_initialized():
         return
     MPI = sys.modules["mpi4py.MPI"]
-    uncaught = ours and getattr(sys, "last_value", None) is not None
-    if (_world_failed.is_set() or uncaught) and MPI.COMM_WORLD.size > 1:
+    if will_abort():
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_GRACE_S)
@@ -101,7 +126,7 @@ def _end(owner: int, ours: bool) -> None:
         signal.setitimer(signal.ITIMER_REAL, _ABORT_S)
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)  # MPICH comes back if it cannot reach mpirun
-    if ours:
+    if _ours:
         MPI.Finalize()
 
 
@@ -124,17 +149,62 @@ def must_be_there(why: str) -> Any:
     return MPI
 
 
-def communicator_of(comm: Any, world_size: int) -> Any:
+def wait(requests: Mapping[int, Any], deadline: float, look: Callable[[], None] | None = None) -> list[int]:
+    """Waits until MPI's requests are complete. Returns the keys of those that are not when the time is up.
+
+    `look`: called again and again; what it raises ends the wait.
+    """
+    pending = dict(requests)
+    while pending := {key: request for key, request in pending.items() if not request.Test()}:
+        if look is not None:
+            look()
+        if time.monotonic() > deadline:
+            return sorted(pending)
+        time.sleep(_LOOK_S)
+    return []
+
+
+def meet(comm: Any, ranks: Sequence[int], deadline: float, look: Callable[[], None] | None = None) -> None:
+    """Returns when all these ranks of `comm` have called it, or `deadline` has passed; then StartError.
+
+    What is collective in MPI knows no time limit: ranks come here first.
+    """
+    first, *others = ranks
+    if comm.rank != first:
+        deadline += _NAMES_S
+    peers = others if comm.rank == first else [first]
+    here, theirs = bytearray(1), {peer: bytearray(1) for peer in peers}
+    coming = {peer: comm.Irecv(theirs[peer], source=peer, tag=_TAG) for peer in peers}
+    sent = {} if comm.rank == first else {first: comm.Isend(here, dest=first, tag=_TAG)}
+    try:
+        absent = wait(coming, deadline, look)
+    finally:
+        for request in coming.values():
+            if request:  # it still holds the buffer
+                request.Cancel()
+                request.Free()
+    if comm.rank == first and not absent:
+        sent = {peer: comm.Isend(here, dest=peer, tag=_TAG) for peer in others}
+    if absent := absent or wait(sent, deadline, look):
+        raise StartError(
+            f"{ranks_text([comm.rank])} of MPI waited in init for {ranks_text(absent)}\n"
+            "hint: look at the output of the missing ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+            "start-timeout",
+        )
+
+
+def communicator_of(comm: Any, world_size: int, deadline: float) -> Any:
     """What init's `comm` stands for: a communicator of mpi4py, or None for all ranks.
 
     `comm`: None, such a communicator, or a list of ranks. For a part of the ranks MPI must run; then this is collective
-    over that part. Raises InvalidRequestError, or NotImplementedError if there is no MPI.
+    over that part. Raises InvalidRequestError, or NotImplementedError if there is no MPI; StartError after `deadline`.
     """
     if comm is None:
         return None
     if (MPI := _comm_type_of(comm)) is not None:
         if comm == MPI.COMM_NULL:
             raise InvalidRequestError("init(comm=MPI.COMM_NULL): this process is in none of the communicator's places")
+        opened()  # as the script has done; how MPI ends is our business from here on
         return comm
     if not isinstance(comm, Sequence) or not all(isinstance(rank, int) for rank in comm):
         raise InvalidRequestError(f"init(comm={comm!r}): expected a list of ranks or a communicator of mpi4py")
@@ -150,17 +220,20 @@ def communicator_of(comm: Any, world_size: int) -> Any:
         raise InvalidRequestError(
             f"init(comm={comm!r}) on rank {MPI.COMM_WORLD.rank} of {world_size}: expected a list of ranks with this one"
         )
+    meet(MPI.COMM_WORLD, comm, deadline)
     return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(list(comm)))
 
 
 def ranks_in(comm: Any, world: Any) -> list[int] | None:
     """The ranks that a communicator's members have in `world`, another one; None if `comm` is not a communicator.
 
-    `world`: None is MPI's. Raises InvalidRequestError if a member is not in `world`.
+    `world`: None is MPI's. No ranks: MPI.COMM_NULL. Raises InvalidRequestError if a member is not in `world`.
     """
     MPI = _comm_type_of(comm)
     if MPI is None:
         return None
+    if comm == MPI.COMM_NULL:
+        return []
     members = comm.Get_group()
     whole = (world if world is not None else MPI.COMM_WORLD).Get_group()
     ranks = [int(rank) for rank in members.Translate_ranks(list(range(members.Get_size())), whole)]
@@ -169,16 +242,21 @@ def ranks_in(comm: Any, world: Any) -> list[int] | None:
     return ranks
 
 
+def are_communicators(given: Any) -> bool:
+    """Whether this is a list of communicators of mpi4py."""
+    return isinstance(given, (list, tuple)) and given != [] and all(_comm_type_of(one) is not None for one in given)
+
+
 def _comm_type_of(comm: Any) -> Any:
     """mpi4py.MPI if this is a communicator of it."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI if MPI is not None and isinstance(comm, MPI.Comm) else None
 
 
-def open_world(rank: int, size: int, comm: Any) -> None:
+def open_world(rank: int, size: int, comm: Any, deadline: float, look: Callable[[], None]) -> None:
     """Gives the native core an MPI communicator of all ranks, in their order. Collective over the ranks.
 
-    `comm`: that of the job; None is MPI's world. Raises StartError.
+    `comm`: that of the job; None is MPI's world. Raises StartError, also after `deadline`, and what `look` raises.
     """
     MPI = must_be_there("data is to go through MPI")
     whole = MPI.COMM_WORLD if comm is None else comm
@@ -196,17 +274,18 @@ def open_world(rank: int, size: int, comm: Any) -> None:
             "hint: import mpi4py without changing mpi4py.rc.thread_level, or call MPI.Init_thread(MPI.THREAD_MULTIPLE)",
             "start-mpi",
         )
-    _give(_handles(MPI, _own(whole, rank)))
+    _give(_handles(MPI, _own(whole, rank, deadline, look)))
 
 
 _of_our_own: list[tuple[Any, Any]] = []  # what it was made of, and it: kept, since MPI has few of them
 
 
-def _own(comm: Any, rank: int) -> Any:
+def _own(comm: Any, rank: int, deadline: float, look: Callable[[], None]) -> Any:
     """A communicator in which nobody else sends."""
     for made_of, own in _of_our_own:
         if made_of == comm and own.rank == rank:
             return own
+    meet(comm, range(comm.size), deadline, look)
     _of_our_own.append((comm, comm.Split(0, rank)))
     return _of_our_own[-1][1]
 

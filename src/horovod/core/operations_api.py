@@ -195,9 +195,9 @@ class Operations(Generic[T]):
     ) -> Any:
         """Sends splits[r] rows of `tensor` to each rank r, the first rows to the first rank.
 
-        Rows beyond their sum go to no rank. `splits` is a list of ints or an int32 tensor. Returns the rows that came,
-        in rank order, and as an int32 tensor how many came from each rank; without `splits` every rank gets equally
-        many, and the rows alone are returned.
+        Rows beyond their sum go to no rank. `splits` is a list of ints, or a one-dimensional tensor of int32 or int64.
+        Returns the rows that came, in rank order, and as an int32 tensor how many came from each rank; without `splits`
+        every rank gets equally many, and the rows alone are returned.
         """
         return self._exchange(tensor, splits, name, process_set)
 

@@ -13,7 +13,7 @@ import ctypes
 import operator
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from horovod.core import context as contexts
 from horovod.core import mpi, native
@@ -42,8 +42,17 @@ class ProcessSet:
     ranks: list[int] | None = None
     mpi_comm: Any = None
 
+    def __new__(cls, ranks_or_comm: Any = None) -> ProcessSet:
+        """A communicator's set that is registered already, say by init(comm=[...]), is that very set."""
+        for known in contexts.current().sets.values() if contexts.is_initialized() else ():
+            if isinstance(ranks_or_comm, type(known.mpi_comm)) and known.mpi_comm == ranks_or_comm:
+                return cast("ProcessSet", known)
+        return super().__new__(cls)
+
     def __init__(self, ranks_or_comm: Any) -> None:
         """ranks_or_comm: a list of ranks, or a communicator of mpi4py."""
+        if self.process_set_id is not None:
+            return
         members = mpi.ranks_in(ranks_or_comm, None)
         if members is not None:
             self.mpi_comm, ranks_or_comm = ranks_or_comm, members
@@ -174,6 +183,8 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if not isinstance(process_set, ProcessSet):
                 process_set = ProcessSet(process_set)
             process_set.take_ranks(context.world.comm)
+            if process_set.mpi_comm is not None and not process_set.ranks:
+                raise InvalidRequestError("MPI.COMM_NULL has no members: expected the ranks of the set")
             number = process_set.process_set_id
             if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
                 raise InvalidRequestError(f"{process_set} is registered already")

@@ -69,6 +69,8 @@ class RendezvousServer:
         self._store = Store()
         self._notices_ends = notices_ends
         self._lock = threading.Lock()  # guards the store and what is below
+        self._starting: set[_Connection] = set()  # of ranks that are in init
+        self._start_is_over = threading.Condition(self._lock)
         self._new: list[Channel] = []
         self._answered: list[_Connection] = []
         self._closing = False
@@ -134,7 +136,15 @@ class RendezvousServer:
         with self._lock:
             self._store.assign(places)
 
+    def wait_for_starts(self, timeout_s: float) -> None:
+        """Returns when no rank is in init any more: each has started, or heard why it cannot; or the time is up."""
+        with self._start_is_over:
+            self._start_is_over.wait_for(lambda: not self._starting, timeout_s)
+
     def close(self) -> None:
+        """Idempotent."""
+        if not self._thread.is_alive():
+            return
         self._listener.close()
         with self._lock:
             self._closing = True
@@ -211,6 +221,7 @@ class RendezvousServer:
 
         def reply(answer: dict[str, Any]) -> None:
             _follow_start(connection, request, answer)
+            self._count(connection)
             try:
                 connection.unsent += pack({**answer, **number}, connection.unpacker.peer)
             except MessageError as error:
@@ -246,9 +257,19 @@ class RendezvousServer:
             if self._notices_ends and not self._closing and connection.starting is not None:
                 self._store.gone(connection.starting.rank, connection.starting.end)
                 self._wake()
+            self._starting.discard(connection)
+            self._start_is_over.notify_all()
         self._connections.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
+
+    def _count(self, connection: _Connection) -> None:
+        """The caller holds the lock."""
+        if connection.starting is not None:
+            self._starting.add(connection)
+        elif connection in self._starting:
+            self._starting.remove(connection)
+            self._start_is_over.notify_all()
 
 
 def _follow_start(connection: _Connection, request: Any, answer: dict[str, Any]) -> None:

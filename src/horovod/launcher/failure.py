@@ -10,7 +10,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod.core.exceptions import AbortedError, PeerRefusedError, RankLeftError, RankLostError, explain_command
+from horovod.core.exceptions import (
+    NOT_REACHED,
+    AbortedError,
+    PeerRefusedError,
+    RankLeftError,
+    RankLostError,
+    explain_command,
+)
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
@@ -37,6 +44,9 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGBUS: "a crash in native code, often a full /dev/shm or a truncated file that was mapped",
     signal.SIGILL: "native code was built for another processor",
 }
+
+_KINDS = ("RANK_LEFT", "ABORTED")
+_EQUAL_STEPS = "all ranks must make the same number of steps and collective calls"
 
 _FRAME = re.compile(r'  File ".*", line \d+')
 
@@ -86,15 +96,15 @@ class RankExit:
 class Cause:
     """`record`: what the ranks themselves say of it, may be empty.
 
-    `stopped_by`: a signal that stopped the rank, which has not been continued. `aborted`: the ranks gave up waiting for
-    it, at the stall limit for example; it need not be dead.
+    `stopped_by`: a signal that stopped the rank, which has not been continued. `kind`: what the ranks call it, if not a
+    loss: RANK_LEFT, or ABORTED if they gave up waiting for it, at the stall limit for example; it need not be dead.
     """
 
     rank: int
     code: int
     record: str = ""
     stopped_by: int = 0
-    aborted: bool = False
+    kind: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -129,7 +139,8 @@ def root_cause(
         own = next((one for one in exits if one.rank == named), None)
         # The named rank may have left with 0, or hang still: the exit code is then that of the first who failed for it.
         code = own.code if own is not None and own.failed else first.code
-        return Cause(named, code, text, stopped.get(named, 0), record is not None and record.get("code") == "ABORTED")
+        kind = record.get("code") if record else None
+        return Cause(named, code, text, stopped.get(named, 0), kind if kind in _KINDS else "")
     return Cause(first.rank, first.code, text)
 
 
@@ -176,9 +187,13 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
     if own is None or own.asked:
-        if cause.aborted:
+        if cause.kind == "RANK_LEFT":
+            return "shut down while other ranks still waited for it, and was ended", _EQUAL_STEPS, RankLeftError.code
+        if cause.kind == "ABORTED":
             hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
             return "did not make a call that others waited for, and was ended", hint, AbortedError.code
+        if NOT_REACHED in cause.record:
+            return "could not be reached by another rank, and was ended", "", RankLostError(cause.record).code
         return "had stopped taking part and was ended", "", RankLostError.code
     if own.code == -signal.SIGKILL:
         in_cgroup = own.memory == memory.IN_CGROUP
@@ -188,8 +203,7 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         code = "rank-crashed" if -own.code in _CRASHES else "rank-killed"
         return f"was killed by {signal_name(-own.code)}", _SIGNAL_HINTS.get(-own.code, ""), code
     if own.code == 0:
-        hint = "all ranks must make the same number of steps and collective calls"
-        return "exited with code 0 while other ranks still waited for it", hint, RankLeftError.code
+        return "exited with code 0 while other ranks still waited for it", _EQUAL_STEPS, RankLeftError.code
     return f"exited with code {own.code}", "", "rank-failed"
 
 

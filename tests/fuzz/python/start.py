@@ -22,6 +22,9 @@ MEASURED = {
         *("check_record", "read_digest", "_pair", "_check_equal"),
         *("Meeting.judge", "Meeting._judged", "Meeting._all", "Meeting._give_places"),
     ],
+    "horovod/core/agreed_sets.py": [
+        *("agreed", "check_places", "_is_split", "_read", "_is_given", "_is_rank", "_is_list"),
+    ],
     "horovod/core/topology.py": ["hosts_of", "places_of", "ranks_text"],
     "horovod/core/starters/offer.py": ["Offer.parse"],
 }
@@ -133,6 +136,7 @@ def _read(digest: Any, size: int) -> None:
     except StartError:
         return
     assert len(read.places) == len(read.topology.host_of_rank) == size
+    assert all(isinstance(rank, int) for groups in read.process_sets for ranks in groups for rank in ranks)
 
 
 def frame(message: object) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.core.machine import machine
+from horovod.core.mpi import will_abort
 from horovod.core.network import interface_address, own_addresses
 from horovod.core.reach import reach
 from horovod.core.rendezvous import Rendezvous
@@ -31,6 +33,7 @@ from horovod.core.starters.offer import Offer
 __all__ = ["Job", "join"]
 
 _LOOPBACK = "127.0.0.1"
+_HEARD_S = 3.0  # in which the other ranks take an answer
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5  # at the file, which may lie on a network's file system
 
 
@@ -51,6 +54,11 @@ class Job:
     def whereabouts(self) -> dict[str, Any]:
         """What rank 0 must know of this rank to give it a place (Meeting.place)."""
         return {"hostname": socket.gethostname(), "machine": machine(), "reached": self.reached}
+
+    def start_failed(self) -> None:
+        """In rank 0: returns when the others have heard so too, but for those that do not listen."""
+        if self.server is not None:
+            self.server.wait_for_starts(_HEARD_S)
 
     def remove_file(self) -> None:
         """All ranks are there and need the file no more, or rank 0 has ended."""
@@ -95,7 +103,14 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> J
     except BaseException:
         server.close()
         raise
+    atexit.register(_close, server, os.getpid())
     return Job(started, offer, offer.addresses, file, server)
+
+
+def _close(server: RendezvousServer, owner: int) -> None:
+    """At exit, before MPI_Finalize, which may wait for the others: they would wait for a rendezvous that is silent."""
+    if os.getpid() == owner and not will_abort():
+        server.close()
 
 
 def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> Job:

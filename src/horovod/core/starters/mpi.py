@@ -8,7 +8,6 @@ missing. MPI_Init itself has no time limit: with most MPIs it waits until all ra
 from __future__ import annotations
 
 import multiprocessing
-import time
 from typing import Any
 
 from horovod.core import mpi
@@ -20,7 +19,6 @@ from horovod.core.topology import ranks_text
 __all__ = ["give", "opened", "take"]
 
 _TAG = 0x4856
-_LOOK_S = 0.002  # MPI has no wait with a time limit; this is little beside a start, and leaves the core to others
 
 
 def opened(started: Started) -> Any:
@@ -51,28 +49,24 @@ def give(comm: Any, message: bytes, deadline: float) -> None:
     """Sends it to all other ranks. Raises StartError that names those that have not taken it in time."""
     size = comm.Get_size()
     sent = {rank: comm.Isend(message, dest=rank, tag=_TAG) for rank in range(1, size)}
-    while sent := {rank: request for rank, request in sent.items() if not request.Test()}:
-        if time.monotonic() > deadline:
-            raise StartError(
-                f"rank 0 waited in init for {ranks_text(sorted(sent))} of {size} to take a message by MPI\n"
-                "hint: look at the output of these ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
-                "start-timeout",
-            )
-        time.sleep(_LOOK_S)
+    if absent := mpi.wait(sent, deadline):
+        raise StartError(
+            f"rank 0 waited in init for {ranks_text(absent)} of {size} to take a message by MPI\n"
+            "hint: look at the output of these ranks; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+            "start-timeout",
+        )
 
 
 def take(comm: Any, deadline: float) -> bytes:
     """Rank 0's message. Raises StartError if it does not come in time."""
     buffer = bytearray(LONGEST_BYTES)
     request = comm.Irecv(buffer, source=0, tag=_TAG)
-    while not request.Test():
-        if time.monotonic() > deadline:
-            request.Cancel()
-            request.Free()
-            raise StartError(
-                "rank 0, which tells the others where they meet, has not called init in time\n"
-                "hint: look at the output of rank 0; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
-                "start-timeout",
-            )
-        time.sleep(_LOOK_S)
+    if mpi.wait({0: request}, deadline):
+        request.Cancel()
+        request.Free()
+        raise StartError(
+            "rank 0, which tells the others where they meet, has not called init in time\n"
+            "hint: look at the output of rank 0; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+            "start-timeout",
+        )
     return bytes(buffer).rstrip(b"\0")  # JSON has none
