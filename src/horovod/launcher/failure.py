@@ -10,11 +10,30 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horovod.core.exceptions import AbortedError, PeerRefusedError, RankLeftError, RankLostError, explain_command
+from horovod.core.exceptions import (
+    AbortedError,
+    PeerRefusedError,
+    RankLeftError,
+    RankLostError,
+    StartError,
+    explain_command,
+)
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
-__all__ = ["Cause", "Line", "RankExit", "describe_end", "report", "root_cause", "was_refused_by_a_peer"]
+__all__ = [
+    "LATE",
+    "Cause",
+    "Line",
+    "RankExit",
+    "describe_end",
+    "report",
+    "root_cause",
+    "waited_in_init",
+    "was_refused_by_a_peer",
+]
+
+LATE = "start-timeout"  # the code of a record of ranks that have not called init in time
 
 # A rank that a signal ended has not explained itself: older lines of its stderr are not about its end.
 _RECENT_S = 2.0
@@ -87,7 +106,7 @@ class Cause:
     """`record`: what the ranks themselves say of it, may be empty.
 
     `stopped_by`: a signal that stopped the rank, which has not been continued. `aborted`: the ranks gave up waiting for
-    it, at the stall limit for example; it need not be dead.
+    it, at the stall limit for example; it need not be dead. `late`: it has not called init in time.
     """
 
     rank: int
@@ -95,6 +114,7 @@ class Cause:
     record: str = ""
     stopped_by: int = 0
     aborted: bool = False
+    late: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -129,13 +149,22 @@ def root_cause(
         own = next((one for one in exits if one.rank == named), None)
         # The named rank may have left with 0, or hang still: the exit code is then that of the first who failed for it.
         code = own.code if own is not None and own.failed else first.code
-        return Cause(named, code, text, stopped.get(named, 0), record is not None and record.get("code") == "ABORTED")
+        kind = record.get("code") if record else None
+        return Cause(named, code, text, stopped.get(named, 0), aborted=kind == "ABORTED", late=kind == LATE)
     return Cause(first.rank, first.code, text)
 
 
 def was_refused_by_a_peer(last_lines: Sequence[Line]) -> bool:
     """Whether a rank's last words are that another rank's call was wrong."""
     return any(explain_command(PeerRefusedError.code) in line.text for line in last_lines)
+
+
+def waited_in_init(last_lines: Sequence[Line]) -> str:
+    """What a rank said last if it waited in init for ranks that did not call it; else empty."""
+    if not any(explain_command(LATE) in line.text for line in last_lines):
+        return ""
+    said = (line.text.partition(f"{StartError.__name__}: ")[2] for line in last_lines)
+    return next((text for text in said if "not called init" in text), "")
 
 
 def describe_end(ended: RankExit, pid: int) -> str:
@@ -176,6 +205,11 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
     if own is None or own.asked:
+        if cause.late:
+            hint = (
+                "look at its output for what it did instead of hvd.init(); --start-timeout lets the others wait longer"
+            )
+            return "did not call init in time, and was ended", hint, LATE
         if cause.aborted:
             hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
             return "did not make a call that others waited for, and was ended", hint, AbortedError.code
