@@ -118,7 +118,7 @@ class AgentGroup:
         """Gives hosts up that are not ready in time."""
         for agent in self._awaited():
             if now - agent.heard_s >= self._job.start_timeout_s:
-                self._roll_call.is_late(agent.host, self._job.start_timeout_s)
+                self._roll_call.is_late(agent.host, self._job.start_timeout_s, agent.said_first())
                 self.abandon(agent)
                 self._answered()
 
