@@ -152,15 +152,15 @@ class Settings:
         "HOROVOD_FROZEN_TIMEOUT_SECONDS",
         kinds.number(0),
         3.0,
-        "How long a process of this machine may give no sign of life before it counts as frozen, in seconds; 0 means "
-        "for ever.",
+        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; 0 means "
+        "for ever, and then ranks of other hosts wait for it, too, as long as its host answers.",
     )
     lost_timeout_s: float = setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",
         kinds.number(0),
         5.0,
         "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
-        "as lost, in seconds; 0 means for ever.",
+        "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
     )
     termination_grace_s: float = setting(
         "HOROVOD_TERMINATION_GRACE_SECONDS",
