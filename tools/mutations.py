@@ -602,6 +602,14 @@ MUTATIONS = (
         (python("tests/unit/test_processes.py"),),
     ),
     Mutation(
+        "stopped-leader-is-lost",
+        "native/engine/monitor.cc",
+        "(frozen_ms_ == 0 && host_answers(watch->link.fd()))",
+        "(frozen_ms_ == 1 && host_answers(watch->link.fd()))",
+        "a rank of another host that is stopped on purpose is lost although the user switched this off",
+        (native("monitor_test", "a_silent_far_leader_is_waited_for"),),
+    ),
+    Mutation(
         "words-of-a-shell-are-events",
         "src/horovod/launcher/agent_link.py",
         "_, greeting, rest = (self._before_greeting + data).partition(GREETING)",

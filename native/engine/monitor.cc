@@ -10,11 +10,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/private_descriptors.h"
 #include "platform/process_state.h"
+#include "platform/sign_of_life.h"
 
 namespace hvd {
 namespace {
@@ -23,6 +25,7 @@ constexpr uint64_t kMs = 1000000;
 constexpr uint64_t kTickNs = 500 * kMs;
 constexpr uint64_t kOversleptNs = 1000 * kMs;
 constexpr uint64_t kTicksPerFarBeat = 2;
+constexpr uint64_t kAnswerMs = 3000;  // a living host's kernel answers within this, however it is asked
 
 std::string seconds(uint64_t ns) {
   char text[32];
@@ -75,7 +78,10 @@ Monitor::Monitor(Segment& segment, uint32_t local_rank, int stop_fd, Options opt
     }
     beats_.push_back({peer, {}});
   }
-  for (const FarPeer& peer : options.far_peers) far_.push_back({SocketLink(peer.socket, peer.rank), 0, {}});
+  for (const FarPeer& peer : options.far_peers) {
+    if (frozen_ms_ == 0 && lost_ms_ > 0) ask_for_signs_of_life(peer.socket, lost_ms_);
+    far_.push_back({SocketLink(peer.socket, peer.rank), 0, {}});
+  }
 }
 
 Status Monitor::start(Segment& segment, uint32_t local_rank, Options options, Events events,
@@ -169,18 +175,24 @@ void Monitor::look_at(BeatWatch* watch, uint64_t now) {
 
 void Monitor::look_at(FarWatch* watch, uint64_t now) {
   if (watch->over) return;
+  const uint64_t silent_ns = watch->silence.observe(watch->heard, now);
+  const bool silent = lost_ms_ > 0 && silent_ns >= lost_ms_ * kMs;
   if (ticks_ % kTicksPerFarBeat == 0) {
     // Nothing piles up for a peer that does not read.
-    if (!watch->link.wants_to_write()) watch->link.send(FrameKind::kBeat, {});
+    if (!silent && !watch->link.wants_to_write()) watch->link.send(FrameKind::kBeat, {});
   }
   watch->link.pump();
-  const uint64_t silent_ns = watch->silence.observe(watch->heard, now);
-  if (lost_ms_ == 0 || silent_ns < lost_ms_ * kMs) return;
+  if (!silent || (frozen_ms_ == 0 && host_answers(watch->link.fd()))) return;
   watch->over = true;
   events_.on_loss(watch->link.peer(), "rank " + std::to_string(watch->link.peer()) + " has given no sign of life for " +
                                           seconds(silent_ns) +
                                           ": its process is stopped or frozen, or its host is unreachable\n"
                                           "hint: HOROVOD_LOST_TIMEOUT_SECONDS sets the limit, 0 switches it off");
+}
+
+bool Monitor::host_answers(int fd) const {
+  const std::optional<SignOfLife> sign = sign_of_life(fd);
+  return sign && sign->silent_ms < std::max(lost_ms_, kAnswerMs);
 }
 
 void Monitor::receive(FarWatch* watch) {

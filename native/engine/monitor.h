@@ -11,7 +11,8 @@
 // debugger holds is never a loss: it is named once.
 //
 // Other hosts: rank 0 and every other host's leader send each other a beat a second over a separate link. A side that
-// hears nothing for lost_ms takes the other for lost. The end of that link means nothing here: leaders leave in order
+// hears nothing for lost_ms takes the other for lost. But if nobody is to be taken for frozen (frozen_ms is 0), a leader
+// whose host's kernel still answers is waited for: its process may be stopped. The end of that link means nothing here: leaders leave in order
 // as well, and a death ends the control link too. Once the generation is poisoned its cause goes over these links as
 // well: an engine inside a collective reads no control link, and may be waiting there for the stopped rank.
 //
@@ -107,6 +108,7 @@ class Monitor {
   void look_at(FarWatch* watch, uint64_t now);
   void receive(FarWatch* watch);
   void tell_cause();
+  bool host_answers(int fd) const;
   bool left(const Peer& peer) { return segment_.rank(peer.local_rank).left.load() != 0; }
 
   Segment& segment_;

@@ -203,6 +203,32 @@ def test_a_host_without_power_is_noticed_and_named_last(cluster: MakeCluster, tm
         assert "RankLostError" in done.stderr
 
 
+def test_stopped_ranks_of_another_host_are_waited_for_if_the_limit_is_off_but_a_lost_host_is_not(
+    cluster: MakeCluster, tmp_path: Path
+) -> None:
+    one, two = cluster(2).hosts
+    stop = "hvd.allreduce(np.array([float(os.path.exists('go'))]), op=hvd.Sum, name='gradients')[0]"
+    script = MEET + f"while {stop} == 0: pass\nready()\n" + TRAIN.removeprefix(MEET)
+    with Job(tmp_path, HOSTS, python(script), env={**SOON, "HOROVOD_FROZEN_TIMEOUT_SECONDS": "0"}, on=one) as job:
+        job.wait_ready(4)
+        ranks = [pid for pid, command in two.processes().items() if "gradients" in command]
+        assert len(ranks) == 2
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        said = r"rank [23] \(pid \d+\) on host host1 was stopped by SIGSTOP; the other ranks wait for it"
+        job.wait_for_line(said, "stderr", 2)
+        job.wait_for_line(r"hint: on host1: kill -CONT \d+$", "stderr")
+        time.sleep(SOON_S + 1.5)  # longer than a host may be silent
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+        (tmp_path / "go").touch()
+        job.wait_ready(4)
+        two.power_off()
+        done = job.wait()
+        assert_empty_within(0.5, one)
+    assert "horovodrun: host host1 was lost: its agent has said nothing for 3 s" in done.stderr
+
+
 def test_ranks_end_when_the_launchers_host_has_no_power(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two, three = cluster(3).hosts
     script = python(CHILD + MEET + "signal.pause()")

@@ -96,3 +96,30 @@ def test_a_host_that_reaches_no_address_is_named_with_them(cluster: MakeCluster,
     assert list(found) == ["host1"], done.stderr
     why = f"cannot reach this host at {one.address} (Connection refused)\n    hint: all hosts must reach one address"
     assert found["host1"].startswith(why)
+
+
+def test_what_ssh_refuses_is_told_with_the_port_and_the_key(cluster: MakeCluster, tmp_path: Path) -> None:
+    made = cluster(2)
+    one, two = made.hosts
+    key, other = tmp_path / "key", tmp_path / "other"
+    made.second_sshd(two, 2222, key)
+    one.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other), check=True)
+    flags = ["-np", "2", "-H", "host0,host1", "-p", "2222"]
+
+    def hint(identity: Path) -> str:
+        found = indented(run_job(tmp_path, flags, "-i", str(identity), python("pass"), on=one).stderr)
+        return found["host1"].splitlines()[1].strip()
+
+    assert hint(other).startswith(
+        f"hint: is {other} the right key, without a passphrase? `ssh -p 2222 -i {other} host1 "
+    )
+    (tmp_path / "text").write_text("not a key\n")
+    (tmp_path / "text").chmod(0o600)
+    assert hint(tmp_path / "text") == f"hint: {tmp_path}/text is not a private key that ssh can use"
+    known = made.folder / "ssh" / "known_hosts"
+    known.write_text(f"[host1]:2222 {other.with_suffix('.pub').read_text()}")
+    assert hint(key) == "hint: the host's key has changed; if that is right: ssh-keygen -R '[host1]:2222'"
+    # What it says to do is enough.
+    one.run("sh", "-c", "ssh-keygen -R '[host1]:2222'", check=True)
+    done = run_job(tmp_path, flags, "-i", str(key), python("print('fine')"), on=one)
+    assert (done.code, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:fine", "[1]<stdout>:fine"]), done

@@ -3,6 +3,7 @@
 // in which it did not run itself. Peers are real processes that never beat.
 #include "engine/monitor.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
@@ -195,6 +196,53 @@ TEST(a_far_leader_is_lost_when_it_says_nothing_and_heard_when_it_says_why) {
   EXPECT(watching.heard.wait(2) == "frame 8 of 3");
   const std::string word = watching.heard.wait(8);
   EXPECT(holds(word, "lost 3: rank 3 has given no sign of life for") && holds(word, "hint:"));
+}
+
+namespace {
+
+// A connection inside this machine. Nobody reads or writes at its second end, as if that process were stopped.
+void connect_over_tcp(int (&fds)[2]) {
+  const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  EXPECT(bind(listening, any, length) == 0 && listen(listening, 1) == 0 && getsockname(listening, any, &length) == 0);
+  fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT(connect(fds[0], any, length) == 0);
+  fds[1] = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+  EXPECT(fds[1] >= 0);
+  close(listening);
+}
+
+}  // namespace
+
+TEST(a_silent_far_leader_is_waited_for_while_its_host_answers_if_nobody_is_to_be_taken_for_frozen) {
+  for (const uint64_t frozen_ms : {0, 3000}) {
+    int fds[2];
+    connect_over_tcp(fds);
+    Monitor::Options options;
+    options.far_peers = {{3, fds[0]}};
+    options.lost_ms = 700;
+    options.frozen_ms = frozen_ms;
+    Watching watching(options);
+    const std::string word = watching.heard.wait(9);  // longer than a host may take to answer
+    EXPECT(frozen_ms == 0 ? word.empty() : holds(word, "lost 3: rank 3 has given no sign of life for"));
+    close(fds[1]);
+  }
+}
+
+TEST(a_far_leader_whose_host_does_not_answer_is_lost_even_if_nobody_is_to_be_taken_for_frozen) {
+  int fds[2];  // no kernel answers on these
+  EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  Monitor::Options options;
+  options.far_peers = {{3, fds[0]}};
+  options.lost_ms = 700;
+  options.frozen_ms = 0;
+  Watching watching(options);
+  EXPECT(holds(watching.heard.wait(6), "lost 3: rank 3 has given no sign of life for"));
+  close(fds[1]);
 }
 
 TEST(names_are_shown_short_and_on_one_line) {

@@ -171,7 +171,13 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
             2,
             "3 ranks were asked for, but the hosts have 2 slots (localhost:2)",
         ),
-        (["-np", "2", "-H", "a:2", "--hostfile", "hosts", "ls"], 2, "both -H and --hostfile were given"),
+        (
+            ["-np", "2", "-H", "a:2", "--hostfile", "hosts", "ls"],
+            2,
+            "both -H and --hostfile were given: expected one\nhint: leave one of them out",
+        ),
+        (["-np", "2", "-H", "", "ls"], 2, "-H names no host\nhint: is a variable empty?"),
+        (["-np", "2", "--hostfile", "", "ls"], 2, "--hostfile names no file\nhint: is a variable empty?"),
         (["-np", "2", "--hostfile", "hosts", "ls"], 2, "--hostfile hosts: No such file or directory"),
         (["-np", "2", "--hostfile", "train.py", "ls"], 2, "train.py names no host\nhint: write a line for each host"),
         (["-np", "2", "-p", "70000", "ls"], 2, "'70000' is not a port; expected a number from 1 to 65535"),
@@ -208,6 +214,35 @@ def test_a_command_line_that_cannot_run_is_one_clear_error(
     assert (done.code, done.stdout) == (code, "")
     assert done.stderr.startswith("horovodrun: ") and expected in done.stderr
     assert "Traceback" not in done.stderr and "usage:" not in done.stderr
+
+
+def test_a_working_directory_that_was_removed_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "1", "ls"]
+    done = subprocess.run(
+        ["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == (
+        "horovodrun: the working directory, in which the ranks start, cannot be used: No such file or directory"
+    )
+    assert lines[1:] == ["hint: was it removed or renamed? Change to a folder that exists"]
+
+
+def test_a_rank_that_does_not_call_init_in_time_is_the_cause(tmp_path: Path) -> None:
+    code = "import horovod.core as hvd\nif rank == 1: signal.pause()\nhvd.init()"
+    done = run_job(tmp_path, "-np", "3", "--start-timeout", "0.5", python(code))
+    assert done.code == 1
+    last = done.stderr[done.stderr.rindex("horovodrun: ") :].splitlines()
+    assert last[0] == "horovodrun: rank 1 on host localhost did not call init in time, and was ended"
+    assert last[1].endswith("waited 0.5 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2"), last
+    assert last[2].startswith("hint: look at its output")
+    assert last[3:] == ["more: horovodrun --explain start-timeout"]
 
 
 def test_a_bad_variable_is_named_before_anything_is_started(tmp_path: Path) -> None:

@@ -108,8 +108,13 @@ def test_a_signal_while_hosts_are_asked_ends_them(tmp_path: Path) -> None:
         ("exit 127", "has no Python at"),
         ("echo \"ModuleNotFoundError: No module named 'horovod'\" >&2; exit 1", "cannot import horovod"),
         ("echo 'Killed' >&2; exit 3", "could not start the agent (exit code 3): Killed"),
+        (
+            "echo 'over quota'; echo 'go away' >&2; exit 3",
+            "could not start the agent (exit code 3): its last words were\n      over quota\n      go away\n",
+        ),
         ("kill -9 $$", "cannot be reached by ssh"),
-        ("exec sleep 1000", "did not answer within 1 s"),
+        ("exec sleep 1000", "did not answer within 1 s\n"),
+        ("echo 'wait a moment'; exec sleep 1000", "did not answer within 1 s; the last that came from it was: wait a "),
     ],
 )
 def test_an_ssh_that_ends_or_hangs_is_a_reason(tmp_path: Path, end: str, expected: str) -> None:

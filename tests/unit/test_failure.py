@@ -10,7 +10,7 @@ import pytest
 
 from horovod.core.exceptions import NOT_REACHED
 from horovod.launcher import memory
-from horovod.launcher.failure import Cause, Line, RankExit, describe_end, report, root_cause
+from horovod.launcher.failure import LATE, Cause, Line, RankExit, describe_end, report, root_cause, waited_in_init
 
 
 def said(*texts: str, at_s: float = 1.0) -> list[Line]:
@@ -179,6 +179,24 @@ def test_a_rank_that_another_cannot_reach_is_not_called_lost() -> None:
     lines = report(cause, exits, "h", []).splitlines()
     assert lines[0] == "horovodrun: rank 1 on host h could not be reached by another rank, and was ended"
     assert lines[-1] == "more: horovodrun --explain start-connection"
+
+
+WAITED = "horovod.core.exceptions.StartError: rank 0 waited 2 s in init for rank 1 of 2, which has not called init"
+CODE = "more: horovodrun --explain start-timeout"
+
+
+def test_what_a_rank_said_of_its_wait_in_init_is_found() -> None:
+    assert waited_in_init(said("KeyError: 'not called init'", CODE)) == ""
+    assert waited_in_init(said(WAITED, "hint: x")) == ""
+    assert waited_in_init(said("loads", WAITED, CODE)) == WAITED.partition(": ")[2]
+
+
+def test_a_rank_that_exits_before_init_is_not_called_late() -> None:
+    record = {"rank": 1, "code": LATE, "text": "a"}
+    own = [RankExit(0, 1, 1.0), RankExit(1, 3, 2.0)]
+    cause = root_cause(own, record)
+    assert cause == Cause(1, 3, "a", kind=LATE)
+    assert report(cause, own, "h", []).splitlines()[0] == "horovodrun: rank 1 on host h exited with code 3"
 
 
 def test_an_unknown_signal_is_shown_by_number() -> None:

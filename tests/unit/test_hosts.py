@@ -27,10 +27,32 @@ def test_hosts_are_read_in_order() -> None:
     assert parse_hosts("a,b:2") == [Host("a", 1), Host("b", 2)]
 
 
-@pytest.mark.parametrize("text", ["", "a:", ":2", "a:0", "a:-1", "a:2,", "a:2;b:2", "[::1]:2", "a b:2", "a:2:3"])
+@pytest.mark.parametrize("text", ["a:", ":2", "a:0", "a:-1", "a:2;b:2", "[::1]:2", "a b:2", "a:2:3", "@b:2"])
 def test_what_is_no_host_is_quoted(text: str) -> None:
     with pytest.raises(HostsError, match="is not a host\nhint: write name:slots"):
         parse_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_list_of_hosts_is_an_error(text: str) -> None:
+    with pytest.raises(HostsError, match="-H names no host\nhint: is a variable empty?"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["a:2,", "a:2,,b:2", ",a:2", ","])
+def test_a_comma_without_a_host_is_named(text: str) -> None:
+    with pytest.raises(HostsError, match=f"-H {text}: a comma has no host beside it\nhint: leave the comma out"):
+        parse_hosts(text)
+
+
+def test_a_user_belongs_into_the_configuration_of_ssh() -> None:
+    hint = "write b.c:2, and the user into ~/.ssh/config: `Host b.c`, and below it `User me`"
+    with pytest.raises(HostsError) as caught:
+        parse_hosts("a:2,me@b.c:2")
+    assert str(caught.value) == f"'me@b.c:2' is not a host\nhint: {hint}"
+    with pytest.raises(HostsError) as caught:
+        parse_hostfile("me@b.c slots=2\n", "nodes")
+    assert str(caught.value) == f"nodes, line 1: 'me@b.c slots=2' is not a host\nhint: {hint.replace(':2', ' slots=2')}"
 
 
 def test_a_hostfile_has_a_host_a_line_in_any_usual_form() -> None:
@@ -43,12 +65,17 @@ def test_a_hostfile_has_a_host_a_line_in_any_usual_form() -> None:
     ]
 
 
+def test_open_mpis_limit_of_slots_changes_nothing() -> None:
+    assert parse_hostfile("a slots=2 max_slots=4\nb slots=1 max-slots = 1\n", "nodes") == [Host("a", 2), Host("b", 1)]
+
+
 def test_repeated_names_of_a_hostfile_add_up_as_batch_systems_write_them() -> None:
     assert parse_hostfile("a\nb\na\na slots=2\n", "nodes") == [Host("a", 4), Host("b", 1)]
 
 
 @pytest.mark.parametrize(
-    "line", ["a slots=", "a slots=0", "a:0", "a b", "a slots=2 b", "a:2:3", "-oProxyCommand=x", "[::1]:2"]
+    "line",
+    ["a slots=", "a slots=0", "a:0", "a b", "a slots=2 b", "a:2:3", "-oProxyCommand=x", "[::1]:2", "a max_slots=2"],
 )
 def test_a_line_that_is_no_host_is_quoted_with_its_number(line: str) -> None:
     with pytest.raises(HostsError, match="nodes, line 2: .* is not a host\nhint: write a line for each host"):
@@ -66,8 +93,9 @@ def test_a_name_that_ssh_would_take_for_a_flag_is_no_host() -> None:
 
 
 def test_a_repeated_host_is_an_error() -> None:
-    with pytest.raises(HostsError, match="host a stands in the list more than once"):
-        parse_hosts("a:1,b:1,a:2")
+    said = "host a, b stands in the list more than once\nhint: write it once, with all of its slots: a:3,b:2"
+    with pytest.raises(HostsError, match=said):
+        parse_hosts("a:1,b:1,a:2,b,c:9")
 
 
 def test_ranks_go_host_by_host_and_cross_ranks_count_hosts_that_have_the_local_rank() -> None:

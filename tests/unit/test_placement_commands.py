@@ -134,5 +134,52 @@ def test_another_rsh_agent_is_called_as_mpirun_does(tmp_path: Path, text: str | 
     ],
 )
 def test_a_failure_is_told_by_its_cause(name: str, code: int, said: str, text: str, hint: str) -> None:
-    why, what_to_do = placement(name).explain("b", code, said)
+    why, what_to_do = placement(name).explain("b", OPTIONS, code, said)
     assert why.startswith(text) and hint in what_to_do, (why, what_to_do)
+
+
+CHANGED = "Offending key in known_hosts:2\nHost key verification failed."
+DENIED = "me@b: Permission denied (publickey)."
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        (OPTIONS, CHANGED, "the host's key has changed; if that is right: ssh-keygen -R b"),
+        (PlacementOptions(22), CHANGED, "the host's key has changed; if that is right: ssh-keygen -R b"),
+        (PlacementOptions(2222), CHANGED, "the host's key has changed; if that is right: ssh-keygen -R '[b]:2222'"),
+        (OPTIONS, DENIED, "`ssh b true` must work without a password: ssh-copy-id b, or -i KEYFILE"),
+        (
+            PlacementOptions(2222),
+            DENIED,
+            "`ssh -p 2222 b true` must work without a password: ssh-copy-id -p 2222 b, or -i KEYFILE",
+        ),
+        (
+            PlacementOptions(2222, "a key"),
+            DENIED,
+            "is a key the right key, without a passphrase? `ssh -p 2222 -i 'a key' b true` must work; if it is: "
+            "ssh-copy-id -p 2222 -i 'a key' b",
+        ),
+        (
+            PlacementOptions(None, "key"),
+            f'Load key "key": error in libcrypto\n{DENIED}',
+            "key is not a private key that ssh can use",
+        ),
+        (OPTIONS, f'Load key "id_rsa": invalid format\n{DENIED}', "`ssh b true` must work without a password: "),
+        (PlacementOptions(None, "key"), "ssh: timed out", "is the host up, and reachable from here? `ssh -i key b "),
+    ],
+)
+def test_a_hint_about_ssh_has_its_port_and_its_key(options: PlacementOptions, said: str, hint: str) -> None:
+    why, what_to_do = placement("ssh").explain("b", options, 255, said)
+    assert why == f"cannot be reached by ssh: {said.splitlines()[-1]}"
+    assert what_to_do.startswith(hint), what_to_do
+
+
+def test_what_a_shell_said_before_it_ended_is_shown() -> None:
+    ssh = placement("ssh")
+    assert ssh.explain("b", OPTIONS, 3, "\nover quota \n")[0] == "could not start the agent (exit code 3): over quota"
+    said = "\n".join(f"line {number}" for number in range(8))
+    shown = "".join(f"\n      line {number}" for number in range(2, 8))
+    for code, happened in ((3, "could not start the agent (exit code 3)"), (255, "cannot be reached by ssh")):
+        assert ssh.explain("b", OPTIONS, code, said)[0] == f"{happened}: its last words were{shown}"
+    assert ssh.explain("b", OPTIONS, 255, "")[0] == "cannot be reached by ssh: it ended with exit code 255"

@@ -43,6 +43,16 @@ def test_no_common_address_says_who_could_not_reach_which() -> None:
     assert "  c " not in report
 
 
+def test_a_late_host_is_reported_with_what_came_from_it() -> None:
+    call = RollCall(["a"], [])
+    call.is_late("a", 2.0, "Welcome\nchecking your quota ...\n\n")
+    report = call.report()
+    assert report is not None
+    lines = report.splitlines()
+    assert lines[1] == "  a did not answer within 2 s; the last that came from it was: checking your quota ..."
+    assert lines[2].startswith("    hint: does a file system hang there, or a start file of the shell (~/.bashrc)?")
+
+
 def test_all_problems_of_all_hosts_are_in_one_report() -> None:
     call = RollCall(["a", "b", "c", "d"], ["10.0.0.1"])
     assert call.greets("a", __version__)

@@ -168,9 +168,14 @@ def test_only_the_registry_touches_the_environment() -> None:
             assert not touched, f"{path}:{node.lineno}"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["settings", "exceptions"])
+@pytest.mark.parametrize("name", ["settings", "setting_kinds", "exceptions"])
 def test_settings_and_exceptions_import_nothing_of_ours(name: str) -> None:
+    """But the settings the kinds of their own values."""
+    own = "horovod.core.setting_kinds"
     for node in ast.walk(ast.parse((PACKAGE / "core" / f"{name}.py").read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        assert not any(imported.startswith("horovod") for imported in names)
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        ours = [one for one in names if one.startswith("horovod")]
+        assert name == "settings" and all(one.startswith(own) for one in ours) or not ours

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "platform/fault_point.h"
+#include "platform/sign_of_life.h"
 
 namespace hvd {
 
@@ -39,28 +40,6 @@ constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the 
 constexpr int kUnsentBytes = 128 << 10;
 
 std::string text_of(int error) { return std::generic_category().message(error); }
-
-// So that an idle peer's machine acknowledges something several times within the timeout. Without it, a loss is noticed
-// only by the side that sends.
-void keep_alive(int fd, uint64_t lost_timeout_ms) {
-  const int on = 1, seconds = static_cast<int>(std::clamp<uint64_t>(lost_timeout_ms / 4000, 1, 60));
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
-  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
-}
-
-// What the kernel knows of a link's other end.
-struct Sign {
-  uint64_t silent_ms;      // since anything was acknowledged, or an acknowledgement came by itself
-  uint64_t round_trip_ms;  // smoothed; queues on the way included
-};
-
-std::optional<Sign> sign_of_life(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
-  return Sign{std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv), info.tcpi_rtt / 1000};
-}
 
 std::string address_in(const sockaddr_storage& address) {
   const auto* const bytes = reinterpret_cast<const char*>(&address);
@@ -96,7 +75,8 @@ Status prepare_socket(int fd, uint64_t lost_timeout_ms) {
     return Status(HVD_INVALID_ARGUMENT,
                   "data link with descriptor " + std::to_string(fd) + ": TCP_NODELAY: " + text_of(errno));
   }
-  if (domain != AF_UNIX && lost_timeout_ms > 0) keep_alive(fd, lost_timeout_ms);
+  // Else a loss would be noticed only by the side that sends.
+  if (domain != AF_UNIX && lost_timeout_ms > 0) ask_for_signs_of_life(fd, lost_timeout_ms);
   return Status();
 }
 
@@ -379,14 +359,15 @@ Status TcpMesh::check_links() const {
   const uint64_t limit_ms = data_links_ == nullptr ? 0 : data_links_->lost_timeout_ms();
   for (int peer = 0; limit_ms > 0 && peer < size_; ++peer) {
     bool waits = false;
-    std::optional<Sign> last;
+    std::optional<SignOfLife> last;
     for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
       const Link& one = links_[place(peer, i)];
       if (one.fd < 0) continue;
       waits = waits || !one.incoming.empty() || !one.outgoing.empty();
-      const std::optional<Sign> sign = sign_of_life(one.fd);
+      const std::optional<SignOfLife> sign = sign_of_life(one.fd);
       if (!sign) continue;
-      last = last ? Sign{std::min(last->silent_ms, sign->silent_ms), std::max(last->round_trip_ms, sign->round_trip_ms)}
+      last = last ? SignOfLife{std::min(last->silent_ms, sign->silent_ms),
+                               std::max(last->round_trip_ms, sign->round_trip_ms)}
                   : sign;
     }
     if (!waits || !last || last->silent_ms < std::max(limit_ms, kRoundTrips * last->round_trip_ms)) continue;

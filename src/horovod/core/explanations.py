@@ -302,8 +302,8 @@ EXPLANATIONS = (
         (
             "Read the launcher's last words and the lost rank's output.",
             "A frozen rank in state D waits for a disk or a network file system.",
-            "If you stop a rank on purpose (debugger, SIGSTOP), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0, and across hosts "
-            "HOROVOD_LOST_TIMEOUT_SECONDS=0.",
+            "If you stop a rank on purpose (debugger, SIGSTOP), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
+            "HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
         ),
     ),
     Explanation(

@@ -114,6 +114,11 @@ class RendezvousServer:
             record = self._store.get(f"failure/{self._store.generation}")
         return record if isinstance(record, dict) else None
 
+    def entered(self) -> list[int]:
+        """The ranks that have entered the newest generation, in order."""
+        with self._lock:
+            return self._store.entered()
+
     def record_failure(self, rank: int, text: str) -> None:
         """The launcher's own word about the newest generation, unless a rank was faster."""
         with self._lock:

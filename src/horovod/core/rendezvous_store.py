@@ -62,6 +62,10 @@ class Store:
         """The newest generation that a rank has entered."""
         return self._generation
 
+    def entered(self) -> list[int]:
+        """The ranks that have entered this generation so far, in order."""
+        return sorted(self._entered)
+
     def put(self, key: str, value: Any) -> None:
         self._values[key] = value
         for wait in self._waits_for.pop(key, ()):
@@ -129,7 +133,7 @@ class Store:
             case {"op": "enter", "rank": int() | None as rank, "process": str(process)}:
                 reply(self._enter(rank, process, request.get("who")))
             case {"op": "entered", "generation": int(generation)}:
-                reply({"ranks": sorted(self._entered) if generation == self._generation else []})
+                reply({"ranks": self.entered() if generation == self._generation else []})
             case {"op": "abandon", "generation": int(generation), "rank": int(rank), "process": str(process)}:
                 # Not the word of a second process of that rank, which has no place in it.
                 self._abandoned |= generation == self._generation and self._process_of(rank) == process

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
-Imports nothing of ours.
+Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read.
 
 This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
 for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
@@ -16,8 +16,11 @@ import datetime
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from horovod.core import setting_kinds as kinds
+from horovod.core.setting_kinds import Row, SettingError, parse_flag, parsed, setting, spelled
 
 __all__ = [
     "Row",
@@ -29,120 +32,6 @@ __all__ = [
     "parse_flag",
     "rows",
 ]
-
-Parse = Callable[[str], Any]
-
-
-class SettingError(ValueError):
-    """A setting's value cannot be used. The text names the variable, the value and what is expected."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One setting. `flag_unit` multiplies its flag's number (1 MB = 2**20); a `yaml` of `not KEY` says the opposite."""
-
-    keyword: str
-    variable: str
-    parse: Parse
-    expected: str
-    sentence: str
-    default: Any
-    flag: str | None = None
-    yaml: str | None = None
-    flag_unit: int = 1
-    choices: tuple[str, ...] = ()
-
-
-def _integer(least: int) -> tuple[Parse, str]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise ValueError(text)
-        return value
-
-    return parse, f"a whole number, {least} or more"
-
-
-def _number(least: float) -> tuple[Parse, str]:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value) or value < least:
-            raise ValueError(text)
-        return value
-
-    return parse, f"a number, {least:g} or more"
-
-
-def _switch() -> tuple[Parse, str]:
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
-
-    def parse(text: str) -> bool:
-        word = text.strip().lower()
-        return words[word] if word in words else int(word) > 0
-
-    return parse, "0 or 1"
-
-
-def _choice(*choices: str) -> tuple[Parse, str]:
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in choices:
-            raise ValueError(text)
-        return word
-
-    return parse, "one of " + ", ".join(choices)
-
-
-def _cores() -> tuple[Parse, str]:
-    def parse(text: str) -> tuple[int, ...]:
-        cores = tuple(int(part) for part in text.split(","))
-        if min(cores) < 0:
-            raise ValueError(text)
-        return cores
-
-    return parse, "core numbers with commas between"
-
-
-def _counts() -> tuple[Parse, str]:
-    def parse(text: str) -> tuple[int, ...]:
-        counts = tuple(int(part) for part in text.split(","))
-        if min(counts) < 1:
-            raise ValueError(text)
-        return counts
-
-    return parse, "whole numbers, 1 or more, with commas between"
-
-
-def _word() -> tuple[Parse, str]:
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if not word.isidentifier():
-            raise ValueError(text)
-        return word
-
-    return parse, "a name"
-
-
-def _text() -> tuple[Parse, str]:
-    return str, "text"
-
-
-def _setting(
-    variable: str,
-    kind: tuple[Parse, str],
-    default: Any,
-    sentence: str,
-    *,
-    flag: str | None = None,
-    yaml: str | None = None,
-    flag_unit: int = 1,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    parse, expected = kind
-    row = {"variable": variable, "parse": parse, "expected": expected, "sentence": sentence, "default": default}
-    row.update({"flag": flag, "yaml": yaml, "flag_unit": flag_unit, "choices": choices})
-    return dataclasses.field(default=default, metadata={"row": row})
-
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
@@ -156,139 +45,139 @@ class Settings:
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning
-    fusion_threshold_bytes: int = _setting(
+    fusion_threshold_bytes: int = setting(
         "HOROVOD_FUSION_THRESHOLD",
-        _integer(0),
+        kinds.integer(0),
         128 << 20,
         "How many bytes of tensors are reduced together at most; 0 turns fusion off.",
         flag="--fusion-threshold-mb",
         yaml="params.fusion_threshold_mb",
         flag_unit=1 << 20,
     )
-    cycle_time_ms: float = _setting(
+    cycle_time_ms: float = setting(
         "HOROVOD_CYCLE_TIME",
-        _number(0),
+        kinds.number(0),
         1.0,
         "How long a ready tensor that no thread waits for may wait to be fused with others, in milliseconds.",
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
     )
-    groups_apart: bool = _setting(
+    groups_apart: bool = setting(
         "HOROVOD_DISABLE_GROUP_FUSION",
-        _switch(),
+        kinds.switch(),
         False,
         "Tensors of a grouped call are fused with each other only.",
     )
-    thread_affinity: tuple[int, ...] = _setting(
+    thread_affinity: tuple[int, ...] = setting(
         "HOROVOD_THREAD_AFFINITY",
-        _cores(),
+        kinds.cores(),
         (),
         "The core of each local rank's engine thread, for example 0,8,16. An operation that a thread waits for runs on "
         "that thread, which this setting does not move.",
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
-    cached_names: int = _setting(
+    cached_names: int = setting(
         "HOROVOD_CACHE_CAPACITY",
-        _integer(0),
+        kinds.integer(0),
         7680,
         "How many tensor names the ranks remember, 7680 at most. A tensor with another name takes a slower way over "
         "rank 0.",
         flag="--cache-capacity",
         yaml="params.cache_capacity",
     )
-    transport: str = _setting(
+    transport: str = setting(
         "HOROVOD_TRANSPORT",
-        _word(),
+        kinds.word(),
         "auto",
         "How data travels. auto: shared memory inside a host, TCP between hosts. shm, tcp, hierarchical (both): that "
         "one, or an error. horovodrun --check-build lists them.",
         flag="--transport",
         yaml="params.transport",
     )
-    pretend_hosts: tuple[int, ...] = _setting(
+    pretend_hosts: tuple[int, ...] = setting(
         "HOROVOD_PRETEND_HOSTS",
-        _counts(),
+        kinds.counts(),
         (),
         "2,2 divides the ranks of one machine into two hosts of two ranks each, which share no memory with each other. "
         "For tests.",
     )
-    instruction_set: str = _setting(
+    instruction_set: str = setting(
         "HOROVOD_INSTRUCTION_SET",
-        _choice(*INSTRUCTION_SETS),
+        kinds.choice(*INSTRUCTION_SETS),
         "best",
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
     )
 
-    dynamic_process_sets: bool = _setting(
+    dynamic_process_sets: bool = setting(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
-        _switch(),
+        kinds.switch(),
         False,
         "Allows add_process_set and remove_process_set after init; init(process_sets='dynamic') does so too.",
     )
 
     # Failures
-    stall_check_disable: bool = _setting(
+    stall_check_disable: bool = setting(
         "HOROVOD_STALL_CHECK_DISABLE",
-        _switch(),
+        kinds.switch(),
         False,
         "Turn off the report of operations that some ranks wait for and others have not called.",
         flag="--no-stall-check",
         yaml="not stall_check.enabled",
     )
-    stall_warning_s: float = _setting(
+    stall_warning_s: float = setting(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
-        _number(0),
+        kinds.number(0),
         60.0,
         "How long an operation waits for missing ranks before it is reported, in seconds; 0 turns the report off.",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )
-    stall_shutdown_s: float = _setting(
+    stall_shutdown_s: float = setting(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        _number(0),
+        kinds.number(0),
         0.0,
         "How long an operation waits for missing ranks before the job is ended, in seconds; 0 means for ever.",
         flag="--stall-check-shutdown-time-seconds",
         yaml="stall_check.shutdown_time_seconds",
     )
-    start_timeout_s: float = _setting(
+    start_timeout_s: float = setting(
         "HOROVOD_START_TIMEOUT",
-        _number(0.1),
+        kinds.number(0.1),
         30.0,
         "How long the ranks wait for each other in init, in seconds.",
         flag="--start-timeout",
     )
-    frozen_timeout_s: float = _setting(
+    frozen_timeout_s: float = setting(
         "HOROVOD_FROZEN_TIMEOUT_SECONDS",
-        _number(0),
+        kinds.number(0),
         3.0,
-        "How long a process of this machine may give no sign of life before it counts as frozen, in seconds; 0 means "
-        "for ever.",
+        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; 0 means "
+        "for ever, and then ranks of other hosts wait for it, too, as long as its host answers.",
     )
-    lost_timeout_s: float = _setting(
+    lost_timeout_s: float = setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",
-        _number(0),
+        kinds.number(0),
         5.0,
         "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
-        "as lost, in seconds; 0 means for ever.",
+        "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
     )
-    termination_grace_s: float = _setting(
+    termination_grace_s: float = setting(
         "HOROVOD_TERMINATION_GRACE_SECONDS",
-        _number(0),
+        kinds.number(0),
         3.0,
         "How long the ranks may take to end after SIGTERM before they get SIGKILL, in seconds.",
         flag="--termination-grace-seconds",
     )
-    fault_point: str = _setting(
+    fault_point: str = setting(
         "HOROVOD_FAULT_POINT",
-        _text(),
+        kinds.text(),
         "",
         "POINT[@N]:kill, :stop or :exitN ends or stops this process at its Nth pass through a named moment. For tests.",
     )
-    log_level: str = _setting(
+    log_level: str = setting(
         "HOROVOD_LOG_LEVEL",
-        _choice(*LOG_LEVELS),
+        kinds.choice(*LOG_LEVELS),
         "warning",
         "The least severe message that is written.",
         flag="--log-level",
@@ -296,27 +185,27 @@ class Settings:
         choices=LOG_LEVELS,
     )
 
-    log_hide_time: bool = _setting(
+    log_hide_time: bool = setting(
         "HOROVOD_LOG_HIDE_TIME",
-        _switch(),
+        kinds.switch(),
         True,
         "Warnings carry no local time (the default). With 0 they do.",
         flag="--log-hide-timestamp",
         yaml="not logging.with_timestamp",
     )
-    log_timestamp: bool = _setting("HOROVOD_LOG_TIMESTAMP", _switch(), False, "Alias for HOROVOD_LOG_HIDE_TIME=0.")
-    timeline: str = _setting(
+    log_timestamp: bool = setting("HOROVOD_LOG_TIMESTAMP", kinds.switch(), False, "Alias for HOROVOD_LOG_HIDE_TIME=0.")
+    timeline: str = setting(
         "HOROVOD_TIMELINE",
-        _text(),
+        kinds.text(),
         "",
         "File into which all ranks write what happens to each tensor; Chrome's and Perfetto's viewers show it. "
         "DYNAMIC: no file until start_timeline is called, which works without this setting, too.",
         flag="--timeline-filename",
         yaml="timeline.filename",
     )
-    timeline_mark_cycles: bool = _setting(
+    timeline_mark_cycles: bool = setting(
         "HOROVOD_TIMELINE_MARK_CYCLES",
-        _switch(),
+        kinds.switch(),
         False,
         "Mark each batch in the timeline as well.",
         flag="--timeline-mark-cycles",
@@ -324,55 +213,60 @@ class Settings:
     )
 
     # Identity: set by the launcher, read by every rank
-    rank: int | None = _setting("HOROVOD_RANK", _integer(0), None, "The rank of this process.")
-    size: int | None = _setting("HOROVOD_SIZE", _integer(1), None, "Number of ranks in the job.")
-    local_rank: int | None = _setting(
-        "HOROVOD_LOCAL_RANK", _integer(0), None, "This process's rank among the ranks on its host."
+    rank: int | None = setting("HOROVOD_RANK", kinds.integer(0), None, "The rank of this process.")
+    size: int | None = setting("HOROVOD_SIZE", kinds.integer(1), None, "Number of ranks in the job.")
+    local_rank: int | None = setting(
+        "HOROVOD_LOCAL_RANK", kinds.integer(0), None, "This process's rank among the ranks on its host."
     )
-    local_size: int | None = _setting("HOROVOD_LOCAL_SIZE", _integer(1), None, "Number of ranks on this host.")
-    cross_rank: int | None = _setting(
-        "HOROVOD_CROSS_RANK", _integer(0), None, "Index of this host among the hosts that have this local rank."
+    local_size: int | None = setting("HOROVOD_LOCAL_SIZE", kinds.integer(1), None, "Number of ranks on this host.")
+    cross_rank: int | None = setting(
+        "HOROVOD_CROSS_RANK", kinds.integer(0), None, "Index of this host among the hosts that have this local rank."
     )
-    cross_size: int | None = _setting(
-        "HOROVOD_CROSS_SIZE", _integer(1), None, "Number of hosts that have this local rank."
+    cross_size: int | None = setting(
+        "HOROVOD_CROSS_SIZE", kinds.integer(1), None, "Number of hosts that have this local rank."
     )
-    hostname: str = _setting("HOROVOD_HOSTNAME", _text(), "", "The name of this host in the launcher's list.")
-    rendezvous_address: str = _setting(
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR", _text(), "", "Address of the rendezvous, at which the ranks find each other."
+    hostname: str = setting("HOROVOD_HOSTNAME", kinds.text(), "", "The name of this host in the launcher's list.")
+    rendezvous_address: str = setting(
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        kinds.text(),
+        "",
+        "Address of the rendezvous, at which the ranks find each other.",
     )
-    rendezvous_port: int | None = _setting("HOROVOD_GLOO_RENDEZVOUS_PORT", _integer(1), None, "Port of the rendezvous.")
-    network_interface: str = _setting(
+    rendezvous_port: int | None = setting(
+        "HOROVOD_GLOO_RENDEZVOUS_PORT", kinds.integer(1), None, "Port of the rendezvous."
+    )
+    network_interface: str = setting(
         "HOROVOD_GLOO_IFACE",
-        _text(),
+        kinds.text(),
         "",
         "Network interface (a,b: the first that a host has) between ranks; default: what leads to the rendezvous.",
         flag="--network-interface",
     )
-    controller: str = _setting(
+    controller: str = setting(
         "HOROVOD_CONTROLLER",
-        _text(),
+        kinds.text(),
         "gloo",
         "mpi: the ranks find each other by MPI, or init fails; else this is found out by itself.",
     )
-    cpu_operations: str = _setting(
+    cpu_operations: str = setting(
         "HOROVOD_CPU_OPERATIONS",
-        _text(),
+        kinds.text(),
         "",
         "What moves data between hosts if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi.",
     )
-    secret_file: str = _setting(
-        "HOROVOD_SECRET_FILE", _text(), "", "File with the job's secret; only its owner may be able to read it."
+    secret_file: str = setting(
+        "HOROVOD_SECRET_FILE", kinds.text(), "", "File with the job's secret; only its owner may be able to read it."
     )
 
-    rendezvous_directory: str = _setting(
+    rendezvous_directory: str = setting(
         "HOROVOD_RENDEZVOUS_DIRECTORY",
-        _text(),
+        kinds.text(),
         "",
         "Shared folder in which ranks of mpirun, srun or torchrun find each other; default: mpi4py, or ~/.horovod.",
     )
-    job_directory: str = _setting(
+    job_directory: str = setting(
         "HOROVOD_JOB_DIRECTORY",
-        _text(),
+        kinds.text(),
         "",
         "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
@@ -389,7 +283,7 @@ class Settings:
         for row in rows():
             text = environment.get(row.variable)
             if text is not None and (text.strip() or row.parse is str):
-                values[row.keyword] = _parsed(row, text)
+                values[row.keyword] = parsed(row, text)
         starts = tuple(_OF_LAUNCHERS.split())
         return cls(**values, launch_environment={n: v for n, v in environment.items() if n.startswith(starts)})
 
@@ -401,7 +295,7 @@ class Settings:
             ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
             ("cycle_time_ms", str(self.cycle_time_ms)),
             ("cached_names", str(self.cached_names)),
-            ("groups_apart", _spelled(self.groups_apart)),
+            ("groups_apart", spelled(self.groups_apart)),
             *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
             ("stall_warning_ms", str(_milliseconds(warning_s))),
             ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
@@ -412,7 +306,7 @@ class Settings:
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
-            ("log_time", _spelled(self.log_time)),
+            ("log_time", spelled(self.log_time)),
         ]
 
     def _log_start(self) -> str:
@@ -429,7 +323,7 @@ class Settings:
             return self.thread_affinity[local_rank]
         if self.thread_affinity and self.log_level not in ("error", "fatal"):
             print(
-                f"{self._log_start()}horovod: warning: HOROVOD_THREAD_AFFINITY={_spelled(self.thread_affinity)} has no "
+                f"{self._log_start()}horovod: warning: HOROVOD_THREAD_AFFINITY={spelled(self.thread_affinity)} has no "
                 f"core for local rank {local_rank}, whose engine's thread may run anywhere",
                 file=sys.stderr,
             )
@@ -462,7 +356,7 @@ def rows() -> tuple[Row, ...]:
 def environment_of(**values: object) -> dict[str, str]:
     """The environment variables that spell these keywords; the inverse of `from_environment`."""
     variable = {row.keyword: row.variable for row in rows()}
-    return {variable[keyword]: _spelled(value) for keyword, value in values.items() if value is not None}
+    return {variable[keyword]: spelled(value) for keyword, value in values.items() if value is not None}
 
 
 def job_directory() -> str:
@@ -492,31 +386,6 @@ def _change_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def parse_flag(row: Row, text: str) -> Any:
-    """The value that a flag's text stands for, in the row's own unit. Raises SettingError."""
-    if row.flag_unit == 1:
-        return _parsed(row, text, name=row.flag)
-    try:
-        return row.parse(str(int(text) * row.flag_unit))
-    except ValueError:
-        raise SettingError(f"{row.flag}={text!r}: expected {row.expected}") from None
-
-
-def _parsed(row: Row, text: str, name: str | None = None) -> Any:
-    try:
-        return row.parse(text)
-    except ValueError:
-        raise SettingError(f"{name or row.variable}={text!r}: expected {row.expected}") from None
-
-
-def _spelled(value: object) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value)
 
 
 def _milliseconds(seconds: float) -> int:

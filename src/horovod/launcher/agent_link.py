@@ -44,6 +44,7 @@ class AgentLink:
         self.heard_s = time.monotonic()
         self.directory = ""  # for temporary files of its ranks
         self._placement = placement
+        self._options = options
         self._process = placement.start_agent(host, environment, options)
         self._lines = LineReader("event")
         self._before_greeting: bytes | None = b""  # None: it has greeted
@@ -135,7 +136,11 @@ class AgentLink:
         self.end(grace_s)
         while self.words is not None and self.read_words():
             pass
-        return self._placement.explain(self.host, self.exit_code, self._said.decode(errors="replace"))
+        return self._placement.explain(self.host, self._options, self.exit_code, self.said_first())
+
+    def said_first(self) -> str:
+        """What was said there before the agent could speak: by a shell on stdout, and by anybody on stderr."""
+        return b"\n".join(filter(None, (self._before_greeting, self._said))).decode(errors="replace")
 
     def end(self, grace_s: float) -> None:
         """Ends the agent, once. An agent that is not done is killed: it may hang, or be stopped."""

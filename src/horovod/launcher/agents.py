@@ -118,7 +118,7 @@ class AgentGroup:
         """Gives hosts up that are not ready in time."""
         for agent in self._awaited():
             if now - agent.heard_s >= self._job.start_timeout_s:
-                self._roll_call.is_late(agent.host, self._job.start_timeout_s)
+                self._roll_call.is_late(agent.host, self._job.start_timeout_s, agent.said_first())
                 self.abandon(agent)
                 self._answered()
 
@@ -234,7 +234,7 @@ class AgentGroup:
             "secret": self._secret.hex(),
             "command": job.command[0],
             "path": job.environment.get("PATH", os.defpath),
-            "directory": os.getcwd(),
+            "directory": job.directory,
             "network_interface": job.network_interface,
             "addresses": self._addresses,
             "port": self._rendezvous.port,
@@ -254,7 +254,7 @@ class AgentGroup:
         environment = {name: value for name, value in job.environment.items() if name not in left_out}
         return {
             "command": job.command,
-            "directory": os.getcwd(),
+            "directory": job.directory,
             "environment": {**environment, "PYTHONUNBUFFERED": "1", **meeting},
             "ranks": packed(agent.ranks),
             "grace_s": job.termination_grace_s,

@@ -23,7 +23,19 @@ __all__ = [
     "check_transport",
     "make_directory",
     "output_directory",
+    "working_directory",
 ]
+
+
+def working_directory() -> str:
+    """Where the ranks start, on all hosts."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the working directory, in which the ranks start, cannot be used: {error.strerror}\n"
+            "hint: was it removed or renamed? Change to a folder that exists"
+        ) from None
 
 
 def check_no_mpi(controller: str, cpu_operations: str) -> None:

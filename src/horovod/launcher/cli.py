@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod import __version__
@@ -31,10 +31,14 @@ __all__ = ["check", "main"]
 _ERRORS = (UsageError, HostsError, NoRoomError, SettingError)
 
 
-def main(arguments: Sequence[str] | None = None, secret: bytes | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    secret: bytes | None = None,
+    keep_words: Callable[[str], object] = lambda _: None,
+) -> int:
     """The console script: returns the exit code of the job, 2 for a command line that cannot be run.
 
-    `secret`: the job's, if the caller has to know it.
+    `secret`: the job's, if the caller has to know it. `keep_words` gets what is said of a failure, too.
     """
     _occupy_standard_streams()
     environment = current_environment()
@@ -52,12 +56,13 @@ def main(arguments: Sequence[str] | None = None, secret: bytes | None = None) ->
         ready = plan.ready()
     except _ERRORS as error:
         print(f"horovodrun: {error}", file=sys.stderr)
+        keep_words(f"horovodrun: {error}")
         return error.exit_code if isinstance(error, UsageError) else 2
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
     if isinstance(ready, ForeignCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
-    return supervise.run(ready, secret)
+    return supervise.run(ready, secret, keep_words)
 
 
 def check(arguments: Sequence[str]) -> Job | ForeignCommand:
@@ -142,6 +147,7 @@ class _Plan:
             raise UsageError(unsupported)
         if not options.command:
             raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
+        directory = checks.working_directory()
         hosts = choose_hosts(options, self._environment)
         self.said_of_hosts = _words(hosts)
         if self._controller == "gloo":
@@ -153,7 +159,7 @@ class _Plan:
         checks.check_command(options.command[0], self._environment)
         checks.check_timeline(settings.timeline)
         if self._controller == "gloo":
-            return self._job(hosts)
+            return self._job(hosts, directory)
         return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
     def _chosen_controller(self) -> str:
@@ -171,11 +177,12 @@ class _Plan:
             environment.setdefault("NCCL_SOCKET_IFNAME", self._settings.network_interface)
         return environment
 
-    def _job(self, hosts: HostList) -> Job:
+    def _job(self, hosts: HostList, directory: str) -> Job:
         options, settings = self._options, self._settings
         return Job(
             command=options.command,
             ranks=assign_ranks(hosts.hosts, hosts.size),
+            directory=directory,
             environment=self._job_environment(),
             placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, hosts.start_with),
             start_timeout_s=settings.start_timeout_s,

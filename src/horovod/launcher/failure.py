@@ -16,12 +16,25 @@ from horovod.core.exceptions import (
     PeerRefusedError,
     RankLeftError,
     RankLostError,
+    StartError,
     explain_command,
 )
 from horovod.launcher import memory
 from horovod.launcher.processes import signal_name
 
-__all__ = ["Cause", "Line", "RankExit", "describe_end", "report", "root_cause", "was_refused_by_a_peer"]
+__all__ = [
+    "LATE",
+    "Cause",
+    "Line",
+    "RankExit",
+    "describe_end",
+    "report",
+    "root_cause",
+    "waited_in_init",
+    "was_refused_by_a_peer",
+]
+
+LATE = "start-timeout"  # the code of a record of ranks that have not called init in time
 
 # A rank that a signal ended has not explained itself: older lines of its stderr are not about its end.
 _RECENT_S = 2.0
@@ -45,7 +58,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGILL: "native code was built for another processor",
 }
 
-_KINDS = ("RANK_LEFT", "ABORTED")
+_KINDS = ("RANK_LEFT", "ABORTED", LATE)
 _EQUAL_STEPS = "all ranks must make the same number of steps and collective calls"
 
 _FRAME = re.compile(r'  File ".*", line \d+')
@@ -97,7 +110,8 @@ class Cause:
     """`record`: what the ranks themselves say of it, may be empty.
 
     `stopped_by`: a signal that stopped the rank, which has not been continued. `kind`: what the ranks call it, if not a
-    loss: RANK_LEFT, or ABORTED if they gave up waiting for it, at the stall limit for example; it need not be dead.
+    loss: RANK_LEFT; ABORTED if they gave up waiting for it, at the stall limit for example, although it may be alive;
+    LATE if it has not called init in time.
     """
 
     rank: int
@@ -149,6 +163,14 @@ def was_refused_by_a_peer(last_lines: Sequence[Line]) -> bool:
     return any(explain_command(PeerRefusedError.code) in line.text for line in last_lines)
 
 
+def waited_in_init(last_lines: Sequence[Line]) -> str:
+    """What a rank said last if it waited in init for ranks that did not call it; else empty."""
+    if not any(explain_command(LATE) in line.text for line in last_lines):
+        return ""
+    said = (line.text.partition(f"{StartError.__name__}: ")[2] for line in last_lines)
+    return next((text for text in said if "not called init" in text), "")
+
+
 def describe_end(ended: RankExit, pid: int) -> str:
     """How a rank ended: for the ranks that wait for it, and for --verbose."""
     if ended.asked and ended.code < 0:
@@ -189,6 +211,11 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
     if own is None or own.asked:
         if cause.kind == "RANK_LEFT":
             return "shut down while other ranks still waited for it, and was ended", _EQUAL_STEPS, RankLeftError.code
+        if cause.kind == LATE:
+            hint = (
+                "look at its output for what it did instead of hvd.init(); --start-timeout lets the others wait longer"
+            )
+            return "did not call init in time, and was ended", hint, LATE
         if cause.kind == "ABORTED":
             hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
             return "did not make a call that others waited for, and was ended", hint, AbortedError.code

@@ -42,12 +42,12 @@ class HostList:
 
 def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) -> HostList:
     """Looks all names up, which may take seconds. Raises UsageError or HostsError."""
-    if options.hosts and options.hostfile:
-        raise UsageError("both -H and --hostfile were given: expected one")
+    if options.hosts is not None and options.hostfile is not None:
+        raise UsageError("both -H and --hostfile were given: expected one\nhint: leave one of them out")
     hosts = _given_hosts(options)
     allocation = _allocation(environment, needed=not hosts)
     if hosts:
-        origin = "-H" if options.hosts else f"--hostfile {options.hostfile}"
+        origin = "-H" if options.hosts is not None else f"--hostfile {options.hostfile}"
     elif allocation is not None:
         _check_started_once(allocation, environment)
         hosts, origin = allocation.hosts, str(allocation)
@@ -64,10 +64,12 @@ def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) ->
 
 
 def _given_hosts(options: argparse.Namespace) -> list[Host]:
-    if options.hosts:
+    if options.hosts is not None:
         return parse_hosts(options.hosts)
     if options.hostfile is None:
         return []
+    if not options.hostfile.strip():
+        raise UsageError("--hostfile names no file\nhint: is a variable empty?")
     try:
         text = Path(options.hostfile).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

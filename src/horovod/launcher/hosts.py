@@ -33,7 +33,9 @@ __all__ = [
 # A name that begins with a dash would be a flag to ssh.
 _NAME = r"(?P<name>[A-Za-z0-9_.][A-Za-z0-9_.-]*)"
 _HOST = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
-_HOSTFILE_LINE = re.compile(rf"{_NAME}(?:\s*:\s*(?P<colon>[0-9]+)|\s+slots\s*=\s*(?P<slots>[0-9]+))?")
+_MAX_SLOTS = r"(?:\s+max[-_]slots\s*=\s*[0-9]+)?"  # Open MPI's; more ranks than slots are never started anyway
+_HOSTFILE_LINE = re.compile(rf"{_NAME}(?:\s*:\s*(?P<colon>[0-9]+)|\s+slots\s*=\s*(?P<slots>[0-9]+){_MAX_SLOTS})?")
+_USER = re.compile(r"(?P<user>[^\s@]+)@(?P<rest>.+)")
 
 
 class HostsError(ValueError):
@@ -64,24 +66,33 @@ class RankIdentity:
 
 def parse_hosts(text: str) -> list[Host]:
     """`name:slots,name:slots`; a name alone has one slot. Raises HostsError that quotes the entry."""
+    if not text.strip():
+        raise HostsError("-H names no host\nhint: is a variable empty? Write name:slots, as in -H localhost:4")
     hosts = []
-    for entry in text.split(","):
-        match = _HOST.fullmatch(entry.strip())
+    for entry in map(str.strip, text.split(",")):
+        if not entry:
+            raise HostsError(f"-H {text}: a comma has no host beside it\nhint: leave the comma out")
+        match = _HOST.fullmatch(entry)
         slots = int(match["slots"] or 1) if match else 0
         if match is None or slots == 0:
-            raise HostsError(f"{entry.strip()!r} is not a host\nhint: write name:slots, for example -H localhost:4")
+            raise HostsError(f"{entry!r} is not a host\nhint: {_hint(entry, 'write name:slots, as in -H localhost:4')}")
         hosts.append(Host(match["name"], slots))
-    repeated = {host.name for host in hosts if sum(other.name == host.name for other in hosts) > 1}
+    names = [host.name for host in hosts]
+    repeated = {name: sum(host.slots for host in hosts if host.name == name) for name in names if names.count(name) > 1}
     if repeated:
-        raise HostsError(f"host {', '.join(sorted(repeated))} stands in the list more than once")
+        once = ",".join(f"{name}:{count}" for name, count in repeated.items())
+        raise HostsError(
+            f"host {', '.join(repeated)} stands in the list more than once\n"
+            f"hint: write it once, with all of its slots: {once}"
+        )
     return hosts
 
 
 def parse_hostfile(text: str, filename: str) -> list[Host]:
     """One host a line: `name slots=N`, `name:N`, or a name alone, which is one slot. `#` begins a comment.
 
-    The slots of a name that stands on several lines are added up, as batch systems write their lists. Raises HostsError
-    that quotes the line.
+    `max_slots=N` behind the slots, a word of Open MPI's, changes nothing. The slots of a name that stands on several
+    lines are added up, as batch systems write their lists. Raises HostsError that quotes the line.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -92,12 +103,22 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
         count = int(match["colon"] or match["slots"] or 1) if match else 0
         if match is None or count == 0:
             raise HostsError(
-                f"{filename}, line {number}: {entry!r} is not a host\nhint: write a line for each host: server1 slots=4"
+                f"{filename}, line {number}: {entry!r} is not a host\n"
+                f"hint: {_hint(entry, 'write a line for each host: server1 slots=4')}"
             )
         slots[match["name"]] = slots.get(match["name"], 0) + count
     if not slots:
         raise HostsError(f"{filename} names no host\nhint: write a line for each host: server1 slots=4")
     return [Host(name, count) for name, count in slots.items()]
+
+
+def _hint(entry: str, usual: str) -> str:
+    """What to write instead of an entry that is not a host."""
+    found = _USER.fullmatch(entry)
+    if found is None:
+        return usual
+    name = re.split(r"[\s:]", found["rest"])[0]
+    return f"write {found['rest']}, and the user into ~/.ssh/config: `Host {name}`, and below it `User {found['user']}`"
 
 
 def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:

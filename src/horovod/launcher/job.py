@@ -31,6 +31,7 @@ OF_THIS_MACHINE = {
 class Job:
     command: list[str]
     ranks: list[RankIdentity]
+    directory: str  # in which the ranks start, on every host
     environment: dict[str, str]  # what the ranks get besides their identity
     policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
     placement: PlacementOptions = dataclasses.field(default_factory=PlacementOptions)

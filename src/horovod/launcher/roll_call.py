@@ -51,10 +51,12 @@ class RollCall:
         self._missing.discard(host)
         self._problems[host].append((text, hint))
 
-    def is_late(self, host: str, seconds: float) -> None:
-        """Nobody waits for this host any more."""
-        hint = "a file system that hangs there? --start-timeout gives hosts more time"
-        self.fails(host, f"did not answer within {seconds:g} s", hint)
+    def is_late(self, host: str, seconds: float, said: str = "") -> None:
+        """Nobody waits for this host any more. `said`: before its agent could speak."""
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        last = f"; the last that came from it was: {lines[-1]}" if lines else ""
+        hint = "does a file system hang there, or a start file of the shell (~/.bashrc)? It has to be ended there; "
+        self.fails(host, f"did not answer within {seconds:g} s{last}", f"{hint}--start-timeout gives hosts more time")
 
     def address(self) -> str | None:
         """The first of the addresses that every host reached."""

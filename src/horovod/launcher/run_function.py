@@ -84,11 +84,11 @@ def run(
     environment and module path. Their output goes to this process' stdout and stderr.
 
     Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
-    RuntimeError if a rank ended without one, or raised what cannot be pickled; TypeError for a function or arguments
-    that cannot be pickled; ValueError for arguments with which horovodrun would not start. KeyboardInterrupt ends the
-    job first.
+    RuntimeError if a rank raised what cannot be pickled, or ended without an exception: then the text has horovodrun's
+    last words; TypeError for a function or arguments that cannot be pickled; ValueError for arguments with which
+    horovodrun would not start. KeyboardInterrupt ends the job first.
     """
-    if hosts and hostfile:
+    if hosts is not None and hostfile is not None:
         raise ValueError("horovod.run: both hosts and hostfile were given: expected one")
     if use_gloo and use_mpi:
         raise ValueError("horovod.run: both use_gloo and use_mpi were given: expected one")
@@ -130,13 +130,15 @@ def run(
         far = _has_other_hosts(job)
         paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
         Path(paths[0]).write_bytes(task)
+        (last_words,) = _memory(stack, ["last-words"])
         command = [python, "-m", "horovod.launcher.run_task"]
         if far and not isinstance(job, ForeignCommand):
-            code = _supervised([job.network_interface, *paths], [*flags, *command])
+            code = _supervised(last_words, [job.network_interface, *paths], [*flags, *command])
         else:
-            code = _supervised([], [*flags, *command, *paths])
+            code = _supervised(last_words, [], [*flags, *command, *paths])
         answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
-    return _results(answers, code)
+        words = Path(last_words).read_text(errors="replace")
+    return _results(answers, code, words)
 
 
 def _has_other_hosts(job: Job | ForeignCommand) -> bool:
@@ -163,10 +165,11 @@ def _shared_files(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str
     return [os.path.join(folder, name) for name in names]
 
 
-def _supervised(exchange: list[str], arguments: list[str]) -> int:
+def _supervised(last_words: str, exchange: list[str], arguments: list[str]) -> int:
     """Runs horovodrun with these arguments to its end; its exit code. A KeyboardInterrupt ends the job first.
 
-    `exchange`: network interfaces and paths, for ranks of other machines (main).
+    `last_words`: the file that gets the cause of a failure. `exchange`: network interfaces and paths, for ranks of
+    other machines (main).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -176,6 +179,7 @@ def _supervised(exchange: list[str], arguments: list[str]) -> int:
             "-m",
             "horovod.launcher.run_function",
             str(os.getpid()),
+            last_words,
             str(len(exchange)),
             *exchange,
             *arguments,
@@ -203,7 +207,7 @@ def _answer(rank: int, path: str) -> Answer | None:
     return answer
 
 
-def _results(answers: list[Answer | None], code: int) -> list[Any]:
+def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
     failed = [answer for answer in answers if answer is not None and answer.error is not None]
     if failed:
         # A rank's own error goes before the errors that it causes on its peers, which may be noticed first.
@@ -214,7 +218,7 @@ def _results(answers: list[Answer | None], code: int) -> list[Any]:
     if silent:
         raise RuntimeError(
             f"horovod.run: the job ended with exit code {code}; no result from rank {', '.join(silent)}\n"
-            "hint: what horovodrun said last on stderr names the cause"
+            + (words.rstrip("\n") or "hint: what horovodrun said last on stderr names the cause")
         )
     if code != 0:
         # Every function has returned: an exit handler failed, or a process that a rank left behind.
@@ -225,21 +229,22 @@ def _results(answers: list[Answer | None], code: int) -> list[Any]:
 def main() -> int:
     """The process that supervises the job of the caller whose id is the first argument.
 
-    Next comes the number of arguments for the exchange, if it has ranks on other machines: the network interface, the
-    file with the task, and a file for each rank's answer. The rest is horovodrun's.
+    Next come the file for horovodrun's last words and the number of arguments for the exchange. These are there if it
+    has ranks on other machines: the network interface, the file with the task, and a file for each rank's answer. The
+    rest is horovodrun's.
     """
     # Ctrl-C reaches the caller too, which then asks for the end once; asked twice, nobody would get any grace.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
-    count = int(sys.argv[2])
-    exchange, arguments = sys.argv[3 : 3 + count], sys.argv[3 + count :]
+    last_words, count = Path(sys.argv[2]), int(sys.argv[3])
+    exchange, arguments = sys.argv[4 : 4 + count], sys.argv[4 + count :]
     if not exchange:
-        return cli.main(arguments)
+        return cli.main(arguments, keep_words=last_words.write_text)
     secret = new_secret()
     interface, task, *answers = exchange
     address = interface_address(interface) if interface else "0.0.0.0"
     with contextlib.closing(Exchange(secret, address, task, answers)) as open_exchange:
-        return cli.main([*arguments, "--port", str(open_exchange.port)], secret)
+        return cli.main([*arguments, "--port", str(open_exchange.port)], secret, last_words.write_text)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from horovod.core.exceptions import explain_command
@@ -26,7 +27,16 @@ from horovod.core.secret import new_secret
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.agents import AgentGroup
-from horovod.launcher.failure import Cause, RankExit, describe_end, report, root_cause, was_refused_by_a_peer
+from horovod.launcher.failure import (
+    LATE,
+    Cause,
+    RankExit,
+    describe_end,
+    report,
+    root_cause,
+    waited_in_init,
+    was_refused_by_a_peer,
+)
 from horovod.launcher.job import Job
 from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.placement import placement_for
@@ -51,18 +61,22 @@ class _Stopped:
     told: bool = False
 
 
-def run(job: Job, secret: bytes | None = None) -> int:
+def run(job: Job, secret: bytes | None = None, keep_words: Callable[[str], object] = lambda _: None) -> int:
     """Runs the job to its end and returns horovodrun's exit code. Call it from the main thread: it handles signals.
 
-    `secret`: the job's, if somebody else has to know it as well.
+    `secret`: the job's, if somebody else has to know it as well. `keep_words` gets the cause of a failure as it stands
+    on the terminal.
     """
     with contextlib.ExitStack() as stack:
-        return _Supervisor(job, secret or new_secret(), stack).run()
+        return _Supervisor(job, secret or new_secret(), stack, keep_words).run()
 
 
 class _Supervisor:
-    def __init__(self, job: Job, secret: bytes, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, job: Job, secret: bytes, stack: contextlib.ExitStack, keep_words: Callable[[str], object]
+    ) -> None:
         self._job = job
+        self._keep_words = keep_words
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job)
         self._server = RendezvousServer(secret, address)
@@ -165,7 +179,7 @@ class _Supervisor:
             case "directory":
                 agent.directory = event["path"]
             case "stopped":
-                self._on_stop(event["rank"], event["pid"], event["signal"])
+                self._on_stop(agent, event["rank"], event["pid"], event["signal"])
             case "continued":
                 if not self._asked:  # the agent continues what it ends
                     self._stopped.pop(event["rank"], None)
@@ -183,13 +197,15 @@ class _Supervisor:
             agent.suspended = False
         self._agents.order_all("resume")
 
-    def _on_stop(self, rank: int, pid: int, number: int) -> None:
+    def _on_stop(self, agent: AgentLink, rank: int, pid: int, number: int) -> None:
         limit_s = self._job.frozen_timeout_s
         self._stopped.setdefault(rank, _Stopped(pid, number, time.monotonic()))
         then = f"the job ends if it is not continued within {limit_s:g} s" if limit_s else "the other ranks wait for it"
-        self._warn(
-            f"rank {rank} (pid {pid}) was stopped by {processes.signal_name(number)}; {then}\nhint: kill -CONT {pid}"
-        )
+        several = len(self._agents.links) > 1
+        where = f" on host {agent.host}" if several else ""
+        hint = f"on {agent.host}: kill -CONT {pid}" if several else f"kill -CONT {pid}"
+        stopped = f"rank {rank} (pid {pid}){where} was stopped by {processes.signal_name(number)}"
+        self._warn(f"{stopped}; {then}\nhint: {hint}")
 
     def _on_exit(self, rank: int, code: int, memory: str) -> None:
         ended = RankExit(rank, code, time.monotonic(), self._asked, memory)
@@ -340,13 +356,13 @@ class _Supervisor:
         if self._output_error is None:
             return None
         discard_unwritten(sys.stdout)
-        self._warn(f"{self._output_error}; all ranks have been ended")
+        self._conclude_with(f"horovodrun: {self._output_error}; all ranks have been ended")
         return 1
 
     def _unstarted_end(self) -> int | None:
         if self._not_started is None:
             return None
-        self._warn(self._not_started[0])
+        self._conclude_with(f"horovodrun: {self._not_started[0]}")
         return self._not_started[1]
 
     def _failed_end(self) -> int | None:
@@ -354,19 +370,30 @@ class _Supervisor:
         record = self._server.failure()
         if record is not None and record.get("rank") not in range(-1, len(self._job.ranks)):
             record = None  # not of this job's world: it would name nobody
+        record = self._or_late_rank(record)
         exits = [
             dataclasses.replace(one, blames_a_peer=was_refused_by_a_peer(self._outputs.last_lines(one.rank)))
             for one in self._exits
         ]
         cause = root_cause(exits, record, stopped)
         if self._hosts_lost and self._is_of_lost_host(cause):
-            self._warn(self._lost_hosts_text(cause))
+            self._conclude_with(f"horovodrun: {self._lost_hosts_text(cause)}")
             return 1
         if cause is None:
             return None
         hostname = self._job.ranks[cause.rank].hostname
-        self._print(report(cause, exits, hostname, self._outputs.last_lines(cause.rank)))
+        self._conclude_with(report(cause, exits, hostname, self._outputs.last_lines(cause.rank)))
         return cause.exit_code
+
+    def _or_late_rank(self, record: dict[str, Any] | None) -> dict[str, Any] | None:
+        """If ranks waited in init until their time was over: a record of the first rank that they waited for."""
+        ended = {one.rank for one in self._exits if not one.asked}
+        waited = {rank: text for rank in sorted(ended) if (text := waited_in_init(self._outputs.last_lines(rank)))}
+        here = {*self._server.entered(), *ended}
+        late = [rank for rank in range(len(self._job.ranks)) if rank not in here]
+        if not waited or not late or (record is not None and record.get("rank") not in waited):
+            return record
+        return {"rank": late[0], "code": LATE, "text": next(iter(waited.values()))}
 
     def _is_of_lost_host(self, cause: Cause | None) -> bool:
         """Whether the job failed because a host was lost, and not before."""
@@ -387,7 +414,7 @@ class _Supervisor:
     def _agents_end(self) -> int:
         """No rank has failed: either all of them ended by themselves, or an agent failed."""
         if self._agent_lost is not None:
-            self._warn(f"{self._agent_lost[0]}\n{explain_command('agent-lost')}")
+            self._conclude_with(f"horovodrun: {self._agent_lost[0]}\n{explain_command('agent-lost')}")
             return self._agent_lost[1]
         ended = {one.rank for one in self._exits}
         for agent in self._agents.links:
@@ -395,12 +422,16 @@ class _Supervisor:
                 continue
             code = agent.exit_code
             how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
-            self._warn(
-                f"the agent that held the ranks of host {agent.host} {how}; all ranks have been ended\n"
+            self._conclude_with(
+                f"horovodrun: the agent that held the ranks of host {agent.host} {how}; all ranks have been ended\n"
                 + explain_command("agent-lost")
             )
             return 128 - code if code < 0 else max(code, 1)
         return 0
+
+    def _conclude_with(self, text: str) -> None:
+        self._print(text)
+        self._keep_words(text)
 
     def _say(self, text: str) -> None:
         if self._job.verbose:

@@ -46,8 +46,11 @@ class Placement(Protocol):
         the agent. Raises OSError if it cannot be started.
         """
 
-    def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
-        """Why the process ended with `code` before the agent answered, and a hint. `said`: the end of its stderr."""
+    def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:
+        """Why the process ended with `code` before the agent answered, and a hint.
+
+        `said`: the end of what it wrote to stdout, and of its stderr.
+        """
 
     def clean_up(self, host: str, directory: str) -> None:
         """Removes the job's temporary directory if an agent that was killed has left it. `directory` may be empty."""

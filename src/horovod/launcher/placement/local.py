@@ -34,7 +34,7 @@ class LocalPlacement:
             start_new_session=True,  # Ctrl-C reaches horovodrun alone, which then ends the job in order
         )
 
-    def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
+    def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:
         return f"its agent ended with exit code {code} before it answered", "its own words stand further up"
 
     def clean_up(self, host: str, directory: str) -> None:

@@ -10,18 +10,19 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from horovod import __version__
 from horovod.launcher import processes
 from horovod.launcher.hosts import is_local
 from horovod.launcher.placement.base import PlacementOptions, agent_environment, package_root
 
-__all__ = ["NEEDED_BY_PYTHON", "RemotePlacement", "agent_words"]
+__all__ = ["NEEDED_BY_PYTHON", "RemotePlacement", "agent_words", "hint_in"]
 
 # Without them the interpreter might not start at all.
 NEEDED_BY_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _NOT_THERE = (126, 127)  # env's words, or a shell's, for a program that it cannot execute, or cannot find
+_SHOWN_LINES = 6
 
 
 def agent_words(environment: Mapping[str, str]) -> list[str]:
@@ -29,6 +30,11 @@ def agent_words(environment: Mapping[str, str]) -> list[str]:
     own = agent_environment(environment)
     variables = [f"{name}={own[name]}" for name in NEEDED_BY_PYTHON if name in own]
     return ["env", *variables, sys.executable, "-m", "horovod.launcher.remote_agent"]
+
+
+def hint_in(hints: Mapping[str, str], said: str) -> str | None:
+    """The first hint whose words were said."""
+    return next((hint for words, hint in hints.items() if words in said), None)
 
 
 class RemotePlacement:
@@ -69,20 +75,35 @@ class RemotePlacement:
             preexec_fn=processes.die_with_parent(signal.SIGKILL),
         )
 
-    def explain(self, host: str, code: int, said: str) -> tuple[str, str]:
-        test = f"`{self.test.format(host=shlex.quote(host))}` must work"
-        lines = said.strip().splitlines()
-        last = (lines[-1:] or [f"it ended with exit code {code}"])[0].strip()
+    def test_command(self, host: str, options: PlacementOptions) -> str:
+        """A command that must work."""
+        return self.test.format(host=shlex.quote(host))
+
+    def hint(self, host: str, options: PlacementOptions, said: str) -> str | None:
+        """What to do about a way that fails with these words; None if they are not known."""
+        return hint_in(self.hints, said)
+
+    def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:
+        test = f"`{self.test_command(host, options)}` must work"
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         if code < 0 or self.is_unreached(code, said):
-            hint = next((hint for words, hint in self.hints.items() if words in said), test)
-            return f"cannot be reached by {self.name}: {last}", hint.format(host=host)
+            hint = self.hint(host, options, said)
+            shown = lines if hint is None else lines[-1:]
+            return f"cannot be reached by {self.name}: {_last_words(shown, code)}", hint or test
         if code in _NOT_THERE or any(sys.executable in line and "No such file" in line for line in lines):
             hint = "the job's Python must be at the same path on all hosts: a shared folder, or an equal installation"
             return f"has no Python at {sys.executable}", hint
         if "No module named" in said:
             hint = f"install hvd {__version__} there, into the same Python"
             return f"cannot import horovod: neither its Python nor {package_root()} has it", hint
-        return f"could not start the agent (exit code {code}): {last}", test
+        return f"could not start the agent (exit code {code}): {_last_words(lines, code)}", test
 
     def clean_up(self, host: str, directory: str) -> None:
         """Nothing: the agent's keeper has done it (launcher/remote_agent.py)."""
+
+
+def _last_words(lines: Sequence[str], code: int) -> str:
+    """The end of what was said, in one line if it was one."""
+    if len(lines) < 2:
+        return "".join(lines) or f"it ended with exit code {code}"
+    return "its last words were" + "".join(f"\n      {line}" for line in lines[-_SHOWN_LINES:])

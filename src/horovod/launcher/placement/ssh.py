@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 
 from horovod.launcher.placement.base import PlacementOptions
-from horovod.launcher.placement.remote import RemotePlacement, agent_words
+from horovod.launcher.placement.remote import RemotePlacement, agent_words, hint_in
 
 __all__ = ["SshPlacement"]
 
@@ -26,30 +26,52 @@ _OPTIONS = {
     "ClearAllForwardings": "yes",
 }
 _SSH_FAILED = 255
+_PORT = 22
 
 
 class SshPlacement(RemotePlacement):
     name = "ssh"
     program = "ssh"
     test = "ssh {host} true"
+    # The first one whose words were said. {known} is the host's name among those that ssh knows.
     hints = {
-        "Permission denied": "`ssh {host} true` must work without a password: ssh-copy-id {host}, or -i KEYFILE",
-        "Could not resolve": "check the name; `ssh {host} true` must work",
-        "Host key verification failed": "the host's key has changed; if that is right: ssh-keygen -R {host}",
+        "Host key verification failed": "the host's key has changed; if that is right: ssh-keygen -R {known}",
         "Connection refused": "is sshd running there, and at this port? -p PORT chooses another",
-        "timed out": "is the host up, and reachable from here? `ssh {host} true` must work",
-        "No route": "is the host up, and reachable from here? `ssh {host} true` must work",
+        "timed out": "is the host up, and reachable from here? `{test}` must work",
+        "No route": "is the host up, and reachable from here? `{test}` must work",
+        "Could not resolve": "check the name; `{test}` must work",
+        "Permission denied": "`{test}` must work without a password: {copy}, or -i KEYFILE",
+    }
+    hints_of_a_key = {
+        "Load key": "{key} is not a private key that ssh can use",
+        "Permission denied": "is {key} the right key, without a passphrase? `{test}` must work; if it is: {copy}",
     }
 
     def command(self, host: str, environment: Mapping[str, str], options: PlacementOptions) -> list[str]:
         command = ["ssh", "-T", "-x"]
         for name, value in _OPTIONS.items():
             command += ["-o", f"{name}={value}"]
-        if options.ssh_port is not None:
-            command += ["-p", str(options.ssh_port)]
-        if options.ssh_identity_file is not None:
-            command += ["-i", options.ssh_identity_file]
-        return [*command, "--", host, shlex.join(agent_words(environment))]
+        return [*command, *_flags(options), "--", host, shlex.join(agent_words(environment))]
+
+    def test_command(self, host: str, options: PlacementOptions) -> str:
+        return shlex.join(["ssh", *_flags(options), host, "true"])
+
+    def hint(self, host: str, options: PlacementOptions, said: str) -> str | None:
+        key = options.ssh_identity_file
+        hint = (hint_in(self.hints_of_a_key, said) if key is not None else None) or hint_in(self.hints, said)
+        if hint is None:
+            return None
+        return hint.format(
+            test=self.test_command(host, options),
+            copy=shlex.join(["ssh-copy-id", *_flags(options), host]),
+            known=shlex.quote(host if options.ssh_port in (None, _PORT) else f"[{host}]:{options.ssh_port}"),
+            key=key,
+        )
 
     def is_unreached(self, code: int, said: str) -> bool:
         return code == _SSH_FAILED
+
+
+def _flags(options: PlacementOptions) -> list[str]:
+    port = ["-p", str(options.ssh_port)] if options.ssh_port is not None else []
+    return port + (["-i", options.ssh_identity_file] if options.ssh_identity_file is not None else [])

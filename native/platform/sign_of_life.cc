@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/sign_of_life.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace hvd {
+
+void ask_for_signs_of_life(int fd, uint64_t lost_timeout_ms) {
+  const int on = 1, seconds = static_cast<int>(std::clamp<uint64_t>(lost_timeout_ms / 4000, 1, 60));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+}
+
+std::optional<SignOfLife> sign_of_life(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
+  return SignOfLife{std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv), info.tcpi_rtt / 1000};
+}
+
+}  // namespace hvd
