@@ -104,6 +104,9 @@ def work(victim: int, kind: str, by: str) -> Any:
         if purpose == links.Purpose.DATA:
             if kind == "wrong place":
                 place = ("127.0.0.1", 1)
+            elif kind == "deaf":
+                mesh.close()
+                time.sleep(600)
             else:
                 happens()
         return real_connect(mesh, peer, place, purpose, *rest)
@@ -162,6 +165,16 @@ def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_a_start_may_take()
         for outcome in call.outcomes():
             assert "could not open a data link with rank 0: rank 0 at 127.0.0.1:" in str(outcome.error), outcome
             assert "did not answer in time" in str(outcome.error)
+
+
+def test_a_rank_that_neither_connects_nor_listens_is_not_waited_for() -> None:
+    with World(2, {"HOROVOD_TRANSPORT": "tcp"}) as world:
+        call = world.start(work, 1, "deaf", "connects")
+        answer = world.answer(0)
+        assert "could not open a data link with rank 1: rank 1 at 127.0.0.1:" in str(answer.error), answer
+        world.kill(1)
+        call._outcomes[0] = answer
+        call.outcomes()
 
 
 def test_a_stranger_at_the_port_of_data_links_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.extent import SLACK_S
-from support.jobs import TIMEOUT_S, wait_until_shared_memory_is_as
+from support.jobs import TIMEOUT_S, shared_memory_files, wait_until_shared_memory_is_as
 from support.world import World
 
 ENDED_WITHIN_S = 3.0 + SLACK_S
@@ -36,10 +36,6 @@ def reduce_for_ever(going: str) -> None:
             hvd.synchronize(handle)
         if step == 5:
             Path(going, str(hvd.rank())).touch()
-
-
-def shared_memory_files() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def wait_until_all_go(world: World, folder: Path) -> None:

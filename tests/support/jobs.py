@@ -41,12 +41,17 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", head + code]
 
 
+def shared_memory_files() -> set[str]:
+    """In /dev/shm, but those of MPIs, which leave some if their ranks are killed."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm", "sm_segment"))}
+
+
 def wait_until_shared_memory_is_as(before: set[str]) -> None:
     """Fails if files stay in /dev/shm. Those of other tests, which run at the same time, come and go."""
     deadline = time.monotonic() + GONE_S
-    while set(os.listdir("/dev/shm")) - before and time.monotonic() < deadline:
+    while shared_memory_files() - before and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_memory_files() <= before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Job:
         self._temporary.mkdir(exist_ok=True)
         # A cluster's hosts have a /tmp each, which Host.assert_empty looks into.
         temporary = str(self._temporary) if on is None else "/tmp"
-        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._shared_memory = shared_memory_files()
         flat = [word for argument in arguments for word in ([argument] if isinstance(argument, str) else argument)]
         name, _, value = self.mark.partition("=")
         path = os.pathsep.join(filter(None, sys.path))
