@@ -77,7 +77,8 @@ def test_communicators_of_split_are_process_sets_and_lists_that_differ_end_the_j
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_rank_of_mpirun_ends_the_others(cluster: MakeCluster, tmp_path: Path, victim: int) -> None:
-    """Also if mpirun does not end those of other hosts. It always ends the neighbours, which may then say nothing."""
+    """Also if mpirun does not end those of other hosts. It always ends the neighbours, which may then say nothing. The
+    neighbour of rank 3, which it ends, may be the first to be missed."""
     made = cluster(2)
     made.trust()
     folder = Folder(tmp_path)
@@ -95,7 +96,7 @@ def test_a_killed_rank_of_mpirun_ends_the_others(cluster: MakeCluster, tmp_path:
     told = {path.name: path.read_text() for path in results.iterdir()}
     assert set(elsewhere) <= set(told)
     for text in told.values():
-        assert re.search(rf"rank {victim} (\(process \d+\) died|is gone)", text), told
+        assert re.search(rf"rank {victim} (\(process \d+\) died|is gone)|rank 2 is gone", text), told
     folder.assert_nothing_is_left()
 
 
