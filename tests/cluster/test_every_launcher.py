@@ -102,10 +102,17 @@ class World:
 
     def knows(self, rank: int) -> bool:
         """Whether this rank was told, or has ended."""
-        return self._file("told", rank).exists() or not Path(f"/proc/{self.pids[rank]}").exists()
+        return self._file("told", rank).exists() or not self._lives(rank)
 
     def ranks_have_ended(self) -> bool:
-        return not any(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
+        return not any(map(self._lives, self.pids))
+
+    def _lives(self, rank: int) -> bool:
+        """A rank that has ended is a zombie as long as what has started it does not look at it."""
+        try:
+            return not re.search(r"^State:\tZ", Path(f"/proc/{self.pids[rank]}/status").read_text(), re.MULTILINE)
+        except OSError:
+            return False
 
     def told(self) -> dict[int, str]:
         return {int(path.suffix[1:]): path.read_text() for path in self.results.glob("told.*")}
@@ -119,6 +126,7 @@ class World:
         """Of what has started the ranks: mpirun may be a script that starts it, and salloc is not it."""
         begins = {
             "openmpi": "prterun ",
+            "horovodrun-mpi": "prterun ",  # it becomes that
             "openmpi4": "mpirun.openmpi ",
             "mpich": "mpirun ",
             "intel": "mpiexec.hydra ",
@@ -159,7 +167,7 @@ def those_of_one(world: World) -> list[int]:
     return [rank for rank in range(4) if rank not in world.on_two]
 
 
-LOST = r"rank \d (has given no sign of life|is unreachable|was lost with its host)"
+LOST = r"rank \d (has given no sign of life|is unreachable|was lost with its host|at \S+ cannot be reached)"
 FAULTS = {
     "killed": Fault(
         lambda world: os.kill(last_of_two(world), signal.SIGKILL),

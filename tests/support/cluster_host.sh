@@ -33,5 +33,6 @@ echo ready
 read -r _
 ip link set lo up
 "$sshd" -f "$folder/sshd_config" -E /run/sshd.log
+until [[ -s /run/sshd.pid ]]; do sleep 0.01; done  # it listens then, which it need not when the command returns
 echo up
 while read -r _; do :; done
