@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What JAX must know of the native handler (native/shims/jax), and what differs between JAX's releases.
+
+The handler is a part of the native core. It is registered once, and told which generation runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import jax
+from jax._src import effects  # the public interface has no ordered effects
+
+from horovod.core import context as contexts
+from horovod.core import native
+from horovod.core.context import Context
+
+try:
+    from jax import ffi
+    from jax.extend.core import get_opaque_trace_state
+except ImportError:  # before JAX 0.5
+    from jax.core import get_opaque_trace_state
+    from jax.extend import ffi
+
+__all__ = ["TARGET", "calls", "custom_call", "is_eager", "ordered_effect"]
+
+TARGET = "horovod_collective"
+
+
+class _Ordered(effects.Effect):
+    """The effect of an operation in a compiled function: JAX neither drops nor reorders what has it."""
+
+    def __str__(self) -> str:
+        return "Horovod"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Ordered
+
+    def __hash__(self) -> int:
+        return hash(_Ordered)
+
+
+ordered_effect = _Ordered()
+for _allowed in (
+    effects.ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(_Ordered)
+
+_eager_state = get_opaque_trace_state(convention="flax")
+
+
+def is_eager() -> bool:
+    """Whether what is called now runs now: nothing is traced, differentiated or mapped."""
+    return bool(get_opaque_trace_state(convention="flax") == _eager_state)
+
+
+def custom_call(
+    context: Any, operands: list[Any], ranks: list[int], results: list[Any], result_ranks: list[int], **options: Any
+) -> list[Any]:
+    """Adds a call of the native handler to the module that is lowered; returns the values of its results.
+
+    `results`: their types. Ranks: numbers of dimensions. `options`: aliases, and `attributes`, a dictionary.
+    """
+    attributes = options.pop("attributes")
+    rows_first = lambda rank: tuple(reversed(range(rank)))  # noqa: E731
+    lower = ffi.ffi_lowering(
+        TARGET,
+        operand_layouts=[rows_first(rank) for rank in ranks],
+        result_layouts=[rows_first(rank) for rank in result_ranks],
+        result_types=results,
+        result_shapes=None,  # all are static
+        has_side_effect=True,
+        **options,
+    )
+    # JAX pairs the layouts with avals, which it does not look at, as there is a layout for each.
+    unseen = context.replace(avals_in=[None] * len(operands), avals_out=[None] * len(results))
+    return list(lower(unseen, *operands, **attributes))
+
+
+def calls() -> int:
+    """How often compiled functions of this process have called the handler."""
+    return int(native.library().hvd_jax_calls())
+
+
+_running: Context | None = None
+_left: list[Context] = []  # generations that compiled functions may still wait in
+_world: tuple[int, int] | None = None
+
+
+def _attach(context: Context | None) -> None:
+    global _running, _world
+    library = native.library()
+    if _running is not None:
+        _left.append(_running)
+    _running = context
+    library.hvd_jax_attach(None if context is None else context.pointer)
+    if context is None:
+        return
+    if not library.hvd_jax_running():
+        _left.clear()
+    if _world not in (None, (context.rank, context.size)):
+        jax.clear_caches()  # the shapes of results are constants of compiled functions
+    _world = context.rank, context.size
+
+
+def _register() -> None:
+    library = native.library()
+    library.hvd_jax_attach.argtypes = [ctypes.c_void_p]
+    library.hvd_jax_attach.restype = None
+    library.hvd_jax_running.restype = library.hvd_jax_calls.restype = ctypes.c_int64
+    ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective), platform="cpu")
+    contexts.watch(_attach)
+
+
+_register()
