@@ -25,15 +25,25 @@ from horovod.core.process_sets import ProcessSet, add_process_set, global_proces
 from horovod.jax import ops
 from horovod.jax.compression import Compression
 from horovod.jax.ops import *  # noqa: F403
+from horovod.jax.optimizer import DistributedGradientTransformation, allreduce_gradients, grad, value_and_grad
+from horovod.jax.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
     "Compression",
+    "DistributedGradientTransformation",
     "HorovodInternalError",
     "ProcessSet",
     "add_process_set",
+    "allgather_object",
+    "allreduce_gradients",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "global_process_set",
+    "grad",
     "join",
     "remove_process_set",
     "uneven_data",
+    "value_and_grad",
 ]
 __all__ += basics.__all__ + ops.__all__

@@ -26,7 +26,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER, SYNC, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
-from horovod.jax.shim import TARGET, custom_call, ordered_effect
+from horovod.jax.shim import TARGET, custom_call, has_tokens, ordered_effect
 from horovod.jax.tensors import collectives
 
 __all__ = ["bind", "collective_p", "set_of"]
@@ -178,7 +178,7 @@ def _lower(
 ) -> list[Any]:
     ir = mlir.ir
     before = _calls_before(ir.InsertionPoint.current.block)
-    token = _plain(context.tokens_in.get(ordered_effect)) if ordered else []
+    token = _plain(context.tokens_in.get(ordered_effect)) if ordered and has_tokens else []
     # The result behind the token, if any, is the call's place in the order.
     order = [before[-1].results[-1]] if before else []
     leading = [*token, *order]
@@ -212,7 +212,8 @@ def _lower(
         },
     )
     if ordered:
-        context.set_tokens_out(mlir.TokenSet({ordered_effect: results[0]}))
+        after = results[0] if token else context.tokens_in.get(ordered_effect)
+        context.set_tokens_out(mlir.TokenSet({ordered_effect: after}))
     return results[len(token) : -1]
 
 

@@ -17,13 +17,19 @@ from horovod.core import native
 from horovod.core.context import Context
 
 try:
-    from jax import ffi
     from jax.extend.core import get_opaque_trace_state
-except ImportError:  # before JAX 0.5
+except ImportError:  # before JAX 0.9
     from jax.core import get_opaque_trace_state
+try:
+    from jax import ffi
+
+    has_tokens = True
+except ImportError:  # before JAX 0.5
     from jax.extend import ffi
 
-__all__ = ["TARGET", "calls", "custom_call", "is_eager", "ordered_effect"]
+    has_tokens = False  # XLA does not take tokens to a handler: the order holds inside of each function's body only
+
+__all__ = ["TARGET", "calls", "custom_call", "has_tokens", "is_eager", "ordered_effect"]
 
 TARGET = "horovod_collective"
 
