@@ -17,6 +17,8 @@ and `horovodrun -np 4 python train.py` starts it. Every operation takes a pytree
 of jax.jit.
 """
 
+from typing import Any
+
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
@@ -27,6 +29,15 @@ from horovod.jax.compression import Compression
 from horovod.jax.ops import *  # noqa: F403
 from horovod.jax.optimizer import DistributedGradientTransformation, allreduce_gradients, grad, value_and_grad
 from horovod.jax.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNorm":  # the one part that needs flax
+        from horovod.jax.sync_batch_norm import SyncBatchNorm
+
+        return SyncBatchNorm
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Compression",

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
@@ -43,8 +42,10 @@ def _derivative(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) 
     _check_derivative(params["kind"], params["label"], params["op"])
     # Integers have no tangents; every rank gives those of all other tensors, zeros among them.
     floating = [index for index, primal in enumerate(primals) if jnp.issubdtype(primal.dtype, jnp.inexact)]
-    found = [ad.Zero(tangent.aval.update(shape=result.shape)) if type(tangent) is ad.Zero else tangent
-             for tangent, result in zip(tangents, results, strict=True)]
+    found = [
+        ad.Zero(tangent.aval.update(shape=result.shape)) if type(tangent) is ad.Zero else tangent
+        for tangent, result in zip(tangents, results, strict=True)
+    ]
     name = params["name"]
     given = [ad.instantiate_zeros(tangents[index]) for index in floating]
     params["name"] = None if name is None else f"{name}.forward"

@@ -21,9 +21,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from horovod.core import context as contexts
-from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER, SYNC, Sum
+from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
 from horovod.jax.shim import TARGET, custom_call, has_tokens, ordered_effect
@@ -122,7 +121,10 @@ def _run(
         return collectives.broadcast(list(tensors), root_rank, name, members_of, False, SYNC).wait()  # type: ignore[no-any-return]
     if kind == ALLGATHER:
         pairs = collectives._gather(tensors, label if grouped else None, name, members_of, SYNC, True).wait()
-        return [_checked(*pair, tensor.shape[0], label) for pair, tensor in zip(pairs, tensors, strict=True)]
+        return [
+            _checked(rows, counts, tensor.shape[0], label)
+            for (rows, counts), tensor in zip(pairs, tensors, strict=True)
+        ]
     if kind == ALLTOALL:
         rows, received = collectives.alltoall(tensors[0], None, name, members_of, SYNC).wait()
         return [_checked(rows, received, tensors[0].shape[0] // members, label)]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.gradient_list import GradientList
-from horovod.core.native import ALLREDUCE
-from horovod.jax.ops import collectives, traced
+from horovod.jax.ops import reduced_for_use
 from horovod.jax.shim import is_eager
+from horovod.jax.tensors import collectives
 
 __all__ = ["JaxGradients"]
 
@@ -34,29 +34,14 @@ class JaxGradients(GradientList):
         raise NotImplementedError  # there are none
 
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
-        how = self.options.how
-        groups = self._together(tensors, grouped)
-        names = [name] if len(groups) == 1 else [f"{name}.{group[0]}" for group in groups]
-        lists = [[tensors[position] for position in group] for group in groups]
-        if is_eager():
-            started = [
-                collectives.grouped_allreduce(group, name, how, False) for group, name in zip(lists, names, strict=True)
-            ]
-            reduced = [operation.wait() for operation in started]
-        else:
-            reduced = [
-                traced(group, ALLREDUCE, "grouped_allreduce", name, how, ordered=False)
-                for group, name in zip(lists, names, strict=True)
-            ]
+        groups = grouped if self.options.groups else [list(range(len(tensors)))]
         received = list(tensors)
-        for group, results in zip(groups, reduced, strict=True):
-            for position, result in zip(group, results, strict=True):
+        for group in groups:
+            label = name if len(groups) == 1 else f"{name}.{group[0]}"
+            reduced = reduced_for_use([tensors[position] for position in group], label, self.options.how)
+            for position, result in zip(group, reduced, strict=True):
                 received[position] = result
         return received
-
-    def _together(self, tensors: list[Any], grouped: list[list[int]]) -> list[list[int]]:
-        """Those that are one call."""
-        return grouped if self.options.groups else [list(range(len(tensors)))]
 
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
         if is_eager():

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from horovod.core import context as contexts
 from horovod.core import native
@@ -29,6 +28,7 @@ from horovod.core.native import (
     BARRIER,
     BROADCAST,
     REDUCESCATTER,
+    SYNC,
     Adasum,
     Average,
     Max,
@@ -190,6 +190,13 @@ def traced(
     if moved:
         results = [restore(result) for result, (_, restore) in zip(results, moved, strict=True)]
     return structure.unflatten(results)
+
+
+def reduced_for_use(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
+    """grouped_allreduce for a caller that uses the results: no effect makes the compiled function start slowly."""
+    if is_eager():
+        return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
+    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=False)  # type: ignore[no-any-return]
 
 
 def _array(leaf: Any) -> Any:

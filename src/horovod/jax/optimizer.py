@@ -97,7 +97,7 @@ def DistributedGradientTransformation(  # noqa: N802
 
 
 class AccumulationState(NamedTuple):
-    """The state with backward_passes_per_step > 1: passes since the last step, their sums, and the optimizer's state."""
+    """The state with backward_passes_per_step > 1: passes since the last step, their sums, the optimizer's state."""
 
     passes: Any
     sums: Any

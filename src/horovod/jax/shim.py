@@ -57,12 +57,13 @@ for _allowed in (
 ):
     _allowed.add_type(_Ordered)
 
-_eager_state = get_opaque_trace_state(convention="flax")
+_trace_state: Any = get_opaque_trace_state
+_eager_state = _trace_state(convention="flax")
 
 
 def is_eager() -> bool:
     """Whether what is called now runs now: nothing is traced, differentiated or mapped."""
-    return bool(get_opaque_trace_state(convention="flax") == _eager_state)
+    return bool(_trace_state(convention="flax") == _eager_state)
 
 
 def custom_call(
@@ -73,11 +74,10 @@ def custom_call(
     `results`: their types. Ranks: numbers of dimensions. `options`: aliases, and `attributes`, a dictionary.
     """
     attributes = options.pop("attributes")
-    rows_first = lambda rank: tuple(reversed(range(rank)))  # noqa: E731
     lower = ffi.ffi_lowering(
         TARGET,
-        operand_layouts=[rows_first(rank) for rank in ranks],
-        result_layouts=[rows_first(rank) for rank in result_ranks],
+        operand_layouts=[_rows_first(rank) for rank in ranks],
+        result_layouts=[_rows_first(rank) for rank in result_ranks],
         result_types=results,
         result_shapes=None,  # all are static
         has_side_effect=True,
@@ -86,6 +86,11 @@ def custom_call(
     # JAX pairs the layouts with avals, which it does not look at, as there is a layout for each.
     unseen = context.replace(avals_in=[None] * len(operands), avals_out=[None] * len(results))
     return list(lower(unseen, *operands, **attributes))
+
+
+def _rows_first(dimensions: int) -> tuple[int, ...]:
+    """The layout, from the dimension whose elements are neighbours on."""
+    return tuple(reversed(range(dimensions)))
 
 
 def calls() -> int:

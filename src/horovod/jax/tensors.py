@@ -40,7 +40,8 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     count_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(count_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[start : start + count_bytes].view(dtype).reshape(shape)
+    memory: np.ndarray[Any, Any] = raw[start : start + count_bytes].view(dtype).reshape(shape)
+    return memory
 
 
 class JaxAdapter(NumpyAdapter):
@@ -181,8 +182,9 @@ class Trees(Collectives[Any]):
             sent = [carried(leaf) for leaf in leaves]
             staged = self._stage_group([leaf for leaf, _ in sent], in_place)
             key = (BROADCAST, name, root, process_set, *[form for mine in staged for form in (mine.dtype, mine.shape)])
-            request = context.requests.find(key)
-            request = request or self._prepared(context, key, "broadcast", staged, process_set, root_rank=root)
+            request = context.requests.find(key) or self._prepared(
+                context, key, "broadcast", staged, process_set, root_rank=root
+            )
             addresses = self._addresses(staged)
             handle = submit_group(context, request, addresses, addresses, flags)
         except LOCAL_ERRORS as error:
