@@ -3,18 +3,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 namespace hvd::jax {
 
 namespace {
 
-constexpr int kWaitSliceMs = 1000;
-constexpr size_t kMostEntries = 4096;  // shapes that never come back must not fill the memory
+constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill the memory
 // XLA's dtype by hvd_dtype.
 constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1};
 
@@ -29,7 +31,17 @@ Generation& generation() {
   static auto* const one = new Generation;
   return *one;
 }
-std::atomic<int64_t> running{0}, calls{0};
+
+// A collective from its submission until its end.
+struct Call {
+  Collective collective;
+  hvd_context* context;
+  hvd_handle handle;
+  void (*done)(void*, const hvd_status&);
+  void* user;
+};
+
+void finished(void* call, const hvd_status* outcome);
 
 // Two collectives with equal keys have equal requests, but for the addresses.
 std::string key_of(const Collective& collective) {
@@ -55,13 +67,14 @@ hvd_request request_of(const Collective& collective) {
   request.op = collective.op;
   request.process_set = collective.process_set;
   request.root_rank = collective.root_rank;
-  request.flags = HVD_SYNC;
+  request.flags = HVD_URGENT;
   request.ntensors = static_cast<uint32_t>(collective.tensors.size());
   request.tensor_size = sizeof(hvd_tensor);
   request.name = collective.name.empty() ? nullptr : collective.name.c_str();
   request.tensors = collective.tensors.data();
   request.prescale = collective.prescale;
   request.postscale = collective.postscale;
+  request.done = finished;
   return request;
 }
 
@@ -71,12 +84,7 @@ int find_entry(const Collective& collective, hvd_entry** entry, hvd_status* stat
   std::string key = key_of(collective);
   const auto found = entries.find(key);
   if (found == entries.end()) {
-    if (entries.size() >= kMostEntries) {
-      for (const auto& [_, old] : entries) {
-        if (old != nullptr) hvd_release_entry(context, old);
-      }
-      entries.clear();
-    }
+    if (entries.size() >= kMostKeys) std::erase_if(entries, [](const auto& item) { return item.second == nullptr; });
     entries.emplace(std::move(key), nullptr);
     return HVD_OK;
   }
@@ -89,9 +97,10 @@ int find_entry(const Collective& collective, hvd_entry** entry, hvd_status* stat
   return HVD_OK;
 }
 
-// The caller holds the generation's mutex.
-int submit(const Collective& collective, hvd_handle* handle, hvd_status* status) {
-  hvd_context* const context = generation().context;
+// Once submitted, the call may be gone. The caller holds the generation's mutex.
+int submit(Call* call, hvd_status* status) {
+  const Collective& collective = call->collective;
+  hvd_context* const context = call->context;
   hvd_entry* entry = nullptr;
   int code = find_entry(collective, &entry, status);
   if (code != HVD_OK) return code;
@@ -102,14 +111,15 @@ int submit(const Collective& collective, hvd_handle* handle, hvd_status* status)
       inputs.push_back(tensor.input);
       outputs.push_back(tensor.output);
     }
-    code = hvd_submit_entry(context, entry, inputs.data(), outputs.data(), HVD_SYNC, handle, status);
-    if (code != HVD_INVALID_ARGUMENT || collective.process_set == 0) return code;
+    const bool is_global = collective.process_set == 0;
+    code = hvd_submit_entry_for(context, entry, inputs.data(), outputs.data(), HVD_URGENT, call, &call->handle, status);
+    if (code != HVD_INVALID_ARGUMENT || is_global) return code;
     // The process set has been removed since, and another one may have its number.
-    hvd_release_entry(context, entry);
     generation().entries.erase(key_of(collective));
   }
-  const hvd_request request = request_of(collective);
-  return hvd_submit(context, &request, handle, status);
+  hvd_request request = request_of(collective);
+  request.user = call;
+  return hvd_submit(context, &request, &call->handle, status);
 }
 
 // The engine has refused it: the peers, who may be waiting, are told.
@@ -229,6 +239,112 @@ Code code_of(int code) {
   }
 }
 
+bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
+
+// On the driving thread: the engine is done with the memory.
+void finished(void* user, const hvd_status* outcome) {
+  const std::unique_ptr<Call> call(static_cast<Call*>(user));
+  hvd_status status = *outcome;
+  if (status.code == HVD_OK && is_ragged(call->collective.kind)) {
+    take_results(call->context, call->collective, call->handle, &status);
+  }
+  hvd_release(call->context, call->handle);
+  call->done(call->user, status);
+}
+
+Error* error_of(const Api* api, const hvd_status& status) {
+  const char* const name = hvd_code_name(status.code);
+  const std::string text =
+      name == nullptr ? status.text : std::string(status.text) + "\nmore: horovodrun --explain " + name;
+  ErrorCreate arguments{sizeof arguments, nullptr, text.c_str(), code_of(status.code)};
+  return api->error_create(&arguments);
+}
+
+// XLA's side of a call.
+struct Pending {
+  const Api* api;
+  Future* future;
+  Error* error;  // null: all went well
+
+  void tell() const {
+    if (error == nullptr) {
+      FutureSetAvailable arguments{sizeof arguments, nullptr, future};
+      api->future_set_available(&arguments);
+    } else {
+      FutureSetError arguments{sizeof arguments, nullptr, future, error};
+      api->future_set_error(&arguments);
+    }
+  }
+};
+
+// A thread that tells XLA of the ends. Who tells it runs the rest of XLA's program then, as far as it goes, which may
+// take long: the engine's thread has other things to do. Never destroyed, as it has a thread that waits.
+class Teller {
+ public:
+  static Teller& one() {
+    static auto* const teller = new Teller;
+    return *teller;
+  }
+
+  void add(Pending pending) {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(pending);
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  Teller() {
+    std::thread([this] { run(); }).detach();
+  }
+
+  void run() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      const Pending pending = queue_.front();
+      queue_.pop_front();
+      lock.unlock();
+      pending.tell();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Pending> queue_;
+};
+
+void tell_xla(void* user, const hvd_status& status) {
+  const std::unique_ptr<Pending> pending(static_cast<Pending*>(user));
+  if (status.code != HVD_OK) pending->error = error_of(pending->api, status);
+  Teller::one().add(*pending);
+}
+
+// Null if it has begun.
+Error* begin(CallFrame* frame) {
+  hvd_status status{};
+  status.size = sizeof status;
+  Collective collective;
+  const std::string problem = read_frame(*frame, &collective);
+  if (!problem.empty()) {
+    set_failure(&status, HVD_INVALID_ARGUMENT, problem);
+    return error_of(frame->api, status);
+  }
+  FutureCreate made{sizeof made, nullptr, nullptr};
+  if (Error* const error = frame->api->future_create(&made); error != nullptr) return error;
+  frame->future = made.future;  // XLA has it from here on, and waits for it whatever this returns
+  auto pending = std::make_unique<Pending>(Pending{frame->api, made.future, nullptr});
+  if (start(std::move(collective), tell_xla, pending.get(), &status) == HVD_OK) {
+    pending.release();
+  } else {
+    tell_xla(pending.release(), status);
+  }
+  return nullptr;
+}
+
+std::atomic<int64_t> calls{0};
+
 }  // namespace
 
 std::string read_frame(const CallFrame& frame, Collective* collective) {
@@ -257,32 +373,26 @@ std::string read_frame(const CallFrame& frame, Collective* collective) {
   return "";
 }
 
-hvd_status run(const Collective& collective) {
-  hvd_status status{};
-  status.size = sizeof status;
-  hvd_context* context = nullptr;
-  hvd_handle handle = 0;
-  {
-    const std::lock_guard lock(generation().mutex);
-    context = generation().context;
-    if (context == nullptr) {
-      set_failure(&status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
-      return status;
-    }
-    if (!is_same_place(collective, &status) || submit(collective, &handle, &status) != HVD_OK) {
-      tell_peers(collective, status);
-      return status;
-    }
-    running.fetch_add(1);
+int start(Collective collective, void (*done)(void* user, const hvd_status& status), void* user, hvd_status* status) {
+  const std::lock_guard lock(generation().mutex);
+  hvd_context* const context = generation().context;
+  if (context == nullptr) {
+    set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
+    return HVD_NOT_RUNNING;
   }
-  do {
-    status.code = hvd_wait(context, handle, kWaitSliceMs, &status);
-  } while (status.code == HVD_PENDING);
-  const bool is_ragged = collective.kind == HVD_ALLGATHER || collective.kind == HVD_ALLTOALL;
-  if (status.code == HVD_OK && is_ragged) take_results(context, collective, handle, &status);
-  hvd_release(context, handle);
-  running.fetch_sub(1);
-  return status;
+  auto call = std::make_unique<Call>(Call{std::move(collective), context, 0, done, user});
+  Call* const started = call.get();
+  if (!is_same_place(started->collective, status)) {
+    tell_peers(started->collective, *status);
+    return status->code;
+  }
+  const int code = submit(started, status);
+  if (code == HVD_OK) {
+    call.release();  // finished() has it, or has deleted it
+  } else {
+    tell_peers(started->collective, *status);
+  }
+  return code;
 }
 
 }  // namespace hvd::jax
@@ -300,18 +410,7 @@ HVD_EXPORT void* hvd_jax_collective(hvd::jax::CallFrame* frame) {
     return nullptr;
   }
   calls.fetch_add(1);
-  Collective collective;
-  std::string text = read_frame(*frame, &collective);
-  Code code = Code::kInvalidArgument;
-  if (text.empty()) {
-    const hvd_status status = run(collective);
-    if (status.code == HVD_OK) return nullptr;
-    const char* const name = hvd_code_name(status.code);
-    text = name == nullptr ? status.text : std::string(status.text) + "\nmore: horovodrun --explain " + name;
-    code = code_of(status.code);
-  }
-  ErrorCreate arguments{sizeof arguments, nullptr, text.c_str(), code};
-  return frame->api->error_create(&arguments);
+  return begin(frame);
 }
 
 // The generation that compiled functions belong to from here on; null: none, and those in flight end with hvd_stop,
@@ -322,9 +421,6 @@ HVD_EXPORT void hvd_jax_attach(hvd_context* context) {
   generation.context = context;
   generation.entries.clear();
 }
-
-// How many compiled functions wait for an operation: as long as there are any, no context may be freed.
-HVD_EXPORT int64_t hvd_jax_running(void) { return hvd::jax::running.load(); }
 
 // How often compiled functions have called.
 HVD_EXPORT int64_t hvd_jax_calls(void) { return hvd::jax::calls.load(); }

@@ -2,9 +2,9 @@
 // A collective inside of what XLA compiles: from XLA's call to a request of the engine and back (step 4 of a gradient's
 // way, for JAX).
 //
-// XLA's thread submits and drives the engine until the operation is done, as a thread that waits in Python does. That
-// cannot deadlock: the tokens of JAX's ordered effects put all calls of a program, and of the programs that a thread
-// dispatches, into one order, so a rank is inside of one at a time and all ranks come in the same order.
+// The handler submits and returns; XLA hears of the end through a future. So no number of XLA's threads is too small,
+// and what does not depend on the result goes on. The order in which a rank starts its calls is XLA's business
+// (src/horovod/jax/compiled.py).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,9 @@ struct Collective {
 // Fills in what the frame holds. Returns why it cannot; empty if it could.
 std::string read_frame(const CallFrame& frame, Collective* collective);
 
-// Runs it in the running generation; blocks until it is done.
-hvd_status run(const Collective& collective);
+// Starts it in the running generation. `done(user, status)` is called once, perhaps before this returns, if it gives
+// HVD_OK, and never otherwise. It is told of the end, with the results in their places; it may start another collective,
+// and runs on the thread that drives the engine.
+int start(Collective collective, void (*done)(void* user, const hvd_status& status), void* user, hvd_status* status);
 
 }  // namespace hvd::jax

@@ -36,6 +36,7 @@ struct MetadataExtension {
 };
 
 struct Error;  // XLA's own
+struct Future;
 
 // Numbers of absl::StatusCode.
 enum class Code : int32_t {
@@ -54,12 +55,35 @@ struct ErrorCreate {
   Code code;
 };
 
+struct FutureCreate {
+  size_t size;
+  Extension* extensions;
+  Future* future;  // out
+};
+
+struct FutureSetAvailable {
+  size_t size;
+  Extension* extensions;
+  Future* future;
+};
+
+struct FutureSetError {
+  size_t size;
+  Extension* extensions;
+  Future* future;
+  Error* error;  // taken over
+};
+
 struct Api {
   size_t size;
   Extension* extensions;
   ApiVersion version;
   const void* internal;
   Error* (*error_create)(ErrorCreate*);
+  void* not_used[12];
+  Error* (*future_create)(FutureCreate*);
+  Error* (*future_set_available)(FutureSetAvailable*);
+  Error* (*future_set_error)(FutureSetError*);
 };
 
 struct Buffer {
@@ -111,9 +135,11 @@ struct CallFrame {
   Buffers operands;
   Buffers results;
   Attributes attributes;
+  Future* future;  // out: not null if the call goes on after it has returned; XLA keeps all of the frame until then
 };
 
-static_assert(sizeof(Buffer) == 48 && offsetof(Api, error_create) == 48 && offsetof(CallFrame, operands) == 40 &&
-              offsetof(CallFrame, attributes) == 120);
+static_assert(sizeof(Buffer) == 48 && offsetof(Api, error_create) == 48 && offsetof(Api, future_create) == 152 &&
+              offsetof(CallFrame, operands) == 40 && offsetof(CallFrame, attributes) == 120 &&
+              offsetof(CallFrame, future) == 168);
 
 }  // namespace hvd::jax

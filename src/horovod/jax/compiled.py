@@ -12,6 +12,7 @@ The gradients, and what vmap makes of a call: autograd.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -230,5 +231,7 @@ def _refuse(context: Any, *_: Any, label: str, **__: Any) -> Any:
     )
 
 
-mlir.register_lowering(collective_p, _refuse)
-mlir.register_lowering(collective_p, _lower, platform="cpu")
+# Each call is lowered by itself, in its function's body, if this release of JAX would do anything else.
+_uncached = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
+mlir.register_lowering(collective_p, _refuse, **_uncached)
+mlir.register_lowering(collective_p, _lower, platform="cpu", **_uncached)

@@ -13,11 +13,11 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 def _is_floating(tensor: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(tensor), jnp.floating))
+    return hasattr(tensor, "dtype") and bool(jnp.issubdtype(tensor.dtype, jnp.floating))
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:
-    return jnp.asarray(tensor).astype(dtype)
+    return tensor.astype(dtype)
 
 
 FP16Compressor = casting("FP16Compressor", _is_floating, _cast, jnp.dtype("float16"))

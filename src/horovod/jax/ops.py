@@ -137,6 +137,7 @@ class JaxOperations(Operations[Any]):
         if not self._is_group(tensors):
             return run(tensors)
         leaves, structure = flat(list(tensors))
+        leaves = [jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
         return structure.unflatten(
             super()._compressed(leaves, compression, call, lambda sent: flat(run(structure.unflatten(sent)))[0])
         )

@@ -98,22 +98,14 @@ def calls() -> int:
     return int(native.library().hvd_jax_calls())
 
 
-_running: Context | None = None
-_left: list[Context] = []  # generations that compiled functions may still wait in
 _world: tuple[int, int] | None = None
 
 
 def _attach(context: Context | None) -> None:
-    global _running, _world
-    library = native.library()
-    if _running is not None:
-        _left.append(_running)
-    _running = context
-    library.hvd_jax_attach(None if context is None else context.pointer)
+    global _world
+    native.library().hvd_jax_attach(None if context is None else context.pointer)
     if context is None:
         return
-    if not library.hvd_jax_running():
-        _left.clear()
     if _world not in (None, (context.rank, context.size)):
         jax.clear_caches()  # the shapes of results are constants of compiled functions
     _world = context.rank, context.size
@@ -123,7 +115,7 @@ def _register() -> None:
     library = native.library()
     library.hvd_jax_attach.argtypes = [ctypes.c_void_p]
     library.hvd_jax_attach.restype = None
-    library.hvd_jax_running.restype = library.hvd_jax_calls.restype = ctypes.c_int64
+    library.hvd_jax_calls.restype = ctypes.c_int64
     ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective), platform="cpu")
     contexts.watch(_attach)
 
