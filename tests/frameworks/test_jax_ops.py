@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations do with what only JAX has: pytrees, compiled functions, derivatives, vmap, keys, donated memory."""
+"""What only JAX has: pytrees, compiled functions, derivatives, vmap, keys of jax.random, donated memory."""
 
 from __future__ import annotations
 
