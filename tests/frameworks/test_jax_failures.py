@@ -63,7 +63,9 @@ def test_ranks_whose_models_differ_are_told_where(tmp_path: Path) -> None:
     env = {**TENSORFLOW_ENV, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}  # how long they wait before they are told
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
     assert done.code != 0
-    expected = r"rank 1: `grouped_allreduce\.\S+/list-\w+`: expected shape of tensor 1 of the group \[3, 4\], got \[3, 5\]"
+    expected = (
+        r"rank 1: `grouped_allreduce\.\S+/list-\w+`: expected shape of tensor 1 of the group \[3, 4\], got \[3, 5\]"
+    )
     assert re.search(f"the ranks disagree about their gradients; {expected}", done.stderr), done.stderr
     assert "JaxRuntimeError: FAILED_PRECONDITION" in done.stderr, done.stderr
     assert "hint: all ranks must build the same model" in done.stderr
