@@ -230,9 +230,11 @@ def test_independent_operations_do_not_wait_for_each_other_on_different_ranks(wo
         import jax.numpy as jnp
 
         import horovod.jax as hvd
+        from horovod.jax import shim
 
         rank = hvd.rank()
         inner = jax.jit(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum))
+        reduced = jax.jit(lambda tensors: hvd.allreduce_gradients(tensors, op=hvd.Sum))
 
         def slow(x: Any, times: int) -> Any:
             return jax.lax.fori_loop(0, times, lambda _, y: jnp.tanh(y @ y), x)
@@ -241,12 +243,17 @@ def test_independent_operations_do_not_wait_for_each_other_on_different_ranks(wo
             parts = [slow(x * (1 + i), 30 if (i + rank) % 2 else 1) for i in range(6)]
             results = [inner(jnp.full(3, float(i)) + 0 * part[0, 0]) for i, part in enumerate(parts)]
             others = [jnp.full(3, float(10 + i)) + 0 * slow(part, 2)[0, 0] for i, part in enumerate(parts)]
-            return [*results, *hvd.allreduce_gradients(others, groups=6, op=hvd.Sum)]
+            twice = [reduced([jnp.full(3, float(20 + i)) + 0 * part[0, 0]])[0] for i, part in enumerate(parts[:2])]
+            return [*results, *hvd.allreduce_gradients(others, groups=6, op=hvd.Sum), *twice]
 
         compiled = jax.jit(step)
+        if not shim.has_tokens:  # before JAX 0.5
+            with pytest.raises(NotImplementedError, match="needs JAX 0.5"):
+                compiled(jnp.full((60, 60), 0.01))
+            return
         for _ in range(20):
             seen = compiled(jnp.full((60, 60), 0.01))
-            assert [float(each[0]) for each in seen] == [*range(0, 12, 2), *range(20, 32, 2)]
+            assert [float(each[0]) for each in seen] == [*range(0, 12, 2), *range(20, 32, 2), 40, 42]
 
     world.run(run, timeout_s=120)
 
@@ -264,6 +271,11 @@ def test_what_is_used_anyway_has_no_effect(world: World) -> None:
         tree = [jnp.ones(3)] * 40
         for function in (hvd.allreduce_gradients, lambda tree: hvd.allreduce_gradients(tree, groups=4)):
             assert not jax.make_jaxpr(function)(tree).effects
+            inner = jax.jit(lambda tree, function=function: function(tree))
+            twice = jax.make_jaxpr(lambda tree, inner=inner: (inner(tree), inner(tree)))(tree)
+            assert bool(twice.effects) == shim.has_tokens
+            step = lambda tree, function=function: jax.value_and_grad(lambda t: t[0].sum() ** 2)(function(tree))  # noqa: E731
+            assert not jax.make_jaxpr(step)(tree).effects
         assert jax.make_jaxpr(hvd.allreduce)(tree).effects
         before = shim.calls()
         jax.block_until_ready(jax.jit(hvd.allreduce_gradients)(tree))

@@ -163,8 +163,7 @@ void take_results(hvd_context* context, const Collective& collective, hvd_handle
     hvd_result result{};
     result.size = sizeof result;
     if (hvd_get_result(context, handle, static_cast<uint32_t>(i), &result, status) != HVD_OK) return;
-    const int64_t expected =
-        collective.kind == HVD_ALLGATHER ? tensor.shape[0] : tensor.shape[0] / std::max(collective.members, 1);
+    const int64_t expected = collective.rows[i] / (collective.kind == HVD_ALLGATHER ? 1 : collective.members);
     for (int32_t member = 0; member < collective.members; ++member) {
       if (result.rows[member] == expected) continue;
       set_failure(status, HVD_MISMATCH,
@@ -369,6 +368,7 @@ std::string read_frame(const CallFrame& frame, Collective* collective) {
     collective->tensors.push_back({inputs[i]->data, outputs[i]->data, inputs[i]->dims,
                                    static_cast<int32_t>(inputs[i]->rank),
                                    static_cast<int32_t>(dtype - std::begin(kXlaDtype))});
+    collective->rows.push_back(inputs[i]->rank > 0 ? inputs[i]->dims[0] : 0);
   }
   return "";
 }

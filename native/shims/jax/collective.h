@@ -26,8 +26,9 @@ struct Collective {
   double prescale = 1.0, postscale = 1.0;
   // Those for whom it was compiled, and this rank's place among them.
   int32_t members = 1, member = 0;
-  int32_t order_operands = 0;  // 1: the first operand is a value of the call before
-  std::vector<hvd_tensor> tensors;
+  int32_t order_operands = 0;       // 1: the first operand is a value of the call before
+  std::vector<hvd_tensor> tensors;  // their shapes are XLA's memory, which is gone when the handler has returned
+  std::vector<int64_t> rows;        // the first dimension of each, 0 if it has none
 };
 
 // Fills in what the frame holds. Returns why it cannot; empty if it could.

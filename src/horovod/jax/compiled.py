@@ -4,8 +4,9 @@
 All tensors of a call are one call of the native handler (native/shims/jax). What calls one by one may run in any order,
 and so wait for each other on different ranks; therefore a program's calls have an order. An `ordered` call has an
 effect: JAX keeps it even if nobody uses its result, and gives its order to all programs and their inner functions. But
-JAX starts programs with effects slowly, by 17 microseconds an argument. A call that is not ordered (gradients, whose
-results are always used) has no effect. In addition each call of a function's body takes a value of the one before.
+JAX starts programs with effects slowly, by 17 microseconds an argument. A call that is not ordered has no effect: that
+is for gradients, whose results are always used, in a function that no other calls. In addition each call of a
+function's body takes a value of the one before.
 
 The gradients, and what vmap makes of a call: autograd.py.
 """
@@ -179,6 +180,11 @@ def _lower(
     member: int,
     ordered: bool,
 ) -> list[Any]:
+    if not has_tokens and str(context.name_stack).count("jit(") > 2:
+        raise NotImplementedError(
+            f"{label} in a compiled function that another compiled function calls needs JAX 0.5 or newer\n"
+            "hint: jax.jit for the outer function alone"
+        )
     ir = mlir.ir
     before = _calls_before(ir.InsertionPoint.current.block)
     token = _plain(context.tokens_in.get(ordered_effect)) if ordered and has_tokens else []

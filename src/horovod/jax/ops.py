@@ -44,7 +44,7 @@ from horovod.core.tensors import unsupported_dtype
 from horovod.core.wording import quoted
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
-from horovod.jax.shim import is_eager
+from horovod.jax.shim import has_tokens, is_eager, is_outermost
 from horovod.jax.tensors import carried, collectives, flat
 
 __all__ = [
@@ -194,10 +194,14 @@ def traced(
 
 
 def reduced_for_use(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
-    """grouped_allreduce for a caller that uses the results: no effect makes the compiled function start slowly."""
+    """grouped_allreduce for a caller that uses the results: no effect makes the compiled function start slowly.
+
+    But an inner function, which may be called twice, has one: that alone gives its calls an order.
+    """
     if is_eager():
         return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
-    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=False)  # type: ignore[no-any-return]
+    ordered = has_tokens and not is_outermost(tensors)
+    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=ordered)  # type: ignore[no-any-return]
 
 
 def _array(leaf: Any) -> Any:

@@ -7,6 +7,7 @@ The handler is a part of the native core. It is registered once, and told which 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ except ImportError:  # before JAX 0.5
 
     has_tokens = False  # XLA does not take tokens to a handler: the order holds inside of each function's body only
 
-__all__ = ["TARGET", "calls", "custom_call", "has_tokens", "is_eager", "ordered_effect"]
+__all__ = ["TARGET", "calls", "custom_call", "has_tokens", "is_eager", "is_outermost", "ordered_effect"]
 
 TARGET = "horovod_collective"
 
@@ -64,6 +65,19 @@ _eager_state = _trace_state(convention="flax")
 def is_eager() -> bool:
     """Whether what is called now runs now: nothing is traced, differentiated or mapped."""
     return bool(_trace_state(convention="flax") == _eager_state)
+
+
+def is_outermost(tensors: Sequence[Any]) -> bool:
+    """Whether what is traced now is a function's own body, which no other traced function calls. False if unknown.
+
+    Then each of its operations is in one program once.
+    """
+    trace = next((tensor._trace for tensor in tensors if isinstance(tensor, jax.core.Tracer)), None)
+    kinds = []
+    while trace is not None:
+        kinds.append(type(trace).__name__)
+        trace = getattr(trace, "parent_trace", None)  # before JAX 0.6 a function's trace does not tell
+    return kinds.count("DynamicJaxprTrace") == 1 and kinds[-1] == "EvalTrace"
 
 
 def custom_call(
