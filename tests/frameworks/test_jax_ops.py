@@ -419,3 +419,30 @@ def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
     world = jax_world(worlds, 3, HOROVOD_TRANSPORT="tcp", HOROVOD_DYNAMIC_PROCESS_SETS="1")
     results = world.run(run)
     assert [seen for seen, _ in results] == [[0.0, 0.0, 1.0, 1.0]] * 2 + [None]
+
+
+def test_what_was_compiled_for_a_world_of_another_size_is_compiled_again_or_refused() -> None:
+    def run() -> list[Any]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        hvd.init()
+        rank = hvd.rank()
+        gather = jax.jit(hvd.allgather)
+        kept = gather.lower(jnp.zeros(1)).compile()
+        seen = [gather(jnp.full(1, float(rank))).tolist()]
+        hvd.shutdown()
+        if rank == 2:
+            return seen
+        hvd.init(comm=[0, 1])
+        seen.append(gather(jnp.full(1, float(rank))).tolist())
+        with pytest.raises(jax.errors.JaxRuntimeError, match=rf"for rank {rank} of 3, and this is rank {rank} of 2"):
+            kept(jnp.zeros(1))
+        hvd.shutdown()
+        return seen
+
+    with World(3, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}) as world:
+        seen = world.run(run)
+    assert seen == [[[0.0, 1.0, 2.0], [0.0, 1.0]]] * 2 + [[[0.0, 1.0, 2.0]]]
