@@ -1160,7 +1160,7 @@ MUTATIONS = (
         "if (members == collective.members && member == collective.member) return true;",
         "return true;",
         "what was compiled for another number of ranks runs",
-        (python("tests/frameworks/test_jax_ops.py", "-k", "another_size"),),
+        (python("tests/frameworks/test_jax_ops.py", "-k", "another_number"),),
     ),
     Mutation(
         "jax-gradient-of-broadcast",

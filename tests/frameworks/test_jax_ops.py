@@ -421,28 +421,53 @@ def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
     assert [seen for seen, _ in results] == [[0.0, 0.0, 1.0, 1.0]] * 2 + [None]
 
 
-def test_what_was_compiled_for_a_world_of_another_size_is_compiled_again_or_refused() -> None:
-    def run() -> list[Any]:
+def test_what_was_compiled_for_another_number_of_ranks_is_refused(worlds: WorldPool) -> None:
+    def run() -> str:
         import jax
         import jax.numpy as jnp
 
         import horovod.jax as hvd
 
         hvd.init()
-        rank = hvd.rank()
-        gather = jax.jit(hvd.allgather)
-        kept = gather.lower(jnp.zeros(1)).compile()
-        seen = [gather(jnp.full(1, float(rank))).tolist()]
-        hvd.shutdown()
-        if rank == 2:
-            return seen
-        hvd.init(comm=[0, 1])
-        seen.append(gather(jnp.full(1, float(rank))).tolist())
-        with pytest.raises(jax.errors.JaxRuntimeError, match=rf"for rank {rank} of 3, and this is rank {rank} of 2"):
-            kept(jnp.zeros(1))
-        hvd.shutdown()
-        return seen
+        large = hvd.add_process_set([1, 2])
+        number, gather = large.process_set_id, None
+        if large.included():
+            gather = jax.jit(lambda x: hvd.allgather(x, process_set=large)).lower(jnp.zeros(1)).compile()
+            assert gather(jnp.ones(1)).tolist() == [1.0] * 2
+        hvd.remove_process_set(large)
+        small = hvd.add_process_set([2])
+        assert small.process_set_id == number
+        text = ""
+        if small.included():
+            with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+                gather(jnp.ones(1))
+            text = str(caught.value)
+        hvd.barrier()
+        hvd.remove_process_set(small)
+        return text
 
-    with World(3, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}) as world:
-        seen = world.run(run)
-    assert seen == [[[0.0, 1.0, 2.0], [0.0, 1.0]]] * 2 + [[[0.0, 1.0, 2.0]]]
+    world = jax_world(worlds, 3, HOROVOD_TRANSPORT="tcp", HOROVOD_DYNAMIC_PROCESS_SETS="1")
+    assert "compiled for rank 1 of 2, and this is rank 0 of 1" in world.run(run)[2]
+
+
+def test_functions_are_compiled_again_in_a_world_of_another_size() -> None:
+    def run() -> list[int]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+        from horovod.jax import shim
+
+        hvd.init()
+        gather = jax.jit(hvd.allgather)
+        gather(jnp.ones(1))
+        sizes = [gather._cache_size()]
+        for earlier in (hvd.size(), hvd.size() + 1):
+            hvd.shutdown()
+            shim._world = (shim._world[0], earlier)  # as if it had been of that size
+            hvd.init()
+            sizes.append(gather._cache_size())
+        return sizes
+
+    with World(2, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}) as world:
+        assert world.run(run) == [[1, 1, 0]] * 2
