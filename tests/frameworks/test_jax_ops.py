@@ -268,14 +268,15 @@ def test_what_is_used_anyway_has_no_effect(world: World) -> None:
         import horovod.jax as hvd
         from horovod.jax import shim
 
+        is_slow = (0, 5) <= jax.__version_info__ < (0, 6)  # which does not tell whether a function is an inner one
         tree = [jnp.ones(3)] * 40
         for function in (hvd.allreduce_gradients, lambda tree: hvd.allreduce_gradients(tree, groups=4)):
-            assert not jax.make_jaxpr(function)(tree).effects
+            assert bool(jax.make_jaxpr(function)(tree).effects) == is_slow
             inner = jax.jit(lambda tree, function=function: function(tree))
             twice = jax.make_jaxpr(lambda tree, inner=inner: (inner(tree), inner(tree)))(tree)
             assert bool(twice.effects) == shim.has_tokens
             step = lambda tree, function=function: jax.value_and_grad(lambda t: t[0].sum() ** 2)(function(tree))  # noqa: E731
-            assert not jax.make_jaxpr(step)(tree).effects
+            assert bool(jax.make_jaxpr(step)(tree).effects) == is_slow
         assert jax.make_jaxpr(hvd.allreduce)(tree).effects
         before = shim.calls()
         jax.block_until_ready(jax.jit(hvd.allreduce_gradients)(tree))

@@ -27,7 +27,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
-from horovod.jax.shim import TARGET, custom_call, has_tokens, ordered_effect
+from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect
 from horovod.jax.tensors import collectives
 
 __all__ = ["bind", "collective_p", "set_of"]
@@ -85,7 +85,7 @@ def _abstract(*avals: Any, kind: int, members: int, member: int, ordered: bool, 
     if kind in _BY_ROWS:
         shapes = [(_rows(kind, aval.shape[0], members, member), *aval.shape[1:]) for aval in avals]
         results = [jax.core.ShapedArray(shape, aval.dtype) for shape, aval in zip(shapes, avals, strict=True)]
-    return results, {ordered_effect} if ordered else set()
+    return results, operation_effects if ordered else frozenset()
 
 
 def set_of(number: int) -> ProcessSet:

@@ -30,33 +30,50 @@ except ImportError:  # before JAX 0.5
 
     has_tokens = False  # XLA does not take tokens to a handler: the order holds inside of each function's body only
 
-__all__ = ["TARGET", "calls", "custom_call", "has_tokens", "is_eager", "is_outermost", "ordered_effect"]
+__all__ = [
+    "TARGET",
+    "calls",
+    "custom_call",
+    "has_tokens",
+    "is_eager",
+    "is_outermost",
+    "operation_effects",
+    "ordered_effect",
+]
 
 TARGET = "horovod_collective"
 
 
-class _Ordered(effects.Effect):
-    """The effect of an operation in a compiled function: JAX neither drops nor reorders what has it."""
-
+class _OfOperation(effects.Effect):
     def __str__(self) -> str:
         return "Horovod"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Ordered
+        return type(other) is type(self)
 
     def __hash__(self) -> int:
-        return hash(_Ordered)
+        return hash(type(self))
 
 
-ordered_effect = _Ordered()
+class _Ordered(_OfOperation):
+    """The effect of an operation in a compiled function: JAX neither drops nor reorders what has it."""
+
+
+class _Noted(_OfOperation):
+    """Stands beside it: what `jax.jit(f).lower(...).compile()` gives forgets effects of which all are ordered."""
+
+
+ordered_effect, _noted = _Ordered(), _Noted()
+operation_effects = frozenset({ordered_effect, _noted})
+effects.ordered_effects.add_type(_Ordered)
 for _allowed in (
-    effects.ordered_effects,
     effects.lowerable_effects,
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
 ):
     _allowed.add_type(_Ordered)
+    _allowed.add_type(_Noted)
 
 _trace_state: Any = get_opaque_trace_state
 _eager_state = _trace_state(convention="flax")
