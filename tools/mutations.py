@@ -1147,6 +1147,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_jax_ops.py", "-k", "has_no_effect"),),
     ),
     Mutation(
+        "jax-leaves-early",
+        "src/horovod/jax/shim.py",
+        "if context is None and _holds_operations:",
+        "if False:",
+        "a rank that is done leaves while its last step is under way",
+        (python("tests/frameworks/test_jax_failures.py", "-k", "under_way"),),
+    ),
+    Mutation(
         "jax-rows-unchecked",
         "native/shims/jax/collective.cc",
         "if (result.rows[member] == expected) continue;",

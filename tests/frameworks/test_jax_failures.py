@@ -48,6 +48,29 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, script: str, cause: str, e
     assert re.search(error, done.stderr) and "model" in done.stderr, done.stderr
 
 
+UNDER_WAY = """
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+hvd.init()
+@jax.jit
+def step(x):
+    x = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
+    return hvd.allreduce_gradients([x])[0]
+x = jnp.ones((300, 300)) * 1e-3
+for _ in range(4):
+    x = step(x)
+if hvd.rank() == 0:
+    print(float(x.sum()) >= 0, flush=True)
+"""
+
+
+def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
+    """JAX returns before a function has run. Rank 1 ends without looking at its results."""
+    (tmp_path / "train.py").write_text(UNDER_WAY)
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    assert (done.code, done.stdout) == (0, "[0]<stdout>:True\n"), done.stderr
+
+
 DIFFERENT = """
 import jax, jax.numpy as jnp
 import horovod.jax as hvd

@@ -6,11 +6,13 @@ The handler is a part of the native core. It is registered once, and told which 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src import effects  # the public interface has no ordered effects
 
 from horovod.core import context as contexts
@@ -104,6 +106,8 @@ def custom_call(
 
     `results`: their types. Ranks: numbers of dimensions. `options`: aliases, and `attributes`, a dictionary.
     """
+    global _holds_operations
+    _holds_operations = True
     attributes = options.pop("attributes")
     lower = ffi.ffi_lowering(
         TARGET,
@@ -130,10 +134,23 @@ def calls() -> int:
 
 
 _world: tuple[int, int] | None = None
+_holds_operations = False  # whether a function was compiled that does
+
+
+def _finish() -> None:
+    """Blocks until the compiled functions that have been called are done: the other ranks wait for their operations."""
+    # A thread's functions run in the order of their calls, so this one runs last.
+    waited_for = [jax.jit(jnp.zeros_like)(jnp.zeros(())), *jax.live_arrays()]
+    for array in waited_for:
+        if not array.is_deleted():
+            with contextlib.suppress(RuntimeError):  # which whoever uses the array will be told
+                array.block_until_ready()
 
 
 def _attach(context: Context | None) -> None:
     global _world
+    if context is None and _holds_operations:
+        _finish()
     native.library().hvd_jax_attach(None if context is None else context.pointer)
     if context is None:
         return
