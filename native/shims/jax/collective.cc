@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string_view>
 #include <thread>
 
@@ -16,6 +17,9 @@ namespace hvd::jax {
 
 namespace {
 
+constexpr uint32_t kFlags = HVD_SYNC | HVD_URGENT;  // somebody waits, at first in hvd_wait
+// How long the handler drives the engine itself, as that is the fastest way; a thread of XLA is blocked meanwhile.
+constexpr int kMomentMs = 1;
 constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill the memory
 // XLA's dtype by hvd_dtype.
 constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1};
@@ -23,8 +27,9 @@ constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1};
 // The running generation: Python attaches it after hvd_start and detaches it before hvd_stop. Entries are freed with
 // their context. Never destroyed: compiled code may outlive the library's statics.
 struct Generation {
-  std::mutex mutex;
+  std::shared_mutex mutex;  // held shared by who uses the context
   hvd_context* context = nullptr;
+  std::mutex entries_mutex;
   std::map<std::string, hvd_entry*> entries;  // by key; null: the request has come once
 };
 Generation& generation() {
@@ -32,13 +37,17 @@ Generation& generation() {
   return *one;
 }
 
-// A collective from its submission until its end.
+// A collective from its submission until its end, and XLA's side of it.
 struct Call {
+  enum State : int { kUnderWay, kDone, kLeft };  // kLeft: the handler has returned, so finished() tells XLA
+
   Collective collective;
-  hvd_context* context;
-  hvd_handle handle;
-  void (*done)(void*, const hvd_status&);
-  void* user;
+  hvd_context* context = nullptr;
+  hvd_handle handle = 0;
+  const Api* api = nullptr;
+  Future* future = nullptr;
+  hvd_status outcome{};
+  std::atomic<int> state{kUnderWay};
 };
 
 void finished(void* call, const hvd_status* outcome);
@@ -67,7 +76,7 @@ hvd_request request_of(const Collective& collective) {
   request.op = collective.op;
   request.process_set = collective.process_set;
   request.root_rank = collective.root_rank;
-  request.flags = HVD_URGENT;
+  request.flags = kFlags;
   request.ntensors = static_cast<uint32_t>(collective.tensors.size());
   request.tensor_size = sizeof(hvd_tensor);
   request.name = collective.name.empty() ? nullptr : collective.name.c_str();
@@ -78,10 +87,11 @@ hvd_request request_of(const Collective& collective) {
   return request;
 }
 
-// The prepared request of a key from the second time on; null before. The caller holds the generation's mutex.
+// The prepared request of a key from the second time on; null before. The caller holds the generation.
 int find_entry(const Collective& collective, hvd_entry** entry, hvd_status* status) {
-  auto& [mutex, context, entries] = generation();
+  auto& entries = generation().entries;
   std::string key = key_of(collective);
+  const std::lock_guard lock(generation().entries_mutex);
   const auto found = entries.find(key);
   if (found == entries.end()) {
     if (entries.size() >= kMostKeys) std::erase_if(entries, [](const auto& item) { return item.second == nullptr; });
@@ -90,14 +100,14 @@ int find_entry(const Collective& collective, hvd_entry** entry, hvd_status* stat
   }
   if (found->second == nullptr) {
     const hvd_request request = request_of(collective);
-    const int code = hvd_prepare(context, &request, &found->second, status);
+    const int code = hvd_prepare(generation().context, &request, &found->second, status);
     if (code != HVD_OK) return code;
   }
   *entry = found->second;
   return HVD_OK;
 }
 
-// Once submitted, the call may be gone. The caller holds the generation's mutex.
+// The caller holds the generation.
 int submit(Call* call, hvd_status* status) {
   const Collective& collective = call->collective;
   hvd_context* const context = call->context;
@@ -112,9 +122,10 @@ int submit(Call* call, hvd_status* status) {
       outputs.push_back(tensor.output);
     }
     const bool is_global = collective.process_set == 0;
-    code = hvd_submit_entry_for(context, entry, inputs.data(), outputs.data(), HVD_URGENT, call, &call->handle, status);
+    code = hvd_submit_entry_for(context, entry, inputs.data(), outputs.data(), kFlags, call, &call->handle, status);
     if (code != HVD_INVALID_ARGUMENT || is_global) return code;
     // The process set has been removed since, and another one may have its number.
+    const std::lock_guard lock(generation().entries_mutex);
     generation().entries.erase(key_of(collective));
   }
   hvd_request request = request_of(collective);
@@ -157,12 +168,14 @@ bool is_same_place(const Collective& collective, hvd_status* status) {
 }
 
 // Copies the results of an operation whose size the engine knows only when it is done.
-void take_results(hvd_context* context, const Collective& collective, hvd_handle handle, hvd_status* status) {
+void take_results(Call* call) {
+  const Collective& collective = call->collective;
+  hvd_status* const status = &call->outcome;
   for (size_t i = 0; i < collective.tensors.size(); ++i) {
     const hvd_tensor& tensor = collective.tensors[i];
     hvd_result result{};
     result.size = sizeof result;
-    if (hvd_get_result(context, handle, static_cast<uint32_t>(i), &result, status) != HVD_OK) return;
+    if (hvd_get_result(call->context, call->handle, static_cast<uint32_t>(i), &result, status) != HVD_OK) return;
     const int64_t expected = collective.rows[i] / (collective.kind == HVD_ALLGATHER ? 1 : collective.members);
     for (int32_t member = 0; member < collective.members; ++member) {
       if (result.rows[member] == expected) continue;
@@ -240,17 +253,6 @@ Code code_of(int code) {
 
 bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
 
-// On the driving thread: the engine is done with the memory.
-void finished(void* user, const hvd_status* outcome) {
-  const std::unique_ptr<Call> call(static_cast<Call*>(user));
-  hvd_status status = *outcome;
-  if (status.code == HVD_OK && is_ragged(call->collective.kind)) {
-    take_results(call->context, call->collective, call->handle, &status);
-  }
-  hvd_release(call->context, call->handle);
-  call->done(call->user, status);
-}
-
 Error* error_of(const Api* api, const hvd_status& status) {
   const char* const name = hvd_code_name(status.code);
   const std::string text =
@@ -259,22 +261,15 @@ Error* error_of(const Api* api, const hvd_status& status) {
   return api->error_create(&arguments);
 }
 
-// XLA's side of a call.
-struct Pending {
-  const Api* api;
-  Future* future;
-  Error* error;  // null: all went well
-
-  void tell() const {
-    if (error == nullptr) {
-      FutureSetAvailable arguments{sizeof arguments, nullptr, future};
-      api->future_set_available(&arguments);
-    } else {
-      FutureSetError arguments{sizeof arguments, nullptr, future, error};
-      api->future_set_error(&arguments);
-    }
+void tell_xla(const Call& call) {
+  if (call.outcome.code == HVD_OK) {
+    FutureSetAvailable arguments{sizeof arguments, nullptr, call.future};
+    call.api->future_set_available(&arguments);
+  } else {
+    FutureSetError arguments{sizeof arguments, nullptr, call.future, error_of(call.api, call.outcome)};
+    call.api->future_set_error(&arguments);
   }
-};
+}
 
 // A thread that tells XLA of the ends. Who tells it runs the rest of XLA's program then, as far as it goes, which may
 // take long: the engine's thread has other things to do. Never destroyed, as it has a thread that waits.
@@ -285,10 +280,10 @@ class Teller {
     return *teller;
   }
 
-  void add(Pending pending) {
+  void add(std::unique_ptr<Call> call) {
     {
       const std::lock_guard lock(mutex_);
-      queue_.push_back(pending);
+      queue_.push_back(std::move(call));
     }
     changed_.notify_one();
   }
@@ -302,42 +297,67 @@ class Teller {
     while (true) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return !queue_.empty(); });
-      const Pending pending = queue_.front();
+      const std::unique_ptr<Call> call = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      pending.tell();
+      tell_xla(*call);
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Pending> queue_;
+  std::deque<std::unique_ptr<Call>> queue_;
 };
 
-void tell_xla(void* user, const hvd_status& status) {
-  const std::unique_ptr<Pending> pending(static_cast<Pending*>(user));
-  if (status.code != HVD_OK) pending->error = error_of(pending->api, status);
-  Teller::one().add(*pending);
+// On the driving thread, which may be the handler's: the engine is done with the memory.
+void finished(void* user, const hvd_status* outcome) {
+  auto* const call = static_cast<Call*>(user);
+  call->outcome = *outcome;
+  if (outcome->code == HVD_OK && is_ragged(call->collective.kind)) take_results(call);
+  hvd_release(call->context, call->handle);
+  if (call->state.exchange(Call::kDone) == Call::kLeft) Teller::one().add(std::unique_ptr<Call>(call));
 }
 
-// Null if it has begun.
-Error* begin(CallFrame* frame) {
+// Submits it in the running generation, and drives the engine for a moment.
+int start(Call* call, hvd_status* status) {
+  const std::shared_lock held(generation().mutex);
+  call->context = generation().context;
+  if (call->context == nullptr) {
+    set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
+    return HVD_NOT_RUNNING;
+  }
+  const int code = is_same_place(call->collective, status) ? submit(call, status) : status->code;
+  if (code != HVD_OK) {
+    tell_peers(call->collective, *status);
+    return code;
+  }
+  hvd_wait(call->context, call->handle, kMomentMs, nullptr);
+  return HVD_OK;
+}
+
+// Null if all went well so far.
+Error* run(CallFrame* frame) {
   hvd_status status{};
   status.size = sizeof status;
-  Collective collective;
-  const std::string problem = read_frame(*frame, &collective);
-  if (!problem.empty()) {
-    set_failure(&status, HVD_INVALID_ARGUMENT, problem);
-    return error_of(frame->api, status);
+  auto call = std::make_unique<Call>();
+  call->api = frame->api;
+  const std::string problem = read_frame(*frame, &call->collective);
+  if (!problem.empty()) set_failure(&status, HVD_INVALID_ARGUMENT, problem);
+  if (!problem.empty() || start(call.get(), &status) != HVD_OK) return error_of(frame->api, status);
+  if (call->state.load() == Call::kDone) {
+    return call->outcome.code == HVD_OK ? nullptr : error_of(frame->api, call->outcome);
   }
   FutureCreate made{sizeof made, nullptr, nullptr};
-  if (Error* const error = frame->api->future_create(&made); error != nullptr) return error;
-  frame->future = made.future;  // XLA has it from here on, and waits for it whatever this returns
-  auto pending = std::make_unique<Pending>(Pending{frame->api, made.future, nullptr});
-  if (start(std::move(collective), tell_xla, pending.get(), &status) == HVD_OK) {
-    pending.release();
+  if (Error* const error = frame->api->future_create(&made); error != nullptr) {
+    call.release();  // the engine will write into it; nobody hears of its end
+    return error;
+  }
+  call->future = frame->future = made.future;
+  int under_way = Call::kUnderWay;
+  if (call->state.compare_exchange_strong(under_way, Call::kLeft)) {
+    call.release();  // finished() has it
   } else {
-    tell_xla(pending.release(), status);
+    tell_xla(*call);
   }
   return nullptr;
 }
@@ -373,28 +393,6 @@ std::string read_frame(const CallFrame& frame, Collective* collective) {
   return "";
 }
 
-int start(Collective collective, void (*done)(void* user, const hvd_status& status), void* user, hvd_status* status) {
-  const std::lock_guard lock(generation().mutex);
-  hvd_context* const context = generation().context;
-  if (context == nullptr) {
-    set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
-    return HVD_NOT_RUNNING;
-  }
-  auto call = std::make_unique<Call>(Call{std::move(collective), context, 0, done, user});
-  Call* const started = call.get();
-  if (!is_same_place(started->collective, status)) {
-    tell_peers(started->collective, *status);
-    return status->code;
-  }
-  const int code = submit(started, status);
-  if (code == HVD_OK) {
-    call.release();  // finished() has it, or has deleted it
-  } else {
-    tell_peers(started->collective, *status);
-  }
-  return code;
-}
-
 }  // namespace hvd::jax
 
 extern "C" {
@@ -410,14 +408,14 @@ HVD_EXPORT void* hvd_jax_collective(hvd::jax::CallFrame* frame) {
     return nullptr;
   }
   calls.fetch_add(1);
-  return begin(frame);
+  return run(frame);
 }
 
 // The generation that compiled functions belong to from here on; null: none, and those in flight end with hvd_stop,
 // which is to follow.
 HVD_EXPORT void hvd_jax_attach(hvd_context* context) {
   hvd::jax::Generation& generation = hvd::jax::generation();
-  const std::lock_guard lock(generation.mutex);
+  const std::unique_lock alone(generation.mutex);
   generation.context = context;
   generation.entries.clear();
 }

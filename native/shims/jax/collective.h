@@ -2,8 +2,9 @@
 // A collective inside of what XLA compiles: from XLA's call to a request of the engine and back (step 4 of a gradient's
 // way, for JAX).
 //
-// The handler submits and returns; XLA hears of the end through a future. So no number of XLA's threads is too small,
-// and what does not depend on the result goes on. The order in which a rank starts its calls is XLA's business
+// The handler submits, drives the engine for a moment, and returns, if need be before the operation is done: XLA hears
+// of the end through a future then. So no number of XLA's threads is too small, and what does not depend on the result
+// goes on. The order in which a rank starts its calls is XLA's business
 // (src/horovod/jax/compiled.py).
 #pragma once
 
@@ -33,10 +34,5 @@ struct Collective {
 
 // Fills in what the frame holds. Returns why it cannot; empty if it could.
 std::string read_frame(const CallFrame& frame, Collective* collective);
-
-// Starts it in the running generation. `done(user, status)` is called once, perhaps before this returns, if it gives
-// HVD_OK, and never otherwise. It is told of the end, with the results in their places; it may start another collective,
-// and runs on the thread that drives the engine.
-int start(Collective collective, void (*done)(void* user, const hvd_status& status), void* user, hvd_status* status);
 
 }  // namespace hvd::jax
