@@ -239,6 +239,8 @@ def wrong_rows_of(
     rank, size = framework.hvd.rank(), framework.hvd.size()
     wrong, count = [], 0
     for rows in (allreduce_rows, allgather_rows, broadcast_rows, alltoall_rows, reducescatter_rows):
+        if framework.has_fixed_shapes and rows in (allgather_rows, alltoall_rows):
+            continue
         for label, run in rows(framework, dtype, rank, size):
             seen, expected = run()
             count += 1

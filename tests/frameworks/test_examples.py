@@ -142,6 +142,19 @@ def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     assert (tmp_path / "model-1.index").exists()
 
 
+def test_jax_trains_on_mnist(data: str, tmp_path: Path) -> None:
+    for module in ("jax", "flax", "optax"):
+        pytest.importorskip(module, reason=f"not run: {module} is not installed")
+    script, kept = str(EXAMPLES / "10_jax_mnist" / "train.py"), tmp_path / "params.msgpack"
+    options = ["--data-dir", data, "--checkpoint", str(kept)]
+    options += ["--epochs", "3"] if THOROUGH else ["--epochs", "1", "--images", "20000"]
+    result = horovodrun("-np", "2", sys.executable, script, *options, JAX_PLATFORMS="cpu")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "[1]<stdout>" not in result.stdout, "one rank talks for all"
+    assert number_after("test accuracy", result.stdout.splitlines()[-1]) >= (0.98 if THOROUGH else 0.93)
+    assert kept.stat().st_size > 200_000
+
+
 def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
     pytest.importorskip("ipykernel", reason="not run: ipykernel is not installed")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -267,12 +268,14 @@ def test_an_unknown_transport_is_refused_before_anything_is_started(tmp_path: Pa
 def test_check_build_and_version(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--check-build")
     assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
+    is_there = importlib.util.find_spec("jax") is not None
+    assert f"    [{'X' if is_there else ' '}] JAX" in done.stdout
     assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
 
 
 @pytest.mark.parametrize("flag", ["--check-build", "--version", "--help"])
 def test_a_reader_of_only_the_first_line_is_no_error(tmp_path: Path, flag: str) -> None:
-    for framework in ("torch", "tensorflow"):  # not to wait until they are imported
+    for framework in ("torch", "tensorflow", "jax"):  # not to wait until they are imported
         (tmp_path / f"{framework}.py").write_text("raise ImportError")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     command = [sys.executable, "-m", "horovod.launcher", flag]

@@ -11,7 +11,7 @@ import pytest
 from support.jobs import run_job
 from support.pages import PAGES, ROOT, scripts_of
 
-WITH_SCRIPTS = {"README.md", "docs/numpy.md", "docs/process-sets.md", "docs/quickstart.md"}
+WITH_SCRIPTS = {"README.md", "docs/frameworks/jax.md", "docs/numpy.md", "docs/process-sets.md", "docs/quickstart.md"}
 _FRACTION = re.compile(r"\d+\.\d+")
 
 
@@ -23,8 +23,9 @@ def test_the_pages_with_whole_scripts_are_those_that_run_here() -> None:
 @pytest.mark.parametrize("page", sorted(WITH_SCRIPTS))
 def test_a_script_runs_and_prints_what_its_page_shows(tmp_path: Path, page: str) -> None:
     for script in scripts_of(ROOT / page):
-        if "import torch" in script.code:
-            pytest.importorskip("torch", reason="not run: torch is not installed")
+        for framework in ("torch", "jax", "optax"):
+            if f"import {framework}" in script.code:
+                pytest.importorskip(framework, reason=f"not run: {framework} is not installed")
         (tmp_path / script.file).write_text(script.code)
         env = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}  # torch's folder would stay in TMPDIR
         done = run_job(tmp_path, "-np", str(script.ranks), [sys.executable, script.file], env=env)

@@ -38,7 +38,7 @@ _PRELOADED = {
     "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch"),
     "tensorflow": ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"),
     "torch": ("torch", "keras", "horovod.torch", "horovod.keras"),
-    "jax": ("jax", "keras", "horovod.keras"),
+    "jax": ("jax", "keras", "horovod.jax", "horovod.keras"),
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 NAMES = ("core", "torch")  # those that have every form of an operation
+JAX = ("jax", "jax_jit")  # at once, and in a function that is compiled for every call
 TENSORFLOW = ("tensorflow", "tensorflow_function", "tensorflow_graph")  # eagerly, in tf.function, in a graph of v1
 FORMS = ("sync", "async", "in_place", "async_in_place")
 LAYOUTS = ("dense", "transposed", "strided")
@@ -50,6 +51,7 @@ class Core:
 
     forms, layouts, mismatch = FORMS, LAYOUTS, "MismatchError"
     wrong_here: tuple[type[Exception], ...] = ()  # of a call that the engine refuses, beside ValueError
+    has_fixed_shapes = False  # what other ranks give must not decide on the shape of a result
 
     def text(self, error: BaseException) -> str:
         """An error's text, as far as it is Horovod's."""
@@ -213,6 +215,69 @@ class TensorFlowModule:
         return None if values is None else tf.nest.map_structure(tf.constant, values)
 
 
+class Jax(Core):
+    """JAX's arrays. Operations run at once, or in a function that is compiled for every call."""
+
+    forms, layouts, mismatch = ("sync", "async"), LAYOUTS[:1], "MismatchError"
+
+    def __init__(self, mode: str = "eager") -> None:
+        import jax
+
+        import horovod.jax
+
+        self._jax = jax
+        self.hvd: Any = horovod.jax
+        if mode == "jit":
+            self.forms, self.mismatch, self.has_fixed_shapes = FORMS[:1], "JaxRuntimeError", True
+            self.hvd = CompiledJax(horovod.jax)
+
+    def tensor(self, array: Array, layout: str = "dense") -> Any:
+        assert layout == "dense"
+        return self._jax.numpy.asarray(array)
+
+    def array(self, tensor: Any) -> Array:
+        assert isinstance(tensor, self._jax.Array)
+        return np.asarray(tensor)
+
+    def complex(self) -> Any:
+        return self._jax.numpy.zeros(3, self._jax.numpy.complex64)
+
+    def text(self, error: BaseException) -> str:
+        """Without the status code in front."""
+        return re.sub(r"^[A-Z_]+: ", "", str(error))
+
+
+class CompiledJax:
+    """horovod.jax, its operations run in functions that are compiled."""
+
+    def __init__(self, hvd: Any) -> None:
+        import jax
+
+        self._hvd, self._jax = hvd, jax
+        self.HorovodInternalError = (jax.errors.JaxRuntimeError, hvd.HorovodInternalError)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._hvd, name)
+        operation = name.removeprefix("grouped_")
+        if operation not in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"):
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            leaves, structure = self._jax.tree_util.tree_flatten((arguments, options))
+            places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, self._jax.Array)]
+
+            def body(*traced: Any) -> Any:
+                for place, tensor in zip(places, traced, strict=True):
+                    leaves[place] = tensor
+                given, keywords = structure.unflatten(leaves)
+                return value(*given, **keywords)
+
+            tensors = [leaves[place] for place in places]
+            return self._jax.block_until_ready(self._jax.jit(body)(*tensors))
+
+        return call
+
+
 class InSet:
     """A framework seen from inside a process set: ranks, sizes and roots are the set's own."""
 
@@ -254,6 +319,11 @@ def tensorflow_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
     return world
 
 
+def jax_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
+    """As tensorflow_world, with JAX, which has all dtypes then."""
+    return worlds(size, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", **env})
+
+
 def _start_tensorflow() -> None:
     import horovod.tensorflow as hvd
 
@@ -263,6 +333,9 @@ def _start_tensorflow() -> None:
 def load(name: str) -> Any:
     """The framework of that name, with Horovod initialized in this rank."""
     module, _, mode = name.partition("_")
-    framework: Any = TensorFlow(mode or "eager") if module == "tensorflow" else {"core": Core, "torch": Torch}[name]()
+    with_modes = {"tensorflow": TensorFlow, "jax": Jax}
+    framework: Any = (
+        with_modes[module](mode or "eager") if module in with_modes else {"core": Core, "torch": Torch}[name]()
+    )
     framework.hvd.init()
     return framework

@@ -22,6 +22,7 @@ def check_build() -> str:
             "TensorFlow": _imports("horovod.tensorflow"),
             "PyTorch": _imports("horovod.torch"),
             "Keras": _imports("horovod.keras"),
+            "JAX": _imports("horovod.jax"),
             "MXNet": _imports("horovod.mxnet"),
         },
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.

@@ -1,42 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras on JAX: one call out of the compiled step for all gradients (steps 1 and 2 of a gradient's way).
-
-What a compiled step calls one by one may run in any order.
-"""
+"""Keras on JAX: a part of the compiled step reduces all gradients (steps 1 and 2 of a gradient's way)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import jax
-import numpy as np
-
-from horovod.core.arrays import collectives
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import SYNC
 from horovod.core.reduction_options import ReductionOptions
-from horovod.keras.backends import DenseGradients
+from horovod.jax.gradient_list import JaxGradients
 
 __all__ = ["accumulation", "can_compile", "gradient_list"]
 
-
-class _Gradients(DenseGradients):
-    def to_dense(self, gradient: Any) -> Any:
-        return gradient.todense() if hasattr(gradient, "todense") else gradient
-
-    def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
-        how = self.options.how
-
-        def reduce(*values: Any) -> tuple[Any, ...]:
-            given = [np.array(value) for value in values]
-            return tuple(collectives.grouped_allreduce(given, name, how, False, SYNC).wait())
-
-        shapes = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors)
-        return list(jax.experimental.io_callback(reduce, shapes, *tensors, ordered=True))
-
-
-gradient_list = _Gradients
+gradient_list = JaxGradients
 
 
 def accumulation(options: ReductionOptions) -> NoReturn:
@@ -49,5 +24,5 @@ def accumulation(options: ReductionOptions) -> NoReturn:
 
 
 def can_compile() -> bool:
-    """True: XLA calls back."""
+    """True: XLA calls the native handler."""
     return True

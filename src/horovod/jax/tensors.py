@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's arrays as the core sees them (step 3), and pytrees of them.
+
+An operation outside of compiled functions reads an array's memory on the host, which waits until the array is computed,
+into a private copy. The result is made in this copy, and the new array takes its memory over if the array is on the
+host.
+
+Every operation takes a pytree in place of a tensor: its leaves are one grouped operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from horovod.core import context as contexts
+from horovod.core.collectives import Collectives, Reduction
+from horovod.core.context import LOCAL_ERRORS
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import BROADCAST, SYNC
+from horovod.core.operations import Operation, submit_group
+from horovod.core.process_sets import ProcessSet, checked_root, number_of
+from horovod.core.tensors import NumpyAdapter, unsupported_dtype
+
+__all__ = ["JaxAdapter", "Trees", "carried", "collectives", "flat"]
+
+_ALIGNMENT_BYTES = 64  # of memory that JAX takes over as it is
+_COPIED_BYTES = 1 << 14  # smaller arrays are copied faster than aligned
+_NUMBERS = (bool, int, float, complex, np.ndarray, np.generic)
+# Unsigned integers that the core does not reduce travel as signed ones of their width.
+_CARRIERS = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    count_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(count_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    memory: np.ndarray[Any, Any] = raw[start : start + count_bytes].view(dtype).reshape(shape)
+    return memory
+
+
+class JaxAdapter(NumpyAdapter):
+    """See core/tensors.py. What is staged is a NumPy array."""
+
+    def stage(self, tensor: Any) -> np.ndarray[Any, Any]:
+        if isinstance(tensor, jax.core.Tracer):
+            raise InvalidRequestError(
+                "an operation with a handle cannot be traced: expected an array, got a tracer of JAX\n"
+                "hint: use the form without _async in compiled functions, which XLA runs beside what does not need it"
+            )
+        if not isinstance(tensor, jax.Array):
+            if not isinstance(tensor, _NUMBERS):
+                raise TypeError(f"expected a jax.Array, or a pytree of such, got {type(tensor).__name__}")
+            tensor = jnp.asarray(tensor)  # of a dtype that JAX has
+        if not tensor.is_fully_addressable:
+            raise InvalidRequestError(
+                "the array is spread over several processes of JAX\nhint: give this process' own part of it"
+            )
+        if jnp.issubdtype(tensor.dtype, jax.dtypes.extended):
+            raise unsupported_dtype(tensor.dtype)
+        view = np.asarray(tensor)
+        if view.nbytes < _COPIED_BYTES:
+            return np.array(view, order="C")
+        staged = _aligned(view.shape, view.dtype)
+        staged[...] = view
+        return staged
+
+    def stage_in_place(self, tensor: Any) -> np.ndarray[Any, Any]:
+        raise InvalidRequestError("JAX's arrays cannot be changed: there are no operations in place")
+
+    def empty(self, shape: tuple[int, ...], dtype: int) -> np.ndarray[Any, Any]:
+        return _aligned(shape, self._dtype_of[dtype])
+
+    def deliver(self, staged: np.ndarray[Any, Any], like: Any) -> jax.Array:
+        # On one device, an array that was not put there by the user may go to another one later.
+        committed = isinstance(like, jax.Array) and like.committed
+        return jax.device_put(staged, like.sharding) if committed else jax.device_put(staged)
+
+
+def flat(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, and its structure."""
+    leaves, structure = tree_util.tree_flatten(tree)
+    return leaves, structure
+
+
+def carried(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """What travels for a tensor that is only moved, and what makes such a tensor of the result.
+
+    Keys of jax.random travel as their numbers.
+    """
+    dtype = getattr(tensor, "dtype", None)
+    if dtype is None:
+        return tensor, lambda result: result
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        sent, restore = carried(jax.random.key_data(tensor))
+        kind = jax.random.key_impl(tensor)
+        return sent, lambda result: jax.random.wrap_key_data(restore(result), impl=kind)
+    carrier = _CARRIERS.get(dtype.name)
+    if carrier is None:
+        return tensor, lambda result: result
+    cast = jax.lax.bitcast_convert_type
+    sent = jnp.asarray(tensor)
+    return cast(sent, jnp.dtype(carrier)), lambda result: cast(result, sent.dtype)
+
+
+class Trees(Collectives[Any]):
+    """The operations outside of compiled functions, over pytrees."""
+
+    def allreduce(self, tensor: Any, name: str | None, how: Reduction, in_place: bool, flags: int = 0) -> Operation:
+        if tree_util.all_leaves([tensor]):
+            return super().allreduce(tensor, name, how, in_place, flags)
+        leaves, structure = flat(tensor)
+        return _given_back(super().grouped_allreduce(leaves, name, how, in_place, flags), structure)
+
+    def run_allreduce(self, tensor: Any, name: str | None, how: Reduction, in_place: bool) -> Any:
+        if tree_util.all_leaves([tensor]):
+            return super().run_allreduce(tensor, name, how, in_place)
+        return self.allreduce(tensor, name, how, in_place, SYNC).wait()
+
+    def grouped_allreduce(
+        self, tensors: Sequence[Any], name: str | None, how: Reduction, in_place: bool, flags: int = 0
+    ) -> Operation:
+        if not isinstance(tensors, (list, tuple)):
+            return super().grouped_allreduce(tensors, name, how, in_place, flags)  # which refuses it
+        leaves, structure = flat(list(tensors))
+        return _given_back(super().grouped_allreduce(leaves, name, how, in_place, flags), structure)
+
+    def _gather(self, tensors: Sequence[Any], *arguments: Any) -> Operation:
+        if not isinstance(tensors, (list, tuple)):
+            return super()._gather(tensors, *arguments)  # which refuses it
+        leaves, structure = flat(tuple(tensors))
+        sent = [carried(leaf) for leaf in leaves]
+        return _given_back(super()._gather([tensor for tensor, _ in sent], *arguments), structure, sent)
+
+    def _scatter(self, tensors: Sequence[Any], label: str, name: str | None, how: Reduction, flags: int) -> Operation:
+        if not isinstance(tensors, (list, tuple)):
+            return super()._scatter(tensors, label, name, how, flags)  # which refuses it
+        leaves, structure = flat(list(tensors))
+        return _given_back(super()._scatter(leaves, label, name, how, flags), structure)
+
+    def alltoall(
+        self,
+        tensor: Any,
+        splits: Any,
+        name: str | None,
+        process_set: ProcessSet | None,
+        flags: int = 0,
+        with_splits: bool = True,
+    ) -> Operation:
+        sent, restore = carried(tensor)
+        operation = super().alltoall(sent, splits, name, process_set, flags, True)
+        collect = operation.collect
+        assert collect is not None
+
+        def restored(operation: Operation) -> Any:
+            rows, received = collect(operation)
+            return (restore(rows), jnp.asarray(received)) if with_splits else restore(rows)
+
+        operation.collect = restored
+        return operation
+
+    def broadcast(
+        self,
+        tensor: Any,
+        root_rank: int,
+        name: str | None,
+        process_set: ProcessSet | None,
+        in_place: bool,
+        flags: int = 0,
+    ) -> Operation:
+        """One operation, whatever the number of leaves."""
+        context = contexts.current()
+        adapter = self._adapter
+        try:
+            root = checked_root(context, root_rank, number_of(process_set))
+            leaves, structure = flat(tensor)
+            sent = [carried(leaf) for leaf in leaves]
+            staged = self._stage_group([leaf for leaf, _ in sent], in_place)
+            key = (BROADCAST, name, root, process_set, *[form for mine in staged for form in (mine.dtype, mine.shape)])
+            request = context.requests.find(key) or self._prepared(
+                context, key, "broadcast", staged, process_set, root_rank=root
+            )
+            addresses = self._addresses(staged)
+            handle = submit_group(context, request, addresses, addresses, flags)
+        except LOCAL_ERRORS as error:
+            self.refuse("broadcast", name, error, process_set)
+        results = lambda _: [adapter.deliver(*pair) for pair in zip(staged, leaves, strict=True)]  # noqa: E731
+        return _given_back(Operation(context, handle, None, staged, results), structure, sent)
+
+
+def _given_back(operation: Operation, structure: Any, sent: Sequence[Any] = ()) -> Operation:
+    """The operation, with its results as the leaves of a tree. `sent`: as of carried(), by leaf."""
+    collect = operation.collect
+    assert collect is not None
+
+    def collected(operation: Operation) -> Any:
+        results = collect(operation)
+        if sent:
+            results = [restore(result) for result, (_, restore) in zip(results, sent, strict=True)]
+        return structure.unflatten(results)
+
+    operation.collect = collected
+    return operation
+
+
+collectives: Trees = Trees(JaxAdapter())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank learns inside of a compiled function of JAX: who is gone, and whose model differs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.frameworks import TENSORFLOW_ENV
+from support.jobs import run_job
+
+pytest.importorskip("jax", reason="not run: jax is not installed")
+
+STEP = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+hvd.init()
+x = jnp.ones((200, 200))
+step = jax.jit(lambda x: hvd.allreduce_gradients({"w": x @ x * 1e-3}, name="model")["w"])
+for _ in range(3):
+    x = step(x)
+x.block_until_ready()
+"""
+# Rank 0 ends with an error, rank 1 is the cause.
+LEFT = STEP + "if hvd.rank() == 1: sys.exit(0)\nstep(x).block_until_ready()\n"
+KILLED = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nstep(x).block_until_ready()\n"
+AT_ONCE = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nhvd.allreduce(x, name='model')\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "error"),
+    [
+        (LEFT, "exited with code 0 while other ranks still waited for it", "JaxRuntimeError: UNAVAILABLE: .*rank 1 "),
+        (KILLED, "was killed by SIGKILL", "JaxRuntimeError: UNAVAILABLE: .*rank 1 "),
+        (AT_ONCE, "was killed by SIGKILL", "RankLostError: .*rank 1 "),
+    ],
+    ids=["left", "killed", "at once"],
+)
+def test_a_rank_that_is_gone_is_named(tmp_path: Path, script: str, cause: str, error: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    assert done.code != 0
+    last_words = done.stderr.rpartition("horovodrun: ")[2]
+    assert last_words.startswith(f"rank 1 on host localhost {cause}"), done.stderr
+    assert re.search(error, done.stderr) and "model" in done.stderr, done.stderr
+
+
+UNDER_WAY = """
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+hvd.init()
+@jax.jit
+def step(x):
+    x = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
+    return hvd.allreduce_gradients([x])[0]
+x = jnp.ones((300, 300)) * 1e-3
+for _ in range(4):
+    x = step(x)
+if hvd.rank() == 0:
+    print(float(x.sum()) >= 0, flush=True)
+"""
+
+
+def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
+    """JAX returns before a function has run. Rank 1 ends without looking at its results."""
+    (tmp_path / "train.py").write_text(UNDER_WAY)
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    assert (done.code, done.stdout) == (0, "[0]<stdout>:True\n"), done.stderr
+
+
+DIFFERENT = """
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+hvd.init()
+gradients = {"first": jnp.ones((3, 4 + hvd.rank())), "last": jnp.ones((4, 1))}
+jax.block_until_ready(jax.jit(hvd.allreduce_gradients)(gradients))
+"""
+
+
+def test_ranks_whose_models_differ_are_told_where(tmp_path: Path) -> None:
+    """Their gradients meet under no name: each waits for the other's."""
+    (tmp_path / "train.py").write_text(DIFFERENT)
+    env = {**TENSORFLOW_ENV, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}  # how long they wait before they are told
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
+    assert done.code != 0
+    expected = (
+        r"rank 1: `grouped_allreduce\.\S+/list-\w+`: expected shape of tensor 1 of the group \[3, 4\], got \[3, 5\]"
+    )
+    assert re.search(f"the ranks disagree about their gradients; {expected}", done.stderr), done.stderr
+    assert "JaxRuntimeError: FAILED_PRECONDITION" in done.stderr, done.stderr
+    assert "hint: all ranks must build the same model" in done.stderr
