@@ -13,10 +13,12 @@ import numpy as np
 
 from horovod.core import context
 from horovod.core.arrays import collectives
+from horovod.core.exceptions import MismatchError
 from horovod.core.native import SYNC
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.wording import quoted
 
-__all__ = ["allgather_object", "broadcast_object"]
+__all__ = ["allgather_object", "broadcast_object", "check_same_keys"]
 
 
 def broadcast_object(
@@ -41,6 +43,23 @@ def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessS
     data, lengths = collectives.allgather(payload, wire_name, process_set, SYNC, with_rows=True).wait()
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [cloudpickle.loads(part.tobytes()) for part in parts]
+
+
+def check_same_keys(operation: str, mine: list[str], process_set: ProcessSet) -> None:
+    """Checks that all ranks have the same keys: if one rank lacks a key, the others wait for its broadcast.
+
+    The ranks tell each other under `<operation>.keys`.
+    """
+    by_rank = allgather_object(mine, f"{operation}.keys", process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, by_rank, strict=True):
+        differing = sorted(set(theirs) ^ set(by_rank[0]))
+        if differing:
+            names = ", ".join(map(quoted, differing[:5])) + (", ..." if len(differing) > 5 else "")
+            raise MismatchError(
+                f"{operation}: only one of rank {ranks[0]} and rank {rank} has {names}: expected the same "
+                f"keys on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
+            )
 
 
 def _pickled(obj: Any, label: str, name: str | None, process_set: ProcessSet) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "number_given",
     "poll",
     "register",
+    "run_all",
     "run_one",
     "submit_group",
     "submit_one",
@@ -229,6 +230,29 @@ def synchronize(handle: int) -> Any:
     """Blocks until the operation is done and returns its result, or raises its error. None for an unknown handle."""
     operation = _pending.pop(handle, None)
     return None if operation is None else operation.wait(handle)
+
+
+def run_all(start: Callable[[Any], Operation], items: Iterable[Any]) -> list[Any]:
+    """Starts an operation for each item, then waits for all. Returns their results, or raises the first error.
+
+    An error in one must not leave the peers without the others.
+    """
+    started: list[Operation] = []
+    results: list[Any] = []
+    first_error: Exception | None = None
+    for item in items:
+        try:
+            started.append(start(item))
+        except Exception as error:
+            first_error = first_error or error
+    for operation in started:
+        try:
+            results.append(operation.wait())
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+    return results
 
 
 def gathered(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from horovod.core import context
 from horovod.core.exceptions import InvalidRequestError, MismatchError
-from horovod.core.objects import allgather_object, broadcast_object
-from horovod.core.operations import Operation
+from horovod.core.objects import allgather_object, broadcast_object, check_same_keys
+from horovod.core.operations import Operation, run_all
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import counted, quoted, shown
 from horovod.torch.tensors import collectives
@@ -46,7 +46,8 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
         collectives.refuse("allgather", f"{_KEYS}.t", error, process_set)  # what the others wait in
     tensors = [(name, value) for name, value in pairs if isinstance(value, Tensor)]
     objects = {name: value for name, value in pairs if not isinstance(value, Tensor)}
-    _check_keys([name if isinstance(value, Tensor) else f"{name} (no tensor)" for name, value in pairs], process_set)
+    keys = [name if isinstance(value, Tensor) else f"{name} (no tensor)" for name, value in pairs]
+    check_same_keys("broadcast_parameters", keys, process_set)
     _broadcast_all(tensors, root_rank, process_set)
     if objects:
         received = broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
@@ -129,38 +130,11 @@ def _named(params: Any) -> list[tuple[str, Any]]:
 
 
 def _broadcast_all(tensors: list[tuple[str, Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """Starts all broadcasts in place, then waits for all.
+    def start(pair: tuple[str, Tensor]) -> Operation:
+        name, tensor = pair
+        return collectives.broadcast(tensor.detach(), root_rank, name, process_set, True)
 
-    An error in one must not leave the peers without the others.
-    """
-    started: list[Operation] = []
-    first_error: Exception | None = None
-    for name, tensor in tensors:
-        try:
-            started.append(collectives.broadcast(tensor.detach(), root_rank, name, process_set, True))
-        except Exception as error:
-            first_error = first_error or error
-    for operation in started:
-        try:
-            operation.wait()
-        except Exception as error:
-            first_error = first_error or error
-    if first_error is not None:
-        raise first_error
-
-
-def _check_keys(mine: list[str], process_set: ProcessSet) -> None:
-    """Checks that all ranks have the same keys: if one rank lacks a key, the others wait for its broadcast."""
-    by_rank = allgather_object(mine, _KEYS, process_set=process_set)
-    ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, by_rank, strict=True):
-        differing = sorted(set(theirs) ^ set(by_rank[0]))
-        if differing:
-            names = ", ".join(map(quoted, differing[:5])) + (", ..." if len(differing) > 5 else "")
-            raise MismatchError(
-                f"broadcast_parameters: only one of rank {ranks[0]} and rank {rank} has {names}: expected the same "
-                f"keys on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
-            )
+    run_all(start, tensors)
 
 
 def _check_kind(optimizer: Any) -> None:
