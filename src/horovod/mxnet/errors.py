@@ -9,7 +9,6 @@ read (wait_to_read, asnumpy, waitall). What is raised is an MXNetError and, at t
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,10 +22,12 @@ from horovod.core.exceptions import HorovodInternalError, OutOfMemoryError
 __all__ = ["MXNetError", "mixed", "raising_mxnets"]
 
 
-@functools.cache
+_kinds: dict[type[Exception], type[Exception]] = {}
+
+
 def _mixed_kind(kind: type[Exception]) -> type[Exception]:
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": _reduced}
-    return type(kind.__name__, (kind, MXNetError), members)
+    return _kinds.setdefault(kind, type(kind.__name__, (kind, MXNetError), members))
 
 
 def _as(kind: type[Exception], error: Exception) -> Exception:
@@ -53,15 +54,17 @@ def raising_mxnets() -> Iterator[None]:
         raise mixed(error) from None
 
 
-@register_error("horovod")
 def _read(text: str) -> Exception:
     """The error whose text native/shims/mxnet gave to MXNet."""
     found = re.fullmatch(r"(?:Traceback.*\n)?horovod: (.*)\n\(code (\d+), rank (-?\d+)\)\s*", text, re.DOTALL)
     if found is None:
-        return MXNetError(text)
+        return RuntimeError(text)
     status = native.Status()
     status.text, status.failed_rank = found[1].encode()[: native.TEXT_BYTES - 1], int(found[3])
     code = int(found[2])
     if contexts.is_initialized():
         return mixed(contexts.current().failure_of(code, status))  # which knows what came first
     return mixed(native.error_of(code, found[1], status.failed_rank))
+
+
+register_error("horovod", _read)

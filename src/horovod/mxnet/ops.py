@@ -78,6 +78,10 @@ class _Names:
         number = getattr(process_set, "process_set_id", None) or 0
         return f"noname.{next(self._counts.setdefault(number, itertools.count()))}"
 
+    def count_anew(self) -> None:
+        """All ranks are at the same place of their scripts."""
+        self._counts.clear()
+
     def order(self, process_set: int, label: str, name: str) -> Any:
         """An array that all operations of that name write: so they run one by one, as the script calls them."""
         key = (process_set, label, name)
@@ -377,7 +381,9 @@ def join() -> int:
     """
     mx.nd.waitall()
     with raising_mxnets():
-        return joining.join()
+        last = joining.join()
+    _names_of(contexts.current()).count_anew()  # the others have made more calls without names
+    return last
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

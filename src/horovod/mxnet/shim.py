@@ -68,12 +68,12 @@ def library() -> ctypes.CDLL:
     except AttributeError as error:
         raise ImportError(f"Horovod does not know this build of MXNet {mx.__version__}: {error}") from None
     opened.hvd_mxnet_use(ctypes.byref(_Api(*addresses)))
-    _check_identity()
     contexts.watch(_attach)
     return opened
 
 
 def _attach(context: Context | None) -> None:
+    _check_identity()
     native.library().hvd_mxnet_attach(None if context is None else context.pointer)
 
 
@@ -82,7 +82,9 @@ def _identity(array: Any) -> int | None:
     return c_void_p.from_address(array.handle.value).value  # NDArray::ptr_
 
 
+@functools.cache
 def _check_identity() -> None:
+    # Not while we are imported: MXNet's engine starts its threads with the first array, and a fork would lose them.
     array, other = mx.nd.zeros((4,)), mx.nd.zeros((4,))
     if not _identity(array) == _identity(array[1:3]) != _identity(other):
         raise ImportError(f"Horovod does not know how MXNet {mx.__version__} lays out its arrays")
