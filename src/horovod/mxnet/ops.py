@@ -70,13 +70,14 @@ class _Names:
     """The names of one generation's operations, and the order in which operations of one name run."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, Iterator[int]] = {}
+        self._counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()
         self._orders: OrderedDict[tuple[int, str, str], Any] = OrderedDict()
 
     def unnamed(self, process_set: Any) -> str:
         """The next name of a call without one: MXNet may run calls in another order than a script makes them."""
-        number = getattr(process_set, "process_set_id", None) or 0
-        return f"noname.{next(self._counts.setdefault(number, itertools.count()))}"
+        # Not by the set's number, which another set may get once this one is removed.
+        of = process_set if isinstance(process_set, ProcessSet) else global_process_set
+        return f"noname.{next(self._counts.setdefault(of, itertools.count()))}"
 
     def count_anew(self) -> None:
         """All ranks are at the same place of their scripts."""
