@@ -56,6 +56,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     def __setattr__(self, item: str, value: Any) -> None:
         setattr(self._optimizer, item, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)  # the base class leaves out what this one does not have
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
     def create_state(self, index: Any, weight: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.create_state(index, weight)

@@ -26,7 +26,7 @@ _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet has it
 _DTYPES: dict[int, Any] = {
     number: np.dtype(name).type for number, name in enumerate(native.DTYPE_NAMES) if name not in ("int16", "bfloat16")
 }
-_NUMBER_OF = {dtype: number for number, dtype in _DTYPES.items()}
+_NUMBER_OF = {np.dtype(dtype): number for number, dtype in _DTYPES.items()} | {_BFLOAT16: native.BFLOAT16}
 
 
 def check(array: Any) -> None:
@@ -42,12 +42,9 @@ def check(array: Any) -> None:
 
 def dtype_of(array: Any) -> int:
     """The hvd_dtype. Raises ValueError for one that no operation takes."""
-    dtype = array.dtype
-    if dtype == _BFLOAT16:
-        return native.BFLOAT16
-    number = _NUMBER_OF.get(dtype)
+    number = _NUMBER_OF.get(np.dtype(array.dtype))  # a type or a dtype
     if number is None:
-        raise unsupported_dtype(getattr(dtype, "__name__", dtype))
+        raise unsupported_dtype(np.dtype(array.dtype))
     return number
 
 
