@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shims/mxnet/call.h"
 
-#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shims/refusal.h"
@@ -46,19 +46,22 @@ struct OnComplete {
 };
 
 // The calls of a training step. Each has its part in it until it is submitted or will never be.
-class Step {
- public:
-  explicit Step(uint32_t calls) : left_(calls) {}
-  // True for the last one, with which the step is gone.
-  static bool leave(Step* step) {
-    if (step->left_.fetch_sub(1) != 1) return false;
-    delete step;
-    return true;
-  }
-
- private:
-  std::atomic<uint32_t> left_;
+struct Step {
+  std::mutex mutex;  // over the submissions, so that none comes after the last one
+  uint32_t left;
 };
+
+// Leaves the step and calls `submit(is_last)` meanwhile. The step is gone with the last one.
+template <typename Submit>
+void leave(Step* step, const Submit& submit) {
+  bool is_last = false;
+  {
+    const std::lock_guard lock(step->mutex);
+    is_last = --step->left == 0;
+    submit(is_last);
+  }
+  if (is_last) delete step;
+}
 
 // An NDArray of MXNet: one more handle of its memory, which lives as long.
 struct FreeArray {
@@ -94,6 +97,9 @@ hvd_status failure(int code, const char* text) {
   return status;
 }
 
+// What arrays that share memory have in common: NDArray::ptr_, as shim.py has checked.
+void* chunk_of(void* array) { return *static_cast<void**>(array); }
+
 // The memory of an array. False if MXNet keeps it in a layout of its own.
 bool find_memory(void* array, void** memory) {
   void* tensor = nullptr;
@@ -118,17 +124,28 @@ void finished(void* user, const hvd_status* outcome) {
 // True once it is submitted; it may have ended then.
 bool submit(Call* call, hvd_status* status) {
   for (size_t i = 0; i < call->tensors.size(); ++i) {
+    void* const from = call->inputs[i].get();
+    void* const to = call->outputs[i].get();
     void* input = nullptr;
-    if (!find_memory(call->inputs[i].get(), &input) || !find_memory(call->outputs[i].get(), &call->tensors[i].output)) {
+    // Nobody else reads it now.
+    if (mxnet.reorder != nullptr && chunk_of(from) == chunk_of(to)) mxnet.reorder(chunk_of(from));
+    if (!find_memory(from, &input) || !find_memory(to, &call->tensors[i].output)) {
       *status = failure(HVD_INVALID_ARGUMENT, mxnet.last_error());
       return false;
     }
     call->tensors[i].input = input;
   }
-  Step* const step = call->step;
-  call->step = nullptr;
-  if (step == nullptr || Step::leave(step)) call->request.flags |= HVD_URGENT;
-  return hvd_submit(call->context, &call->request, &call->handle, status) == HVD_OK;
+  int code = HVD_INTERNAL;
+  const auto submit_now = [&](bool is_last) {
+    if (is_last) call->request.flags |= HVD_URGENT;
+    code = hvd_submit(call->context, &call->request, &call->handle, status);
+  };
+  if (call->step == nullptr) {
+    submit_now(true);
+  } else {
+    leave(std::exchange(call->step, nullptr), submit_now);
+  }
+  return code == HVD_OK;
 }
 
 }  // namespace
@@ -142,7 +159,7 @@ void hvd_mxnet_attach(hvd_context* context) {
   ++now.number;
 }
 
-void* hvd_mxnet_new_step(uint32_t calls) { return new Step(calls); }
+void* hvd_mxnet_new_step(uint32_t calls) { return new Step{.left = calls}; }
 
 void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, void* const* outputs, void* step) {
   auto call = std::make_unique<Call>();
@@ -194,7 +211,7 @@ void hvd_mxnet_run(void* /*run_context*/, void* on_complete, void* user) {
 
 void hvd_mxnet_delete(void* user) {
   const std::unique_ptr<Call> call(static_cast<Call*>(user));
-  if (call->step != nullptr) Step::leave(call->step);
+  if (call->step != nullptr) leave(call->step, [](bool) {});
   if (call->has_run) return;
   Generation& now = generation();
   const std::shared_lock lock(now.mutex);

@@ -24,6 +24,7 @@ typedef struct {
   const char* (*last_error)(void);                    // MXGetLastError
   void (*make_error)(void* error, const char* text);  // std::runtime_error's constructor, whose layout is dmlc::Error's
   void (*end_error)(void* error);                     // its destructor
+  void (*reorder)(void* memory);  // NDArray::Chunk::Reorder2Default; null: this MXNet has no layouts of its own
 } hvd_mxnet_api;
 
 HVD_EXPORT void hvd_mxnet_use(const hvd_mxnet_api* api);
@@ -32,7 +33,7 @@ HVD_EXPORT void hvd_mxnet_attach(hvd_context* context);
 // Counts the calls of a training step: after the last of them nobody waits for more. Gone with the last of `calls`.
 HVD_EXPORT void* hvd_mxnet_new_step(uint32_t calls);
 // Copies the request, whose tensors' addresses do not count; the arrays have them when the call runs. `outputs`: an
-// array of each tensor, perhaps that of the input. `step`: null, or a step that has fewer calls yet than it counts.
+// array of each tensor, perhaps that of the input, which may have a layout of MXNet's own then. `step`: null, or a step that has fewer calls yet than it counts.
 // Null if MXNet refuses (hvd_mxnet_api.last_error).
 HVD_EXPORT void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, void* const* outputs, void* step);
 // What MXNet calls: EngineAsyncFunc and EngineFuncParamDeleter.

@@ -30,7 +30,7 @@ class _Api(ctypes.Structure):
 
     _fields_ = [
         (name, c_void_p)
-        for name in ("copy", "free", "to_dlpack", "free_dlpack", "last_error", "make_error", "end_error")
+        for name in ("copy", "free", "to_dlpack", "free_dlpack", "last_error", "make_error", "end_error", "reorder")
     ]
 
 
@@ -63,8 +63,9 @@ def library() -> ctypes.CDLL:
     opened.hvd_mxnet_new_step.argtypes, opened.hvd_mxnet_new_step.restype = [c_uint32], c_void_p
     opened.hvd_mxnet_new.argtypes = [c_void_p] * 4
     opened.hvd_mxnet_new.restype = c_void_p
+    names = _FUNCTIONS + (("_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv",) if _has_own_layouts() else ())
     try:
-        addresses = [ctypes.cast(getattr(_LIB, name), c_void_p) for name in _FUNCTIONS]
+        addresses = [ctypes.cast(getattr(_LIB, name), c_void_p) for name in names]
     except AttributeError as error:
         raise ImportError(f"Horovod does not know this build of MXNet {mx.__version__}: {error}") from None
     opened.hvd_mxnet_use(ctypes.byref(_Api(*addresses)))
@@ -113,14 +114,14 @@ def push(
 
     order: arrays that the operation counts as writing, so that others which do so wait for it.
     """
-    if _has_own_layouts():
-        for array in inputs:
+    written = {_identity(array): array for array in (*outputs, *order)}
+    read = {_identity(array): array for array in inputs if _identity(array) not in written}
+    if _has_own_layouts():  # the call itself does it for what it writes
+        for array in read.values():
             _LIB._ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv(array.handle)
     call = library().hvd_mxnet_new(ctypes.byref(request), _handles(inputs), _handles(outputs), step)
     if not call:
         check_call(-1)
-    written = {_identity(array): array for array in (*outputs, *order)}
-    read = {_identity(array): array for array in inputs if _identity(array) not in written}
     where = inputs[0].context
     run, delete = library().hvd_mxnet_run, library().hvd_mxnet_delete
     check_call(
