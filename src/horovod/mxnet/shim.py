@@ -6,8 +6,10 @@ MXNet orders them by the arrays that they read and write, as it does with its ow
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_uint32, c_void_p
 from typing import Any
@@ -18,6 +20,7 @@ from mxnet.base import _LIB, check_call
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
+from horovod.core.exceptions import NotRunningError, RankLeftError
 
 __all__ = ["new_step", "push"]
 
@@ -57,6 +60,11 @@ def library() -> ctypes.CDLL:
     """The native core, with the functions of this MXNet. Raises ImportError if they are not what we know."""
     if not mx.__version__.startswith("1.9."):
         raise ImportError(f"horovod.mxnet is for MXNet 1.9, got {mx.__version__}\nhint: pip install 'mxnet==1.9.1'")
+    if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+        raise ImportError(
+            "MXNET_ENGINE_TYPE=NaiveEngine forgets the errors of asynchronous operations, which Horovod's are\n"
+            "hint: unset it; to find what fails, read each result as soon as it is made"
+        )
     opened = native.library()
     opened.hvd_mxnet_use.argtypes = opened.hvd_mxnet_attach.argtypes = [c_void_p]
     opened.hvd_mxnet_use.restype = opened.hvd_mxnet_attach.restype = None
@@ -70,12 +78,23 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"Horovod does not know this build of MXNet {mx.__version__}: {error}") from None
     opened.hvd_mxnet_use(ctypes.byref(_Api(*addresses)))
     contexts.watch(_attach)
+    atexit.register(_end)
     return opened
 
 
 def _attach(context: Context | None) -> None:
     _check_identity()
     native.library().hvd_mxnet_attach(None if context is None else context.pointer)
+
+
+def _end() -> None:
+    """Runs at exit after shutdown, and before MXNet would raise what has failed and nobody has read."""
+    while True:
+        try:
+            mx.nd.waitall()
+        except (NotRunningError, RankLeftError):
+            continue  # it has failed because the ranks exit, and the script has ended
+        return
 
 
 def _identity(array: Any) -> int | None:
