@@ -89,6 +89,29 @@ def test_calls_without_a_name_meet_in_the_order_of_the_script(worlds: WorldPool)
     assert worlds(2).run(run) == [pytest.approx([20.0, 2.0] * 4)] * 2
 
 
+def test_calls_without_a_name_leave_no_names_behind(worlds: WorldPool) -> None:
+    def run() -> int:
+        import horovod.mxnet as hvd
+        from horovod.mxnet import ops
+
+        hvd.init()
+        one, seen, push = mx.nd.ones((1,)), set(), ops.push
+
+        def pushed(label: str, request: Any, *rest: Any) -> None:
+            seen.add(request.name)
+            push(label, request, *rest)
+
+        ops.push = pushed
+        try:
+            results = [hvd.allreduce(one * number, op=hvd.Sum) for number in range(3 * ops.MAX_UNNAMED)]
+        finally:
+            ops.push = push
+        assert [float(result.asscalar()) for result in results] == [2.0 * n for n in range(len(results))]
+        return len(seen) // ops.MAX_UNNAMED
+
+    assert worlds(2).run(run) == [1, 1]
+
+
 def test_arrays_in_layouts_of_onednn_are_sent_as_their_values(worlds: WorldPool) -> None:
     def run() -> list[Any]:
         import horovod.mxnet as hvd

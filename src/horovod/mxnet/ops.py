@@ -16,7 +16,7 @@ import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import mxnet as mx
 
@@ -63,7 +63,9 @@ __all__ = [
     "remove_process_set",
 ]
 
-T = TypeVar("T")
+# The names of calls without one come again after that many, as new names cost the native core memory and time. So many
+# of these calls may be in flight at once; the next one waits for the first.
+MAX_UNNAMED = 256
 
 
 class _Names:
@@ -77,7 +79,7 @@ class _Names:
         """The next name of a call without one: MXNet may run calls in another order than a script makes them."""
         # Not by the set's number, which another set may get once this one is removed.
         of = process_set if isinstance(process_set, ProcessSet) else global_process_set
-        return f"noname.{next(self._counts.setdefault(of, itertools.count()))}"
+        return f"noname.{next(self._counts.setdefault(of, itertools.count())) % MAX_UNNAMED}"
 
     def count_anew(self) -> None:
         """All ranks are at the same place of their scripts."""
@@ -148,7 +150,7 @@ def _pushed(
     """`fixed`: from the arrays' dtypes, what request_of needs for this kind of operation."""
     context = contexts.current()
     names = _names_of(context)
-    given, name = name, names.unnamed(process_set) if name is None else name
+    name = names.unnamed(process_set) if name is None else name
     try:
         check_name(name)
         _check_group(tensors)
@@ -157,8 +159,7 @@ def _pushed(
         number = number_of(process_set)
         options = fixed([dtype for dtype, _ in metas])
         request = request_of(kind, wire_name(label, name), metas, process_set=number, **options)
-        # None is in flight twice without a name, so it needs no order.
-        order = [] if given is None else [names.order(number, label, name)]
+        order = names.order(number, label, name)
     except LOCAL_ERRORS as error:
         collectives.refuse(label, name, error, process_set)
     hosts = [tensor if is_on_host(tensor) else tensor.as_in_context(mx.cpu()) for tensor in tensors]
@@ -166,7 +167,7 @@ def _pushed(
     outputs = (
         hosts if in_place else [_output(context, kind, number, *which) for which in zip(kinds, metas, strict=True)]
     )
-    push(label, request, hosts, outputs, order, int(priority), step)
+    push(label, request, hosts, outputs, [order], int(priority), step)
     if not in_place:
         return [output.as_in_context(tensor.context) for output, tensor in zip(outputs, tensors, strict=True)]
     for host, tensor in zip(hosts, tensors, strict=True):
