@@ -281,6 +281,27 @@ def test_calls_that_outlive_the_generation_fail_and_the_next_one_works() -> None
     assert nothing == [] and len(ended) == 2 and set(ended) <= {"NotRunningError", "RankLeftError"}, ended
 
 
+def test_an_error_that_is_read_late_is_no_error_of_the_next_generation() -> None:
+    def run() -> str:
+        import horovod.mxnet as hvd
+        from horovod.core import context
+
+        hvd.init()
+        if hvd.rank() == 0:
+            late = hvd.allreduce(mx.nd.ones((1,)), name="late")
+            with pytest.raises(hvd.HorovodInternalError, match="rank 1 has left"):
+                hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
+        if hvd.rank() == 0:
+            with pytest.raises(mx.base.MXNetError, match="rank 1 has left"):
+                late.wait_to_read()
+        return str(context.current().failure)
+
+    with World(2) as world:
+        assert world.run(run) == ["None", "None"]
+
+
 def test_a_lost_rank_is_named_by_mxnet_s_error() -> None:
     def run() -> tuple[str, Any]:
         import os

@@ -35,9 +35,10 @@ struct OnComplete {
   void operator()() const { callback(engine, operation, nullptr); }
 
   // The text ends with what horovod/mxnet/errors.py makes the exception of.
-  void operator()(const hvd_status& status) const {
+  void operator()(const hvd_status& status, uint64_t generation) const {
     const std::string text = "horovod: " + std::string(status.text) + "\n(code " + std::to_string(status.code) +
-                             ", rank " + std::to_string(status.failed_rank) + ")";
+                             ", rank " + std::to_string(status.failed_rank) + ", generation " +
+                             std::to_string(generation) + ")";
     alignas(16) char error[64];  // std::runtime_error has two words
     mxnet.make_error(error, text.c_str());
     callback(engine, operation, error);
@@ -113,11 +114,12 @@ bool find_memory(void* array, void** memory) {
 void finished(void* user, const hvd_status* outcome) {
   const auto* const call = static_cast<Call*>(user);
   const OnComplete on_complete = call->on_complete;
+  const uint64_t generation = call->generation;
   hvd_release(call->context, call->handle);
   if (outcome->code == HVD_OK) {
     on_complete();
   } else {
-    on_complete(*outcome);
+    on_complete(*outcome, generation);
   }
 }
 
@@ -152,11 +154,11 @@ bool submit(Call* call, hvd_status* status) {
 
 void hvd_mxnet_use(const hvd_mxnet_api* api) { mxnet = *api; }
 
-void hvd_mxnet_attach(hvd_context* context) {
+uint64_t hvd_mxnet_attach(hvd_context* context) {
   Generation& now = generation();
   const std::lock_guard lock(now.mutex);
   now.context = context;
-  ++now.number;
+  return ++now.number;
 }
 
 void* hvd_mxnet_new_step(uint32_t calls) { return new Step{.left = calls}; }
@@ -192,6 +194,7 @@ void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, void* const
 void hvd_mxnet_run(void* /*run_context*/, void* on_complete, void* user) {
   auto* const call = static_cast<Call*>(user);
   const OnComplete done = *static_cast<const OnComplete*>(on_complete);
+  const uint64_t generation_of_call = call->generation;
   call->has_run = true;
   call->on_complete = done;
   hvd_status status = new_status();
@@ -206,7 +209,7 @@ void hvd_mxnet_run(void* /*run_context*/, void* on_complete, void* user) {
       hvd::shims::tell_refusal(now.context, call->name, call->request.process_set, status);
     }
   }
-  done(status);
+  done(status, generation_of_call);
 }
 
 void hvd_mxnet_delete(void* user) {

@@ -28,8 +28,9 @@ typedef struct {
 } hvd_mxnet_api;
 
 HVD_EXPORT void hvd_mxnet_use(const hvd_mxnet_api* api);
-// The generation that calls are submitted to: after hvd_start, before hvd_stop (null). Any thread.
-HVD_EXPORT void hvd_mxnet_attach(hvd_context* context);
+// The generation that calls are submitted to: after hvd_start, before hvd_stop (null). Any thread. Returns its number,
+// which the text of an error ends with.
+HVD_EXPORT uint64_t hvd_mxnet_attach(hvd_context* context);
 // Counts the calls of a training step: after the last of them nobody waits for more. Gone with the last of `calls`.
 HVD_EXPORT void* hvd_mxnet_new_step(uint32_t calls);
 // Copies the request, whose tensors' addresses do not count; the arrays have them when the call runs. `outputs`: an

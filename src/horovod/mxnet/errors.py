@@ -18,6 +18,7 @@ from mxnet.base import MXNetError, register_error
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.exceptions import HorovodInternalError, OutOfMemoryError
+from horovod.mxnet.shim import generation
 
 __all__ = ["MXNetError", "mixed", "raising_mxnets"]
 
@@ -56,13 +57,15 @@ def raising_mxnets() -> Iterator[None]:
 
 def _read(text: str) -> Exception:
     """The error whose text native/shims/mxnet gave to MXNet."""
-    found = re.fullmatch(r"(?:Traceback.*\n)?horovod: (.*)\n\(code (\d+), rank (-?\d+)\)\s*", text, re.DOTALL)
+    found = re.fullmatch(
+        r"(?:Traceback.*\n)?horovod: (.*)\n\(code (\d+), rank (-?\d+), generation (\d+)\)\s*", text, re.DOTALL
+    )
     if found is None:
         return RuntimeError(text)
     status = native.Status()
     status.text, status.failed_rank = found[1].encode()[: native.TEXT_BYTES - 1], int(found[3])
     code = int(found[2])
-    if contexts.is_initialized():
+    if contexts.is_initialized() and int(found[4]) == generation.number:
         return mixed(contexts.current().failure_of(code, status))  # which knows what came first
     return mixed(native.error_of(code, found[1], status.failed_rank))
 

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import c_char_p, c_int, c_uint32, c_void_p
+from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import mxnet as mx
@@ -22,10 +22,19 @@ from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import NotRunningError, RankLeftError
 
-__all__ = ["new_step", "push"]
+__all__ = ["generation", "library", "new_step", "push"]
 
 # FnProperty of MXNet: on a thread for what shall not wait behind computations, which would hold up the other ranks.
 _CPU_PRIORITIZED = c_int(3)
+
+
+class Generation:
+    """The number of the generation that runs, as the errors of its calls have it."""
+
+    number = 0
+
+
+generation = Generation()
 
 
 class _Api(ctypes.Structure):
@@ -67,7 +76,7 @@ def library() -> ctypes.CDLL:
         )
     opened = native.library()
     opened.hvd_mxnet_use.argtypes = opened.hvd_mxnet_attach.argtypes = [c_void_p]
-    opened.hvd_mxnet_use.restype = opened.hvd_mxnet_attach.restype = None
+    opened.hvd_mxnet_use.restype, opened.hvd_mxnet_attach.restype = None, c_uint64
     opened.hvd_mxnet_new_step.argtypes, opened.hvd_mxnet_new_step.restype = [c_uint32], c_void_p
     opened.hvd_mxnet_new.argtypes = [c_void_p] * 4
     opened.hvd_mxnet_new.restype = c_void_p
@@ -84,7 +93,7 @@ def library() -> ctypes.CDLL:
 
 def _attach(context: Context | None) -> None:
     _check_identity()
-    native.library().hvd_mxnet_attach(None if context is None else context.pointer)
+    generation.number = native.library().hvd_mxnet_attach(None if context is None else context.pointer)
 
 
 def _end() -> None:
