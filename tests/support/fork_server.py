@@ -35,7 +35,7 @@ _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")
 _START_TIMEOUT_S = 110.0
 _PRELOADED = {
     # torch._dynamo: a rank's first optimizer would import it, for more than a second.
-    "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch"),
+    "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch", "mxnet", "horovod.mxnet"),
     "tensorflow": ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"),
     "torch": ("torch", "keras", "horovod.torch", "horovod.keras"),
     "jax": ("jax", "keras", "horovod.jax", "horovod.keras"),

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from horovod.core.native import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from support.world import World, WorldPool
@@ -278,6 +281,58 @@ class CompiledJax:
         return call
 
 
+class Mxnet(Core):
+    """MXNet's arrays. Whoever calls an operation reads its results at once, as that raises what is wrong."""
+
+    forms, layouts, mismatch = ("sync", "in_place"), LAYOUTS[:1], "MismatchError"
+
+    def __init__(self) -> None:
+        import mxnet as mx
+
+        import horovod.mxnet
+
+        mx.util.set_np_shape(True)  # arrays may be empty, and have no dimension
+        self._mx = mx
+        self.hvd: Any = MxnetModule(horovod.mxnet)
+
+    def tensor(self, array: Array, layout: str = "dense") -> Any:
+        from horovod.mxnet import tensors
+
+        assert layout == "dense"
+        array = np.array(array, order="C")
+        tensor = tensors.empty(self._mx.nd.NDArray, array.shape, DTYPE_NAMES.index(array.dtype.name))
+        ctypes.memmove(tensors.MxnetAdapter().address(tensor), array.ctypes.data, array.nbytes)
+        return tensor
+
+    def array(self, tensor: Any) -> Array:
+        assert isinstance(tensor, self._mx.nd.NDArray)
+        array: Array = tensor.asnumpy()
+        return array.view(bfloat16()) if array.dtype.names == ("bfloat16",) else array
+
+    def complex(self) -> Any:
+        return np.zeros(3, np.complex64)
+
+
+class MxnetModule:
+    """horovod.mxnet, the results of its operations read."""
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._hvd, name)
+        if name.removeprefix("grouped_").rstrip("_") not in ("allreduce", "broadcast", "reducescatter"):
+            return value
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = value(*arguments, **options)
+            for array in result if isinstance(result, list) else [result]:
+                array.wait_to_read()
+            return result
+
+        return call
+
+
 class InSet:
     """A framework seen from inside a process set: ranks, sizes and roots are the set's own."""
 
@@ -334,8 +389,7 @@ def load(name: str) -> Any:
     """The framework of that name, with Horovod initialized in this rank."""
     module, _, mode = name.partition("_")
     with_modes = {"tensorflow": TensorFlow, "jax": Jax}
-    framework: Any = (
-        with_modes[module](mode or "eager") if module in with_modes else {"core": Core, "torch": Torch}[name]()
-    )
+    plain: dict[str, Any] = {"core": Core, "torch": Torch, "mxnet": Mxnet}
+    framework: Any = with_modes[module](mode or "eager") if module in with_modes else plain[name]()
     framework.hvd.init()
     return framework

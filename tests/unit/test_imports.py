@@ -23,6 +23,7 @@ ALLOWED = {
     # The data service has a rendezvous of its own. Keras: see below.
     "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
     "jax": {"horovod", "core"},
+    "mxnet": {"horovod", "core", "common"},
     "keras": {"horovod", "core", "tensorflow", "torch", "jax"},  # the package of its backend
     "common": {"core"},
     "runner": {"launcher"},
@@ -79,7 +80,7 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
 
 
-@pytest.mark.parametrize("folder", ["core", "torch", "jax", "tensorflow/data", "keras", "common", "launcher"])
+@pytest.mark.parametrize("folder", ["core", "torch", "jax", "tensorflow/data", "keras", "mxnet", "common", "launcher"])
 def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> None:
     """Imports inside of functions count as well."""
     paths = (PACKAGE / folder).rglob("*.py")

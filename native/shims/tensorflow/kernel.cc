@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shims/refusal.h"
 #include "shims/tensorflow/done_callback.h"
 
 namespace hvd::tensorflow {
@@ -125,17 +126,6 @@ bool make_outputs(Invocation* invocation, TF_Status* status) {
 
 void finished(void* user, const hvd_status* outcome);
 
-// The engine has refused it: the peers, who may be waiting, are told.
-void refuse(const Invocation& invocation, const hvd_status& status) {
-  const Collective& collective = invocation.kernel->collective();
-  if (status.code != HVD_INVALID_ARGUMENT) return;
-  // The text for the peers begins with rank and operation, too.
-  const std::string shown = collective.name.empty() ? ": " : ", `" + collective.name + "`: ";
-  const char* const found = std::strstr(status.text, shown.c_str());
-  hvd_refuse(invocation.engine, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,
-             found == nullptr ? status.text : found + shown.size(), nullptr);
-}
-
 bool submit(Invocation* invocation) {
   const Collective& collective = invocation->kernel->collective();
   std::vector<hvd_tensor> tensors(invocation->inputs.size());
@@ -170,7 +160,7 @@ bool submit(Invocation* invocation) {
   // Once submitted, the invocation may be gone.
   const int code = invocation->kernel->submit(&request, invocation, &invocation->handle, &status);
   if (code == HVD_OK) return true;
-  refuse(*invocation, status);
+  shims::tell_refusal(invocation->engine, collective.name, collective.process_set, status);
   fail(invocation->context, status);
   return false;
 }

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How gradients become the ranks' average, for the optimizer and the trainer (steps 1 and 2 of a gradient's way)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.common.util import split_list
+from horovod.core.compression import compressed
+from horovod.core.native import ALLREDUCE
+from horovod.core.reduction_options import ReductionOptions
+from horovod.mxnet.ops import reduce
+from horovod.mxnet.shim import new_step
+from horovod.mxnet.tensors import collectives
+
+__all__ = ["average"]
+
+
+def average(options: ReductionOptions, names: Sequence[str], gradients: Sequence[Any]) -> None:
+    """Averages gradients in place over the options' process set: MXNet does so once they are computed.
+
+    The first ones are sent first among those that are ready: the next forward pass needs them first.
+    """
+    process_set = options.process_set
+    if not gradients or not process_set.included() or (process_set.size() or 1) == 1:
+        return
+    places = range(len(gradients))
+    groups = [list(group) for group in split_list(places, min(options.groups or len(places), len(places)))]
+    step = new_step(len(groups))
+    for group in groups:
+        label, name = "allreduce", names[group[0]]
+        if options.groups:
+            label, name = "grouped_allreduce", f"{name}to{names[group[-1]]}"
+
+        def tell(error: Exception, label: str = label, name: str = name) -> None:
+            collectives.tell(label, name, error, process_set)
+
+        pairs = compressed((gradients[place] for place in group), options.compression, tell)
+        sent = [tensor for tensor, _ in pairs]
+        received = reduce(ALLREDUCE, label, sent, name, -group[0], options.how, True, step)
+        for place, tensor, (_, ctx) in zip(group, received, pairs, strict=True):
+            result = options.compression.decompress(tensor, ctx)
+            if result is not gradients[place]:
+                result.copyto(gradients[place])

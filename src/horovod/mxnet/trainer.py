@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedTrainer, for Gluon: step 1 of a gradient's way."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import mxnet as mx
+
+from horovod.core.compression import Compressor
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.reduction_options import ReductionOptions
+from horovod.mxnet.compression import Compression
+from horovod.mxnet.gradients import average
+from horovod.mxnet.optimizer import DistributedOptimizer, check_groups
+
+__all__ = ["DistributedTrainer"]
+
+
+class DistributedTrainer(mx.gluon.Trainer):
+    """A Gluon trainer whose step() averages the gradients over the ranks of `process_set` before it updates.
+
+    step(batch_size) divides by the batch size of one rank. params: as of mx.gluon.Trainer; ranks' gradients meet by
+    their place in it. compression: what travels. gradient_predivide_factor f: gradients are scaled by 1/f before and
+    f / size after the sum. prefix: before the gradients' names, different for each of several trainers. num_groups:
+    gradients are reduced in so many parts, each as a whole. Gradients can be read between allreduce_grads() and
+    update(). Raises ValueError for options that cannot be.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: type[Compressor] = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        self._hvd_options = ReductionOptions.among(locals())
+        check_groups(num_groups)
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer does what DistributedOptimizer does: the wrapped optimizer is used", stacklevel=2
+            )
+            optimizer = optimizer._optimizer
+        listed = params.values() if hasattr(params, "values") else params
+        self._hvd_places = {id(parameter): place for place, parameter in enumerate(listed)}
+        self._hvd_prefix = prefix or ""
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if len(self._contexts) > 1:
+            raise InvalidRequestError(
+                f"the parameters are on {len(self._contexts)} devices, {', '.join(map(str, self._contexts))}: expected "
+                "one\nhint: start a process for each device"
+            )
+
+    def _allreduce_grads(self) -> None:
+        """What step() and allreduce_grads() of Gluon's trainer call."""
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        trained.sort(key=lambda parameter: self._hvd_places[id(parameter)])
+        names = [f"{self._hvd_prefix}gradient.{self._hvd_places[id(parameter)]}" for parameter in trained]
+        average(self._hvd_options, names, [parameter.list_grad()[0] for parameter in trained])

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts of MXNet in horovodrun: how they end, and what they may do beside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from frameworks.test_examples import horovodrun
+
+pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
+
+BEGIN = """
+import mxnet as mx
+import horovod.mxnet as hvd
+hvd.init()
+"""
+
+
+def run(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "script.py"
+    file.write_text(BEGIN + script)
+    return horovodrun("-np", "2", sys.executable, str(file), timeout_s=100, **env)
+
+
+def test_a_script_may_end_while_calls_wait_for_ranks_that_never_call(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+if hvd.rank() == 0:
+    for _ in range(5):
+        hvd.allreduce(mx.nd.ones((3,)), name="alone")
+hvd.broadcast_object(None)  # none of them ends before the other
+hvd.shutdown()
+print("end")
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(">:end") == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_on_one_rank_ends_the_job_and_stands_in_the_report(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+weight = mx.gluon.Parameter("weight", shape=(4,))
+weight.initialize(mx.init.One())
+trainer = hvd.DistributedTrainer([weight], "sgd")
+for step in range(100000):
+    with mx.autograd.record():
+        loss = (weight.data() * weight.data()).sum()
+    loss.backward()
+    trainer.step(1)
+    if step == 5 and hvd.rank() == 1:
+        raise ValueError("a bug of its own")
+    loss.asscalar()
+""",
+    )
+    assert done.returncode == 1
+    assert "ValueError: a bug of its own" in done.stderr
+    assert "horovodrun: rank 1 on host localhost exited with code 1" in done.stderr
+    assert "[0]<stderr>:horovod.core.exceptions.RankLeftError" in done.stderr
+    assert "NotRunningError" not in done.stderr, "what fails because a rank ends itself is no news there"
+
+
+def test_data_loader_workers_are_no_ranks(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+random = mx.nd.random.normal(shape=(64, 4))
+data = mx.gluon.data.ArrayDataset(random.asnumpy(), random.sum(axis=1, keepdims=True).asnumpy())
+net = mx.gluon.nn.Dense(1)
+net.initialize()
+hvd.broadcast_parameters(net.collect_params())
+trainer = hvd.DistributedTrainer(net.collect_params(), "sgd")
+count = 0
+for inputs, targets in mx.gluon.data.DataLoader(data, batch_size=8, num_workers=2):
+    with mx.autograd.record():
+        loss = mx.gluon.loss.L2Loss()(net(inputs), targets)
+    loss.backward()
+    trainer.step(8)
+    count += len(inputs)
+weight = net.weight.data()
+print(count, bool((hvd.allreduce(weight, op=hvd.Max) == hvd.allreduce(weight, op=hvd.Min)).min().asscalar()))
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(">:64 True") == 2
+
+
+def test_an_engine_that_forgets_errors_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "", MXNET_ENGINE_TYPE="NaiveEngine")
+    assert done.returncode == 1
+    assert "ImportError: MXNET_ENGINE_TYPE=NaiveEngine forgets the errors" in done.stderr
+
+
+def test_the_other_threaded_engine_of_mxnet_keeps_errors(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+try:
+    hvd.allreduce(mx.nd.ones((2 + hvd.rank(),)), name="uneven").asnumpy()
+except mx.base.MXNetError as error:
+    print("expected" in str(error), hvd.allreduce(mx.nd.ones((1,)), op=hvd.Sum).asscalar())
+""",
+        MXNET_ENGINE_TYPE="ThreadedEngine",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(">:True 2.0") == 2

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod 0.28.1's names for MXNet, with parameters and defaults, against ours; what an installation with MXNet says of
+itself. The facts and the check are those of tests/unit/test_surface.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from unit import test_surface as surface
+
+pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
+
+
+@pytest.mark.parametrize("module", [module for module in surface.SURFACE if module.startswith("horovod.mxnet")])
+def test_a_module_has_horovods_names_parameters_and_defaults(module: str) -> None:
+    surface.test_a_module_has_horovods_names_parameters_and_defaults(module)
+
+
+@pytest.mark.parametrize("module", ["horovod.mxnet.functions", "horovod.mxnet.mpi_ops"])
+def test_an_old_place_only_re_exports(module: str) -> None:
+    surface.test_an_old_place_only_re_exports(module)
+
+
+def test_check_build_lists_mxnet() -> None:
+    command = [sys.executable, "-m", "horovod.launcher", "--check-build"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert "    [X] MXNet" in done.stdout and "    [ ] PyTorch" in done.stdout
+
+
+def test_another_mxnet_is_an_error_of_the_import() -> None:
+    code = "import mxnet; mxnet.__version__ = '2.0.0'; import horovod.mxnet"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert "ImportError: horovod.mxnet is for MXNet 1.9, got 2.0.0\nhint: pip install 'mxnet==1.9.1'" in done.stderr

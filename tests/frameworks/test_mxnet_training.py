@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with horovod.mxnet is training: equal to one process on the whole batch, with Gluon and with Module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.world import WorldPool
+
+mx = pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
+
+ROWS, STEPS = 24, 10
+Parameters = list[np.ndarray[Any, Any]]
+
+
+def data() -> tuple[Any, Any]:
+    random = np.random.RandomState(1)
+    return mx.nd.array(random.randn(ROWS, 1, 6, 6), dtype="float64"), mx.nd.array(random.randint(0, 3, (ROWS,)))
+
+
+def network(start: int) -> Any:
+    """Of which nobody knows the shapes until it sees data. `start`: what its values come from."""
+    mx.random.seed(start)
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Conv2D(4, 3, activation="tanh"), mx.gluon.nn.Dense(8, activation="tanh"))
+        net.add(mx.gluon.nn.Dense(3))
+    net.cast("float64")
+    net.initialize(mx.init.Normal(0.3))
+    return net
+
+
+def gluon_steps(net: Any, trainer: Any, rows: slice, passes: int = 1) -> Parameters:
+    images, labels = data()
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for _ in range(STEPS):
+        with mx.autograd.record():
+            loss = loss_of(net(images[rows]), labels[rows])
+        loss.backward()
+        trainer.step(len(loss))
+    return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+
+
+def gluon_alone() -> Parameters:
+    net = network(0)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    return gluon_steps(net, trainer, slice(0, ROWS))
+
+
+def gluon_distributed(options: dict[str, Any] | None = None, left_out: int | None = None) -> Parameters:
+    """Runs in a rank."""
+    import horovod.mxnet as hvd
+
+    hvd.init()
+    net = network(hvd.rank())  # start values come from rank 0
+    hvd.broadcast_parameters(net.collect_params(), root_rank=0)
+    arguments = dict(options or {})
+    if "compression" in arguments:
+        arguments["compression"] = getattr(hvd.Compression, arguments["compression"])
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **arguments)
+    if hvd.rank() == left_out:
+        trainer._allreduce_grads = lambda: [
+            hvd.allreduce_(p.grad() * 0, name=f"gradient.{i}") for i, p in enumerate(net.collect_params().values())
+        ]
+    return gluon_steps(net, trainer, slice(hvd.rank(), ROWS, hvd.size()))
+
+
+def distance(a: Parameters, b: Parameters) -> float:
+    return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+
+def check_equal(outcomes: list[Parameters], expected: Parameters, most: float = 1e-7) -> None:
+    """MXNet rounds 1 / batch size to a float32."""
+    for parameters in outcomes:
+        assert distance(parameters, expected) < most
+        for mine, first in zip(parameters, outcomes[0], strict=True):
+            assert mine.tobytes() == first.tobytes(), "it differs from rank 0's"
+
+
+@pytest.fixture(scope="module")
+def alone(worlds: WorldPool) -> Parameters:
+    (parameters,) = worlds(1).run(gluon_alone)
+    return list(parameters)
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+def test_gluon_equals_one_process_on_the_whole_batch(
+    worlds: WorldPool, alone: Parameters, size: int, transport: str
+) -> None:
+    check_equal(worlds(size, {"HOROVOD_TRANSPORT": transport}).run(gluon_distributed), alone)
+
+
+def test_that_check_notices_when_one_rank_is_left_out(worlds: WorldPool, alone: Parameters) -> None:
+    outcomes = worlds(2).run(gluon_distributed, None, 1)
+    assert distance(outcomes[0], alone) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_predivide_factor": 2.0},
+        {"num_groups": 2},
+        {"num_groups": 100},
+        {"prefix": "generator."},
+    ],
+    ids=str,
+)
+def test_options_of_the_trainer_that_do_not_change_the_result(
+    worlds: WorldPool, alone: Parameters, options: dict[str, Any]
+) -> None:
+    check_equal(worlds(2).run(gluon_distributed, options), alone)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_groups": 2}], ids=str)
+def test_compressed_gradients_train_all_ranks_alike(
+    worlds: WorldPool, alone: Parameters, options: dict[str, Any]
+) -> None:
+    outcomes = worlds(2).run(gluon_distributed, {"compression": "fp16", **options})
+    check_equal(outcomes, alone, most=0.1)
+    assert distance(outcomes[0], alone) > 0
+
+
+def symbol() -> Any:
+    net = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8), act_type="tanh")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3), name="softmax", normalization="batch")
+
+
+def module_steps(wrapped: Any, rows: slice, start: int, broadcast: Any, **fit: Any) -> Parameters:
+    """Momentum with the means of `rows`, from the values of `start`; `broadcast` makes these equal."""
+    images, labels = data()
+    inputs = images.reshape((ROWS, 36)).astype("float32")
+    count = len(range(*rows.indices(ROWS)))
+    batches = mx.io.NDArrayIter(inputs[rows], labels[rows], batch_size=count)
+    mx.random.seed(start)
+    with mx.name.NameManager():
+        module = mx.mod.Module(symbol(), context=mx.cpu())
+    module.bind(batches.provide_data, batches.provide_label)
+    module.init_params(mx.init.Normal(0.3))
+    arguments, auxiliary = module.get_params()
+    broadcast(arguments)
+    module.set_params(arguments, auxiliary)
+    module.fit(batches, num_epoch=STEPS, optimizer=wrapped, eval_metric=mx.metric.create("ce"), **fit)
+    return [value.asnumpy() for _, value in sorted(module.get_params()[0].items())]
+
+
+def module_alone() -> Parameters:
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1.0)
+    return module_steps(optimizer, slice(0, ROWS), 0, lambda arguments: None)
+
+
+def module_distributed(kvstore: Any, options: dict[str, Any]) -> Parameters:
+    """Runs in a rank. kvstore "made": one that MXNet uses for a single device, too, and that holds the optimizer."""
+    import horovod.mxnet as hvd
+
+    hvd.init()
+    kvstore = mx.kv.create("local") if kvstore == "made" else kvstore
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1.0)
+    wrapped = hvd.DistributedOptimizer(optimizer, **options)
+    rows = slice(hvd.rank(), ROWS, hvd.size())
+    return module_steps(
+        wrapped, rows, hvd.rank(), lambda arguments: hvd.broadcast_parameters(arguments, 0), kvstore=kvstore
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "kvstore", "options"),
+    [(2, None, {}), (2, "local", {}), (3, "made", {"gradient_predivide_factor": 2.0}), (2, None, {"num_groups": 2})],
+)
+def test_module_equals_one_process_on_the_whole_batch(
+    worlds: WorldPool, size: int, kvstore: Any, options: dict[str, Any]
+) -> None:
+    (expected,) = worlds(1).run(module_alone)
+    check_equal(worlds(size).run(module_distributed, kvstore, options), expected, most=1e-5)
+
+
+def test_a_set_trains_for_itself(worlds: WorldPool) -> None:
+    def run() -> tuple[float, Parameters]:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        pair = hvd.add_process_set([0, 2])
+        weight = mx.gluon.Parameter("weight", shape=(2,))
+        weight.initialize(mx.init.One())
+        trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0}, process_set=pair)
+        optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0), process_set=pair)
+        with mx.autograd.record():
+            loss = (weight.data() * hvd.rank()).sum()
+        loss.backward()
+        trainer.step(1)
+        plain = mx.nd.zeros((1,))
+        optimizer.update(0, plain, mx.nd.ones((1,)) * hvd.rank(), None)
+        result = [weight.data().asnumpy(), plain.asnumpy()]
+        hvd.barrier()
+        assert hvd.remove_process_set(pair)
+        return result
+
+    outcomes = worlds(3, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(run)
+    # Ranks 0 and 2 take the mean of their gradients, rank 1 its own; all are 1.
+    assert [weight.tolist() for weight, _ in outcomes] == [[0.0, 0.0]] * 3
+    assert [plain.tolist() for _, plain in outcomes] == [[-1.0]] * 3
