@@ -150,9 +150,7 @@ def read_state(path: str) -> State:
                 raise CaffeError(f"{path}: is not a .solverstate.h5: {error}") from error
     state = _read_binary(path, "SolverState")
     history = [array_of(blob, path) for blob in state.history]
-    return State(
-        state.iter, state.learned_net, history, state.current_step, state.minimum_loss, state.iter_last_event
-    )
+    return State(state.iter, state.learned_net, history, state.current_step, state.minimum_loss, state.iter_last_event)
 
 
 def write_state(path: str, state: State) -> None:

@@ -19,7 +19,7 @@ def _scale_count(blob: Tensor, filler: Any) -> float:
     """The n of xavier and msra: fan-in, fan-out, or their mean."""
     fan_in = blob.numel() / blob.shape[0]
     fan_out = blob.numel() / blob.shape[1] if blob.ndim > 1 else blob.numel()
-    return (fan_in, fan_out, (fan_in + fan_out) / 2)[filler.variance_norm]
+    return float((fan_in, fan_out, (fan_in + fan_out) / 2)[filler.variance_norm])
 
 
 def _constant(blob: Tensor, filler: Any) -> None:

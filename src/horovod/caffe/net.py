@@ -183,7 +183,7 @@ class Net:
             if name not in layers:
                 known = ", ".join(map(repr, layers)) or "none"
                 raise CaffeError(f"{self.context.origin.path}: no Input layer has the top {name!r}; there are {known}")
-            layers[name].values[name] = torch.as_tensor(value, dtype=torch.float32)
+            layers[name].values[name] = torch.as_tensor(value, dtype=torch.get_default_dtype())
 
     def _weighted(self, index: int, tops: list[Tensor]) -> Iterator[Tensor]:
         layer, weights = self.layers[index], self._weights[index]
@@ -230,14 +230,20 @@ class Net:
             legacy = values.ndim == 4 and (1,) * (4 - target.ndim) + tuple(target.shape) == values.shape
             if values.shape != tuple(target.shape) and not legacy:
                 shapes = f"{list(target.shape)} here, {list(values.shape)} in {path}"
-                layer.fail(f"blob {index}: the shapes differ: {shapes}\nhint: give the layer a new name to start afresh")
+                layer.fail(
+                    f"blob {index}: the shapes differ: {shapes}\nhint: give the layer a new name to start afresh"
+                )
             with torch.no_grad():
                 target.copy_(torch.from_numpy(values.reshape(target.shape)))
 
     def save(self, path: str) -> None:
         """Writes a .caffemodel, or HDF5 if the name ends with .h5."""
-        blobs = {layer.name: [blob.detach().numpy() for blob in layer.blobs] for layer in self.layers}
+        blobs = {layer.name: [blob.detach().float().numpy() for blob in layer.blobs] for layer in self.layers}
         write_weights(path, self.proto, blobs)
+
+    def share_weights(self) -> None:
+        """Gives all ranks the weights of rank 0. All ranks call it."""
+        self.context.replicas.share([(one.name, one.tensor.detach()) for one in self.parameters])
 
     def close(self) -> None:
         """Ends the threads of data layers."""

@@ -48,10 +48,7 @@ def filtered(net: Any, state: NetState) -> Any:
     for layer in net.layer:
         if layer.include and layer.exclude:
             raise CaffeError(f"layer {layer.name!r} has both include and exclude; expected one of them")
-        if layer.include:
-            there = any(map(state.meets, layer.include))
-        else:
-            there = not any(map(state.meets, layer.exclude))
+        there = any(map(state.meets, layer.include)) if layer.include else not any(map(state.meets, layer.exclude))
         if there:
             result.layer.add().CopyFrom(layer)
     result.state.CopyFrom(message("NetState")(phase=state.phase, level=state.level, stage=list(state.stages)))

@@ -98,10 +98,7 @@ def _plateau(solver: Any, progress: Progress, i: int, loss: float) -> float:
     if loss < progress.minimum_loss:
         progress.minimum_loss, progress.iteration_of_last_event = loss, i
     windows = solver.plateau_winsize
-    if (
-        progress.current_step < len(windows)
-        and i - progress.iteration_of_last_event >= windows[progress.current_step]
-    ):
+    if progress.current_step < len(windows) and i - progress.iteration_of_last_event >= windows[progress.current_step]:
         progress.current_step += 1
         progress.iteration_of_last_event = i
     return float(solver.base_lr * solver.gamma**progress.current_step)

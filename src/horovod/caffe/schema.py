@@ -167,8 +167,9 @@ V1LayerParameter bottom=2:string* top=3:string* name=4:string include=32:NetStat
   type=5:V1LayerParameter.LayerType blobs=6:BlobProto* param=1001:string*
   blob_share_mode=1002:V1LayerParameter.DimCheckMode* blobs_lr=7:float* weight_decay=8:float* loss_weight=35:float*
   accuracy_param=27:AccuracyParameter argmax_param=23:ArgMaxParameter concat_param=9:ConcatParameter
-  contrastive_loss_param=40:ContrastiveLossParameter convolution_param=10:ConvolutionParameter data_param=11:DataParameter
-  dropout_param=12:DropoutParameter dummy_data_param=26:DummyDataParameter eltwise_param=24:EltwiseParameter
+  contrastive_loss_param=40:ContrastiveLossParameter convolution_param=10:ConvolutionParameter
+  data_param=11:DataParameter dropout_param=12:DropoutParameter
+  dummy_data_param=26:DummyDataParameter eltwise_param=24:EltwiseParameter
   exp_param=41:ExpParameter hdf5_data_param=13:HDF5DataParameter hdf5_output_param=14:HDF5OutputParameter
   hinge_loss_param=29:HingeLossParameter image_data_param=15:ImageDataParameter
   infogain_loss_param=16:InfogainLossParameter inner_product_param=17:InnerProductParameter lrn_param=18:LRNParameter

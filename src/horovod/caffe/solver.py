@@ -21,7 +21,7 @@ from horovod.caffe.replicas import Replicas
 from horovod.caffe.signals import SNAPSHOT, STOP, Signals
 from horovod.caffe.snapshots import Snapshots
 from horovod.caffe.solver_nets import net_sources
-from horovod.caffe.testing import log_outputs, test_all
+from horovod.caffe.testing import common_statistics, log_outputs, mean_outputs
 from horovod.caffe.updates import CaffeOptimizer
 from horovod.caffe.upgrade import upgrade_solver
 
@@ -68,14 +68,14 @@ class Solver:
         self.iteration = 0
         self.rates = Rates(proto)
         train, tests = net_sources(proto)
-        self.snapshots = Snapshots(self)
+        self.snapshots = Snapshots(proto, self.origin.path, self.replicas, self.log)
         if proto.solver_mode == proto.GPU:
             self.log.warning("solver_mode is GPU: this version computes on the CPU")
         self._seed()
         self.net = self._net(train, NetState.of(train.proto.state, proto.train_state, phase=TRAIN), None)
         states = [NetState.of(one.proto.state, *one.states, phase=1) for one in tests]
         self.test_nets = [self._net(one, state, self.net) for one, state in zip(tests, states, strict=True)]
-        self.share_weights()
+        self.net.share_weights()
         self.optimizer = CaffeOptimizer(self.net.parameters, proto)
         named = [(one.name, one.tensor) for one in self.net.parameters if one.tensor.requires_grad]
         self.reducing = hvd.DistributedOptimizer(
@@ -90,24 +90,18 @@ class Solver:
         torch.manual_seed(self.seed + self.replicas.rank)
 
     def _net(self, source: Any, state: NetState, share: Net | None) -> Net:
-        return Net(
-            source.proto, state, origin=source.origin, replicas=self.replicas, seed=self.seed, share=share
-        )
-
-    def share_weights(self) -> None:
-        """Gives all ranks the weights of rank 0."""
-        self.replicas.share([(one.name, one.tensor.detach()) for one in self.net.parameters])
+        return Net(source.proto, state, origin=source.origin, replicas=self.replicas, seed=self.seed, share=share)
 
     def solve(self, resume_from: str | None = None, signals: Signals | None = None) -> bool:
         """Trains up to max_iter. Returns whether it got there: a signal may have stopped it."""
         self.log.info(f"Solving {self.net.proto.name}")
         self.log.info(f"Learning Rate Policy: {self.proto.lr_policy}")
         if resume_from:
-            self.snapshots.restore(resume_from)
+            self.iteration = self.snapshots.restore(resume_from, self.net, self.optimizer, self.rates)
         stopped = self.step(self.proto.max_iter - self.iteration, signals)
         due = self.proto.snapshot and self.iteration % self.proto.snapshot == 0
         if self.proto.snapshot_after_train and not due:
-            self.snapshots.take()
+            self.snapshots.take(self.iteration, self.net, self.optimizer, self.rates)
         if stopped:
             self.log.info("Optimization stopped early.")
             return False
@@ -117,7 +111,7 @@ class Solver:
             self.losses.append(float(self.net.objective()))
             self.log.info(f"Iteration {self.iteration}, loss = {number(self.smoothed_loss())}")
         if self.proto.test_interval and self.iteration % self.proto.test_interval == 0:
-            test_all(self)
+            self.test()
         self.log.info("Optimization Done.")
         return True
 
@@ -129,7 +123,7 @@ class Solver:
         while self.iteration < end:
             self.reducing.zero_grad()
             if self._test_is_due() and (self.iteration > 0 or proto.test_initialization):
-                test_all(self)
+                self.test()
             self.losses.append(self._passes())
             display = bool(proto.display) and self.iteration % proto.display == 0
             loss = self.smoothed_loss() if display or self.rates.follows_loss else 0.0
@@ -144,10 +138,25 @@ class Solver:
             self.iteration += 1
             wanted = signals.agreed() if signals else 0
             if wanted == SNAPSHOT or (proto.snapshot and self.iteration % proto.snapshot == 0):
-                self.snapshots.take()
+                self.snapshots.take(self.iteration, self.net, self.optimizer, self.rates)
             if wanted == STOP:
                 return True
         return False
+
+    def test(self) -> None:
+        """Tests all test nets with the weights as they are. All ranks call it."""
+        with common_statistics(self.net, self.replicas):
+            for index, net in enumerate(self.test_nets):
+                self.log.info(f"Iteration {self.iteration}, Testing net (#{index})")
+                means, loss = mean_outputs(net, self.proto.test_iter[index], self.replicas)
+                if self.proto.test_compute_loss:
+                    self.log.info(f"Test loss: {number(loss)}")
+                log_outputs(self.log, net, means, "Test")
+
+    def close(self) -> None:
+        """Ends the data layers' threads."""
+        for net in (self.net, *self.test_nets):
+            net.close()
 
     def _test_is_due(self) -> bool:
         return bool(self.proto.test_interval) and self.iteration % self.proto.test_interval == 0
@@ -160,7 +169,7 @@ class Solver:
             objective = self.net.objective()
             objective.backward()
             total += float(objective.detach())
-        return total / self.proto.iter_size
+        return float(total / self.proto.iter_size)
 
     def smoothed_loss(self) -> float:
         """The mean of the last average_loss losses, over all ranks. All ranks call it."""
@@ -178,6 +187,6 @@ class Solver:
 
     def _log_outputs(self) -> None:
         net = self.net
-        values = [net.blobs[name].detach().float().reshape(-1) * net.times(name) for name in net.outputs]
+        values = [net.blobs[name].detach().double().reshape(-1) * net.times(name) for name in net.outputs]
         if values:
             log_outputs(self.log, net, self.replicas.mean(torch.cat(values), "caffe.outputs"), "Train")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,10 +14,7 @@ from horovod.caffe.log import Log, number
 from horovod.caffe.net import Net
 from horovod.caffe.replicas import Replicas
 
-if TYPE_CHECKING:
-    from horovod.caffe.solver import Solver
-
-__all__ = ["log_outputs", "mean_outputs", "own_share", "test_all"]
+__all__ = ["common_statistics", "log_outputs", "mean_outputs", "own_share"]
 
 
 def own_share(count: int, replicas: Replicas) -> int:
@@ -26,26 +22,14 @@ def own_share(count: int, replicas: Replicas) -> int:
     return count // replicas.size + (replicas.rank < count % replicas.size)
 
 
-def test_all(solver: Solver) -> None:
-    """Tests all test nets. All ranks call it."""
-    with _common_statistics(solver.net, solver.replicas):
-        for index, net in enumerate(solver.test_nets):
-            solver.log.info(f"Iteration {solver.iteration}, Testing net (#{index})")
-            count = solver.proto.test_iter[index]
-            means, loss = mean_outputs(net, count, solver.replicas)
-            if solver.proto.test_compute_loss:
-                solver.log.info(f"Test loss: {number(loss)}")
-            log_outputs(solver.log, net, means, "Test")
-
-
 def mean_outputs(net: Net, count: int, replicas: Replicas) -> tuple[Tensor, float]:
     """The mean of the outputs' values, and of the loss, over `count` batches of all ranks."""
     # The loss stands behind the outputs: one reduction for both.
-    total = torch.zeros(sum(map(net.count, net.outputs)) + 1)
+    total = torch.zeros(sum(map(net.count, net.outputs)) + 1, dtype=torch.float64)
     with torch.no_grad():
         for _ in range(own_share(count, replicas)):
             net.forward()
-            values = [net.blobs[name].float().reshape(-1) for name in net.outputs]
+            values = [net.blobs[name].double().reshape(-1) for name in net.outputs]
             loss = net.objective() * replicas.size
             total += torch.cat([*values, loss.reshape(1)])
     total = replicas.total(total, "caffe.test") / count
@@ -53,7 +37,7 @@ def mean_outputs(net: Net, count: int, replicas: Replicas) -> tuple[Tensor, floa
 
 
 @contextmanager
-def _common_statistics(net: Net, replicas: Replicas) -> Iterator[None]:
+def common_statistics(net: Net, replicas: Replicas) -> Iterator[None]:
     """Every rank tests with the mean of the ranks' BatchNorm statistics; each gets its own back afterwards."""
     layers = [layer for layer in net.layers if isinstance(layer, BatchNorm)] if replicas.size > 1 else []
     blobs = [(f"caffe.{layer.name}.{index}", blob) for layer in layers for index, blob in enumerate(layer.blobs)]

@@ -46,7 +46,7 @@ class CaffeOptimizer(torch.optim.Optimizer):
         super().__init__([one.tensor for one in trained], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Uses the gradients, which are sums over iter_size passes."""
         scale = self._clipping() / self._solver.iter_size
         for index, one in enumerate(self._all):

@@ -37,4 +37,4 @@ class Shard:
 
 def shuffled(count: int, seed: int) -> Callable[[int], Sequence[int]]:
     """Orders that differ from epoch to epoch."""
-    return lambda epoch: np.random.default_rng((seed, epoch)).permutation(count)
+    return lambda epoch: np.random.default_rng((seed, epoch)).permutation(count).tolist()

@@ -65,7 +65,9 @@ class Transformer:
         if self.crop:
             spare = [size - self.crop for size in image.shape[1:]]
             if min(spare) < 0:
-                raise CaffeError(f"crop_size {self.crop} is larger than an image of {image.shape[1]} x {image.shape[2]}")
+                raise CaffeError(
+                    f"crop_size {self.crop} is larger than an image of {image.shape[1]} x {image.shape[2]}"
+                )
             top, left = (int(self.random.integers(n + 1)) if self.training else n // 2 for n in spare)
             window = np.s_[:, top : top + self.crop, left : left + self.crop]
             image = image[window]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ _AHEAD = 4  # batches; Caffe's own default
 class Batches(Layer):
     """A layer whose batches a thread makes ahead. Subclasses open their source in open(), and make one in batch()."""
 
-    bottoms, tops = (0, 0), (1, 2)
+    bottoms: ClassVar[tuple[int, int | None]] = (0, 0)
+    tops: ClassVar[tuple[int, int | None]] = (1, 2)
     ahead = _AHEAD
 
     def setup(self, bottoms: list[Tensor]) -> None:
@@ -44,7 +45,7 @@ class Batches(Layer):
     def forward(self, bottoms: list[Tensor]) -> list[Tensor]:
         if self.context.building:
             return [torch.empty(shape, device="meta") for shape in self.top_shapes]
-        return [torch.from_numpy(values) for values in next(self._prefetch)]
+        return [torch.from_numpy(values).to(torch.get_default_dtype()) for values in next(self._prefetch)]
 
     def close(self) -> None:
         self._prefetch.close()
@@ -194,10 +195,16 @@ class MemoryData(Layer):
 
     def set_data(self, data: Any, labels: Any) -> None:
         """`data`: (n, channels, height, width), with n a multiple of batch_size; `labels`: n numbers."""
-        data = torch.as_tensor(data, dtype=torch.float32)
+        data = torch.as_tensor(data, dtype=torch.get_default_dtype())
         if data.shape[1:] != self.shape[1:] or len(data) % self.shape[0] or not len(data):
-            self.fail(f"expected a multiple of {self.shape[0]} images of {list(self.shape[1:])}, got {list(data.shape)}")
-        self.data, self.labels, self.place = data, torch.as_tensor(labels, dtype=torch.float32).reshape(-1), 0
+            self.fail(
+                f"expected a multiple of {self.shape[0]} images of {list(self.shape[1:])}, got {list(data.shape)}"
+            )
+        self.data, self.labels, self.place = (
+            data,
+            torch.as_tensor(labels, dtype=torch.get_default_dtype()).reshape(-1),
+            0,
+        )
         if len(self.labels) != len(data):
             self.fail(f"expected {len(data)} labels, got {len(self.labels)}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from horovod.caffe.data.shard import Shard, shuffled
-from horovod.caffe.data.transform import Image, decode, opencv
+from horovod.caffe.data.transform import Image, channels_first, decode, opencv
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.layers.base import layer
 from horovod.caffe.layers.data import Batches, lines_of
@@ -26,7 +26,7 @@ def load_image(path: str, is_color: bool = True, height: int = 0, width: int = 0
     if not (height and width):
         return image
     resized = opencv().resize(np.ascontiguousarray(image.transpose(1, 2, 0)), (width, height))
-    return resized[None] if resized.ndim == 2 else resized.transpose(2, 0, 1)
+    return channels_first(resized)
 
 
 @layer("ImageData")

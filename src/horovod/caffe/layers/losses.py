@@ -55,7 +55,7 @@ class _Normalized(Loss):
             return max(1.0, float(outer))
         if self.mode == "FULL" or self.ignored is None:
             return max(1.0, float(labels.numel()))
-        valid = (labels != self.ignored).sum().to(torch.float32)
+        valid = (labels != self.ignored).sum().to(torch.get_default_dtype())
         if self.training and not valid.is_meta:
             valid = self.context.replicas.mean(valid, f"caffe.{self.name}.valid")
         # At least 1 in total, as for one process.
@@ -118,7 +118,9 @@ class InfogainLoss(_Normalized):
         if len(bottoms) == 2:
             if not self.proto.infogain_loss_param.source:
                 raise CaffeError("expected a third bottom, or infogain_loss_param.source, with the matrix")
-            self.matrix = torch.from_numpy(read_blob(self.proto.infogain_loss_param.source))
+            self.matrix = torch.from_numpy(read_blob(self.proto.infogain_loss_param.source)).to(
+                torch.get_default_dtype()
+            )
 
     def forward(self, bottoms: list[Tensor]) -> list[Tensor]:
         axis = self.proto.infogain_loss_param.axis

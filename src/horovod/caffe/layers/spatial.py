@@ -81,9 +81,7 @@ class Convolution(_Window):
 
     def forward(self, bottoms: list[Tensor]) -> list[Tensor]:
         weight, bias = self.blobs[0], self.blobs[1] if len(self.blobs) > 1 else None
-        return [
-            self.convolve(one, weight, bias, self.stride, self.pad, self.dilation, self.group) for one in bottoms
-        ]
+        return [self.convolve(one, weight, bias, self.stride, self.pad, self.dilation, self.group) for one in bottoms]
 
 
 @layer("Deconvolution")
@@ -174,9 +172,7 @@ class Pooling(Layer):
             return [F.avg_pool2d(image, self.kernel, self.stride, pad, self.ceil, count_include_pad=True)]
         if len(self.proto.top) == 1:
             return [F.max_pool2d(image, self.kernel, self.stride, pad, ceil_mode=self.ceil)]
-        top, indices = F.max_pool2d(
-            image, self.kernel, self.stride, pad, ceil_mode=self.ceil, return_indices=True
-        )
+        top, indices = F.max_pool2d(image, self.kernel, self.stride, pad, ceil_mode=self.ceil, return_indices=True)
         return [top, indices.to(image.dtype)]
 
     def _stochastic(self, image: Tensor) -> Tensor:
@@ -218,7 +214,9 @@ class SpatialPyramid(Layer):
             kernel = [-(-size // bins) for size in image.shape[2:]]
             pad = [(k * bins - size + 1) // 2 for k, size in zip(kernel, image.shape[2:], strict=True)]
             if any(2 * p > k for p, k in zip(pad, kernel, strict=True)):
-                raise CaffeError(f"pyramid_height {param.pyramid_height} is too large for an image of {image.shape[2:]}")
+                raise CaffeError(
+                    f"pyramid_height {param.pyramid_height} is too large for an image of {image.shape[2:]}"
+                )
             if param.pool == param.AVE:
                 pooled = F.avg_pool2d(image, kernel, kernel, pad, ceil_mode=True)
             else:
