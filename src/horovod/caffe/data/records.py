@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,20 @@ def _lmdb() -> Any:
     return lmdb
 
 
+# A process may open an LMDB only once, and two layers may read the same: environments, each with its readers.
+_open: dict[str, tuple[Any, int]] = {}
+_lock = threading.Lock()
+
+
+def _opened(lmdb: Any, place: str) -> Any:
+    with _lock:
+        environment, readers = _open.get(place, (None, 0))
+        if environment is None:
+            environment = lmdb.open(place, readonly=True, lock=False, readahead=True, max_readers=512)
+        _open[place] = (environment, readers + 1)
+        return environment
+
+
 class Lmdb:
     """An LMDB folder, read by number in the order of its keys."""
 
@@ -36,15 +52,16 @@ class Lmdb:
             raise CaffeError(f"{path}: there is no such folder")
         if not (Path(path) / "data.mdb").is_file():
             raise CaffeError(f"{path}: is not an LMDB: it has no file data.mdb")
+        self.path, self._place = path, os.path.realpath(path)
         try:
-            self._environment = lmdb.open(path, readonly=True, lock=False, readahead=True, max_readers=512)
+            self._environment = _opened(lmdb, self._place)
             with self._environment.begin() as transaction:
                 self.keys: list[bytes] = list(transaction.cursor().iternext(values=False))
         except lmdb.Error as error:
             raise CaffeError(f"{path}: cannot be read as an LMDB: {error}") from error
         if not self.keys:
+            self.close()
             raise CaffeError(f"{path}: the LMDB has no records")
-        self.path = path
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -61,8 +78,13 @@ class Lmdb:
         return datum
 
     def close(self) -> None:
-        """Closes the files."""
-        self._environment.close()
+        """Closes the files, if nobody else reads them. Once."""
+        with _lock:
+            environment, readers = _open[self._place]
+            _open[self._place] = (environment, readers - 1)
+            if readers == 1:
+                environment.close()
+                del _open[self._place]
 
 
 def image_of(datum: Any, is_color: bool | None = None, name: str = "record") -> Image:
