@@ -50,10 +50,10 @@ def digits_lmdb(path: Path, count: int, seed: int = 0) -> str:
 
 
 def caffe(
-    *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 120, module: str = "horovod.caffe"
+    *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """The command; with several ranks, under horovodrun."""
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", "horovod.caffe", *arguments]
     if ranks > 1:
         command = [sys.executable, "-m", "horovod.launcher", "-np", str(ranks), *command]
     path = os.pathsep.join(filter(None, sys.path))

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     parser = _parser()
-    flags = parser.parse_intermixed_args(arguments)
+    flags = parser.read(arguments)
     if len(flags.commands) != 1:
         parser.print_help()
         return 0

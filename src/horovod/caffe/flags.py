@@ -22,15 +22,22 @@ class Flags(argparse.ArgumentParser):
 
     def __init__(self, usage: str) -> None:
         super().__init__(usage=usage, allow_abbrev=False, add_help=False)
+        self._booleans: dict[str, str] = {}  # as they are written alone, and in full
         self.add_argument("-help", "--help", "-h", action="help", help="this text")
 
     def flag(self, name: str, default: Any, help: str) -> None:
-        """A flag of the type of its default value. A Boolean may be given alone, or as =true or =false."""
+        """A flag of the type of its default value. A Boolean is given alone, with `no` before it, or with a value."""
         if isinstance(default, bool):
-            more: dict[str, Any] = {"nargs": "?", "const": True, "type": _truth}
+            more: dict[str, Any] = {"type": _truth, "metavar": "bool"}
+            for dash in ("-", "--"):
+                self._booleans |= {f"{dash}{name}": f"{dash}{name}=true", f"{dash}no{name}": f"{dash}{name}=false"}
         else:
             more = {"type": type(default), "metavar": type(default).__name__}
         self.add_argument(f"-{name}", f"--{name}", dest=name, default=default, help=f"{help} ({default!r})", **more)
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The flags' values. A Boolean alone does not take the argument after it."""
+        return self.parse_intermixed_args([self._booleans.get(one, one) for one in arguments])
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and ends with status 1, as Caffe's flags do."""

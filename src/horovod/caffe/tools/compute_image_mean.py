@@ -23,7 +23,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.flag("backend", "lmdb", "the kind of database; lmdb is the only one")
     parser.add_argument("database")
     parser.add_argument("file", nargs="?")
-    flags = parser.parse_intermixed_args(arguments)
+    flags = parser.read(arguments)
     check_backend(flags.backend)
     log, records = Log(), Lmdb(flags.database)
     log.info("Starting iteration")

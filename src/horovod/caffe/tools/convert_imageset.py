@@ -58,7 +58,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.flag("encoded", False, "store the files as they are, unless they are resized")
     for name in ("rootfolder", "listfile", "database"):
         parser.add_argument(name)
-    flags = parser.parse_intermixed_args(arguments)
+    flags = parser.read(arguments)
     check_backend(flags.backend)
     log = Log()
     try:

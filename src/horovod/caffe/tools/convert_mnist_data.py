@@ -44,7 +44,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.flag("backend", "lmdb", "the kind of database; lmdb is the only one")
     for name in ("images", "labels", "database"):
         parser.add_argument(name)
-    flags = parser.parse_intermixed_args(arguments)
+    flags = parser.read(arguments)
     check_backend(flags.backend)
     try:
         contents = [Path(path).read_bytes() for path in (flags.images, flags.labels)]

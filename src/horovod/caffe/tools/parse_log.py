@@ -64,7 +64,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.flag("delimiter", ",", "what stands between the columns")
     parser.add_argument("logfile")
     parser.add_argument("folder")
-    flags = parser.parse_intermixed_args(arguments)
+    flags = parser.read(arguments)
     log = Path(flags.logfile)
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
