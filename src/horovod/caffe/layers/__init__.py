@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers: one registry of types, and a file for each kind."""
 
-from horovod.caffe.layers import data, images, losses, neuron, normalization, recurrent, shapes, spatial, weights
+from horovod.caffe.layers import (
+    data,
+    images,
+    losses,
+    neuron,
+    normalization,
+    recurrent,
+    shapes,
+    spatial,
+    weights,
+    windows,
+)
 from horovod.caffe.layers.base import Context, Layer, create, layer, types
 
 __all__ = [
@@ -19,4 +30,5 @@ __all__ = [
     "spatial",
     "types",
     "weights",
+    "windows",
 ]
