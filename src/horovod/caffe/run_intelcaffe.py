@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
+from horovod.core.settings import current_environment
 
 __all__ = ["command_of", "main"]
 
@@ -131,11 +132,11 @@ def command_of(options: argparse.Namespace, program: Sequence[str]) -> list[str]
     return [*command, *program]
 
 
-def environment_of(options: argparse.Namespace) -> dict[str, str]:
+def environment_for_ranks(options: argparse.Namespace) -> dict[str, str]:
     """This process's environment, so PSM2_*, FI_* and I_MPI_* too, with the threads of a rank."""
     threads = int(options.num_omp_threads) or max(1, len(os.sched_getaffinity(0)) // int(options.ppn))
-    pinned = {"KMP_AFFINITY": os.environ.get("KMP_AFFINITY", "granularity=fine,compact,1,0")}
-    return {**os.environ, **pinned, "OMP_NUM_THREADS": str(threads)}
+    pinned = {"KMP_AFFINITY": "granularity=fine,compact,1,0"}  # unless the user has set it
+    return {**pinned, **current_environment(), "OMP_NUM_THREADS": str(threads)}
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
@@ -168,7 +169,7 @@ def _main(options: argparse.Namespace) -> int:
     hosts = hosts_of(options.hostfile) or [os.uname().nodename]
     name = f"{options.cpu or 'cpu'}-{len(hosts)}.txt"
     (folder / f"nodeconfig-{name}").write_text("\n".join(hosts) + "\n", encoding="utf-8")
-    environment = environment_of(options)
+    environment = environment_for_ranks(options)
     for command in commands:
         if options.debug == "on":
             print(f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {shlex.join(command)}", file=sys.stderr)
