@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "SGD, warm-up": {"momentum": 0.9, "warmup_iter": 5, "warmup_start_lr": 0.01},
     "SGD, plateau": {"lr_policy": "plateau", "gamma": 0.1, "plateau_winsize": [1, 2], "average_loss": 2},
     "SGD, LARS": {"momentum": 0.9, "local_lr_auto": True, "local_gw_ratio": 0.1, "weight_decay": 0.01},
-    "SGD, clipped": {"momentum": 0.9, "clip_gradients": 0.7, "weight_decay": 0.02, "iter_size": 2},
+    "SGD, clipped": {"momentum": 0.9, "clip_gradients": 2.5, "weight_decay": 0.02, "iter_size": 2},
     "SGD, L1": {"momentum": 0.9, "weight_decay": 0.02, "regularization_type": "L1", "iter_size": 3},
     "Adam, clipped": {"momentum": 0.9, "clip_gradients": 0.5, "delta": 1e-8},
 }
