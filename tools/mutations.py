@@ -1327,6 +1327,55 @@ MUTATIONS = (
         sanitizer="thread",
         report="WARNING: ThreadSanitizer: data race",
     ),
+    # Caffe
+    Mutation(
+        "caffe-sum-for-mean",
+        "src/horovod/caffe/net.py",
+        "share = 1 / self.context.replicas.size if layer.is_mean else 1.0",
+        "share = 1.0",
+        "the gradients of all ranks are summed, not averaged",
+        (python("tests/frameworks/test_caffe_training.py", "-k", "as_one and mean-2"),),
+    ),
+    Mutation(
+        "caffe-ranks-read-the-same",
+        "src/horovod/caffe/data/shard.py",
+        "self._next = replicas.rank + skip",
+        "self._next = skip",
+        "every rank reads the records of rank 0",
+        (python("tests/frameworks/test_caffe_training.py", "-k", "read_different"),),
+    ),
+    Mutation(
+        "caffe-own-valid-count",
+        "src/horovod/caffe/layers/losses.py",
+        "if self.training and not valid.is_meta:",
+        "if False:",
+        "each rank divides by its own number of valid labels",
+        (python("tests/frameworks/test_caffe_training.py", "-k", "ignored-2"),),
+    ),
+    Mutation(
+        "caffe-pytorchs-adam",
+        "src/horovod/caffe/updates.py",
+        "value=-rate * correction)",
+        "value=-rate / (1 - first**time))",
+        "one bias correction of Adam is missing",
+        (python("tests/frameworks/test_caffe_solver.py", "-k", "formulas and Adam"),),
+    ),
+    Mutation(
+        "caffe-clip-after-division",
+        "src/horovod/caffe/updates.py",
+        "return limit / norm if norm > limit else 1.0",
+        "return limit / norm if norm > limit * self._solver.iter_size else 1.0",
+        "the threshold is compared with the mean over iter_size, not with the sum",
+        (python("tests/frameworks/test_caffe_solver.py", "-k", "formulas and SGD and clipped"),),
+    ),
+    Mutation(
+        "caffe-relu-overwrites-what-others-read",
+        "src/horovod/caffe/graph.py",
+        "before, alone = layers[version[0]], self.readers[version] == [index]",
+        "before, alone = layers[version[0]], True",
+        "a layer in place changes a blob that another layer reads",
+        (python("tests/frameworks/test_caffe_layers.py", "-k", "in_place"),),
+    ),
 )
 
 

@@ -28,8 +28,10 @@ ALLOWED = {
     "common": {"core"},
     "runner": {"launcher"},
     "bench": {"horovod", "core", "launcher", "torch"},
+    "caffe": {"horovod", "core", "torch"},
 }
-COMPARES_WITH = {"bench": {"torch"}}  # the framework itself, and not our package for it
+# Frameworks of other names: the one that bench compares with, and the engine of caffe.
+BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
 ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}, "not_yet": {"core"}}
 
@@ -53,7 +55,7 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
             if parts[0] == "horovod":
                 part = parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "horovod"
                 assert part in ALLOWED[folder] | {folder}, f"{path} imports {name}"
-            elif folder not in (parts[0], "tensorflow", "keras") and parts[0] not in COMPARES_WITH.get(folder, ()):
+            elif folder not in (parts[0], "tensorflow", "keras") and parts[0] not in BUILT_ON.get(folder, ()):
                 assert parts[0] not in FRAMEWORKS, f"{path} imports {name}"
 
 
@@ -80,7 +82,10 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
 
 
-@pytest.mark.parametrize("folder", ["core", "torch", "jax", "tensorflow/data", "keras", "mxnet", "common", "launcher"])
+FOLDERS = ["core", "torch", "jax", "tensorflow/data", "keras", "mxnet", "caffe", "common", "launcher"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> None:
     """Imports inside of functions count as well."""
     paths = (PACKAGE / folder).rglob("*.py")

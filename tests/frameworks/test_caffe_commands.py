@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands and tools as a user runs them, on their own files and on MNIST."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.caffe import caffe, digits_lmdb, losses, write
+from support.examples import EXAMPLES, mnist_folder
+
+for module in ("torch", "google.protobuf", "h5py", "lmdb"):
+    pytest.importorskip(module, reason=f"not run: {module} is not installed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        ((), 0, r"usage: caffe <command> <flags>"),
+        (("train", "test"), 0, r"usage: caffe <command> <flags>"),
+        (("tran",), 134, r"^F\d{4} .*Check failed: Unknown action: tran.*\n.*did you mean 'train'"),
+        (("train",), 134, r"^F\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ .*\] Check failed: Need a solver definition to train\."),
+        (("train", "-solver=x", "-weights=a", "-snapshot=b"), 134, "but not both"),
+        (("train", "--solver=missing.prototxt"), 134, r"missing.prototxt: cannot be read"),
+        (("test",), 134, "Need a model definition to score"),
+        (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x"),
+        (("device_query",), 0, r"\] Device: CPU with \d+ core"),
+    ],
+)
+def test_wrong_command_lines_end_as_caffes_do(
+    arguments: tuple[str, ...], status: int, expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from horovod.caffe.cli import main
+
+    try:
+        got = main(arguments)
+    except SystemExit as error:
+        got = int(error.code or 0)
+    printed = capfd.readouterr()
+    assert got == status and re.search(expected, printed.out + printed.err, re.MULTILINE), printed
+
+
+def idx(folder: Path, name: str, values: np.ndarray) -> str:
+    """A file of MNIST's form."""
+    path = folder / name
+    path.write_bytes(struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes())
+    return str(path)
+
+
+@pytest.fixture
+def lenet(tmp_path: Path) -> Path:
+    """The example's folder with databases of MNIST's digits."""
+    from horovod.caffe.tools import convert_mnist_data
+
+    folder = Path(mnist_folder())
+    for name in ("lenet_solver.prototxt", "lenet_train_test.prototxt"):
+        shutil.copy(EXAMPLES / "08_caffe_mnist" / name, tmp_path)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        files = [str(folder / f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
+        assert convert_mnist_data.main([*files, str(tmp_path / f"mnist_{part}_lmdb")]) == 0
+    return tmp_path
+
+
+def edit(path: Path, **settings: object) -> None:
+    """Changes settings of a solver's file."""
+    text = path.read_text()
+    for name, value in settings.items():
+        text = re.sub(rf"^{name}:.*$", "", text, flags=re.MULTILINE) + f"\n{name}: {value}"
+    path.write_text(text)
+
+
+def share(folder: Path, ranks: int) -> None:
+    """Makes each rank's batch a part of 64 images."""
+    net = folder / "lenet_train_test.prototxt"
+    net.write_text(net.read_text().replace("batch_size: 64", f"batch_size: {64 // ranks}"))
+
+
+def accuracy(log: str) -> float:
+    """The last test's."""
+    return float(re.findall(r"Test net output #0: accuracy = (\S+)", log)[-1])
+
+
+def test_lenet_trains_tests_and_goes_on(lenet: Path) -> None:
+    solver = lenet / "lenet_solver.prototxt"
+    edit(solver, max_iter=60, test_interval=60, display=20, snapshot=30, test_iter=20, test_initialization="false")
+    first = caffe("train", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
+    assert first.returncode == 0, first.stderr
+    assert accuracy(first.stderr) > 0.85 and "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
+    assert [iteration for iteration, _ in losses(first.stderr)] == [0, 20, 40, 60]
+    rest = caffe("train", "-solver", "lenet_solver.prototxt", "-snapshot", "lenet_iter_30.solverstate", cwd=lenet)
+    assert rest.returncode == 0 and losses(rest.stderr)[0][0] == 40, rest.stderr
+    arguments = ["-model", "lenet_train_test.prototxt", "-iterations", "4"]
+    score = caffe("test", *arguments, "-weights", "lenet_iter_60.caffemodel", ranks=2, cwd=lenet)
+    assert score.returncode == 0 and re.search(r"\] Batch 1, accuracy = \S+\n", score.stderr), score.stderr
+    assert float(re.findall(r"\] accuracy = (\S+)", score.stderr)[-1]) > 0.8
+    timed = caffe("time", *arguments, cwd=lenet)
+    assert timed.returncode == 0 and re.search(r"conv1\tbackward: \S+ ms\.", timed.stderr), timed.stderr
+    assert "Average Forward-Backward: " in timed.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_lenet_learns_mnist(ranks: int, lenet: Path) -> None:
+    """10,000 iterations, as Caffe's own solver has them, with 64 images among the ranks."""
+    edit(lenet / "lenet_solver.prototxt", max_iter=10000, test_interval=5000, random_seed=1)
+    share(lenet, ranks)
+    result = caffe("train", "--solver=lenet_solver.prototxt", ranks=ranks, cwd=lenet, timeout_s=2400)
+    assert result.returncode == 0 and accuracy(result.stderr) >= 0.99, result.stderr
+
+
+@pytest.mark.thorough
+def test_two_ranks_have_the_losses_of_one(lenet: Path) -> None:
+    """In double precision: in single precision the rounding of sums in another order grows with each iteration."""
+    edit(lenet / "lenet_solver.prototxt", max_iter=100, test_interval=100, display=1, random_seed=1)
+    alone = caffe("train", "--double", "--solver=lenet_solver.prototxt", cwd=lenet)
+    share(lenet, 2)
+    pair = caffe("train", "--double", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
+    one, two = losses(alone.stderr), losses(pair.stderr)
+    assert len(one) == len(two) == 101
+    assert max(abs(a[1] - b[1]) for a, b in zip(one, two, strict=True)) <= 1e-5
+
+
+def test_an_error_in_a_file_ends_all_ranks(tmp_path: Path) -> None:
+    digits_lmdb(tmp_path / "train", 8)
+    net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "train" batch_size: 4 backend: LMDB } }\n'
+    net += 'layer { name: "ip" type: "InnerProdukt" bottom: "x" top: "y" }'
+    write(tmp_path, "net.prototxt", net)
+    write(tmp_path, "solver.prototxt", 'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 5 solver_mode: CPU')
+    result = caffe("train", "-solver=solver.prototxt", ranks=2, cwd=tmp_path)
+    assert result.returncode == 134, result.stderr
+    assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in result.stderr
+    assert "did you mean 'InnerProduct'" in result.stderr
+
+
+def test_the_mnist_tool_refuses_other_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from horovod.caffe.tools.convert_mnist_data import main
+
+    images = idx(tmp_path, "images", np.zeros((3, 4, 4), np.uint8))
+    labels = idx(tmp_path, "labels", np.zeros(2, np.uint8))
+    assert main([images, labels, str(tmp_path / "db")]) == 134
+    assert "these are no images and labels" in capfd.readouterr().err
+    assert main([images, str(tmp_path / "missing"), str(tmp_path / "db")]) == 134
+
+
+def test_images_become_a_database_with_a_mean(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
+    from horovod.caffe.data.records import Lmdb, image_of
+    from horovod.caffe.files import read_blob
+    from horovod.caffe.tools import compute_image_mean, convert_imageset
+
+    pixels = [np.random.default_rng(seed).integers(0, 256, (5, 4, 3), np.uint8) for seed in range(3)]
+    for index, image in enumerate(pixels):
+        cv2.imwrite(str(tmp_path / f"{index} a.png"), image)
+    listed = write(tmp_path, "list.txt", "0 a.png 7\n1 a.png 8\n2 a.png 9\n")
+    for flags, name in (([], "plain"), (["--encoded"], "encoded")):
+        database = str(tmp_path / name)
+        assert convert_imageset.main([*flags, f"{tmp_path}/", listed, database]) == 0
+        records, again = Lmdb(database), Lmdb(database)
+        again.close()
+        assert [records[index].label for index in range(3)] == [7, 8, 9]
+        for index, image in enumerate(pixels):
+            assert np.array_equal(image_of(records[index]), image.transpose(2, 0, 1)), "in BGR, channels first"
+        mean = str(tmp_path / f"{name}.binaryproto")
+        assert compute_image_mean.main([database, mean]) == 0
+        assert np.abs(read_blob(mean)[0] - np.mean(pixels, 0).transpose(2, 0, 1)).max() < 1e-4
+        assert convert_imageset.main([f"{tmp_path}/", listed, database]) == 134, "a database is not overwritten"
+    assert "mean_value channel [0]: " in capfd.readouterr().err
+
+
+def test_a_log_becomes_two_tables(tmp_path: Path) -> None:
+    from horovod.caffe.tools.parse_log import main
+
+    log = write(
+        tmp_path,
+        "train.log",
+        """I1121 02:13:11.500000  42 solver.cpp:1] Solving LeNet
+I1121 02:13:12.500000  42 solver.cpp:1] Iteration 0, Testing net (#0)
+I1121 02:13:13.500000  42 solver.cpp:1]     Test net output #0: accuracy = 0.1
+I1121 02:13:13.500000  42 solver.cpp:1]     Test net output #1: loss = 2.3 (* 1 = 2.3 loss)
+I1121 02:13:14.000000  42 solver.cpp:1] Iteration 0 (8 iter/s, 1s/100 iters), loss = 2.4
+I1121 02:13:14.000000  42 solver.cpp:1]     Train net output #0: loss = 2.4 (* 1 = 2.4 loss)
+I1121 02:13:14.000000  42 solver.cpp:1] Iteration 0, lr = 0.01
+I1121 02:13:24.000000  42 solver.cpp:1] Iteration 100, loss = 1e-3
+I1121 02:13:24.000000  42 solver.cpp:1]     Train net output #0: loss = 1e-3 (* 1 = 1e-3 loss)
+I1121 02:13:24.000000  42 solver.cpp:1] Iteration 100, lr = 0.005
+""",
+    )
+    assert main([log, str(tmp_path)]) == 0
+    train = (tmp_path / "train.log.train").read_text().split()
+    assert train == ["NumIters,Seconds,LearningRate,loss", "0,2.5,0.01,2.4", "100,12.5,0.005,0.001"]
+    test = (tmp_path / "train.log.test").read_text().split()
+    assert test == ["NumIters,Seconds,LearningRate,accuracy,loss", "0,2.0,nan,0.1,2.3"]
