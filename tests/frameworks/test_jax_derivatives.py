@@ -87,6 +87,8 @@ def test_derivatives_in_forward_mode_and_of_derivatives(world: World) -> None:
             assert jnp.diagonal(hessian(x)).tolist() in ([4.0] * 3, [8.0] * 3)
         repeated = lambda x: jax.lax.scan(lambda c, _: (hvd.allreduce(c) * 2, None), x, length=3)[0].sum()  # noqa: E731
         assert jax.jit(jax.grad(repeated))(x).tolist() == [8.0] * 3
+        tree = jax.grad(lambda x: sum(each.sum() for each in hvd.allreduce([x, x * x], op=hvd.Sum)))(x)
+        assert tree.tolist() == [2 + 2 * 2 * value for value in x.tolist()]
         mixed = jax.grad(lambda x, n: hvd.grouped_allreduce([x, n], op=hvd.Sum)[0].sum())
         assert mixed(x, jnp.arange(3)).tolist() == [2.0] * 3, "integers have no gradient"
 

@@ -74,7 +74,7 @@ def test_a_pytree_is_reduced_gathered_and_copied_leaf_by_leaf(world: World, name
     world.run(run, name)
 
 
-def test_an_empty_pytree_is_refused(world: World) -> None:
+def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world: World) -> None:
     def run() -> None:
         import jax
 
@@ -85,6 +85,8 @@ def test_an_empty_pytree_is_refused(world: World) -> None:
                 call({})
             with pytest.raises(ValueError, match="at least one tensor, got an empty"):
                 jax.jit(lambda call=call: call({}))()
+        with pytest.raises(TypeError, match="alltoall takes one tensor"):
+            hvd.alltoall([jax.numpy.ones(2)] * 2)
         hvd.barrier()
 
     world.run(run)
@@ -339,6 +341,7 @@ WRONG = {
     "root": (lambda hvd, x: hvd.broadcast(x, 9), "root_rank=9: expected 0 to 1"),
     "scalar": (lambda hvd, x: hvd.allgather(x[0]), "expected at least one dimension, got a 0-d tensor"),
     "splits": (lambda hvd, x: hvd.alltoall(x, [1, 2]), "alltoall with splits cannot be part of a compiled function"),
+    "trees": (lambda hvd, x: hvd.alltoall([x, x]), "alltoall takes one tensor"),
     "odd": (lambda hvd, x: hvd.alltoall(x), "expected a multiple of 2, got 3"),
     "text": (lambda hvd, x: hvd.allreduce("text"), "expected a jax.Array, or a pytree of such, got str"),
     "list": (lambda hvd, x: hvd.grouped_allreduce(x), "takes a list of tensors"),

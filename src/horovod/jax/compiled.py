@@ -114,7 +114,7 @@ def _run(
     members_of, how = set_of(process_set), (op, None, prescale, postscale, set_of(process_set))
     grouped = label.startswith("grouped")
     if kind == ALLREDUCE:
-        if grouped:
+        if grouped or len(tensors) > 1:
             return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
         return [collectives.run_allreduce(tensors[0], name, how, False)]
     if kind == REDUCESCATTER:

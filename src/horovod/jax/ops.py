@@ -45,7 +45,7 @@ from horovod.core.wording import quoted
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
-from horovod.jax.tensors import carried, collectives, flat
+from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat
 
 __all__ = [
     "Adasum",
@@ -227,6 +227,8 @@ def _check(
     members, _ = contexts.current().place(number_of(process_set))
     if op == Adasum:
         check_adasum_ranks(members)
+    if kind == ALLTOALL and len(metas) > 1:
+        raise TypeError(ONE_TENSOR)
     if kind == ALLTOALL and metas[0][1][0] % members:
         raise InvalidRequestError(
             f"alltoall without splits needs the same number of rows for each rank: expected a multiple of {members}, "

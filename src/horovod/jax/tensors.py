@@ -27,8 +27,9 @@ from horovod.core.operations import Operation, submit_group
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.tensors import NumpyAdapter, unsupported_dtype
 
-__all__ = ["JaxAdapter", "Trees", "carried", "collectives", "flat"]
+__all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat"]
 
+ONE_TENSOR = "alltoall takes one tensor: expected an array, got a pytree of several"
 _ALIGNMENT_BYTES = 64  # of memory that JAX takes over as it is
 _COPIED_BYTES = 1 << 14  # smaller arrays are copied faster than aligned
 _NUMBERS = (bool, int, float, complex, np.ndarray, np.generic)
@@ -152,6 +153,8 @@ class Trees(Collectives[Any]):
         flags: int = 0,
         with_splits: bool = True,
     ) -> Operation:
+        if not tree_util.all_leaves([tensor]):
+            self.refuse("alltoall", name, TypeError(ONE_TENSOR), process_set)
         sent, restore = carried(tensor)
         operation = super().alltoall(sent, splits, name, process_set, flags, True)
         collect = operation.collect
