@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import os
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -21,6 +20,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import NotRunningError, RankLeftError
+from horovod.core.settings import current_environment
 
 __all__ = ["generation", "library", "new_step", "push"]
 
@@ -69,7 +69,7 @@ def library() -> ctypes.CDLL:
     """The native core, with the functions of this MXNet. Raises ImportError if they are not what we know."""
     if not mx.__version__.startswith("1.9."):
         raise ImportError(f"horovod.mxnet is for MXNet 1.9, got {mx.__version__}\nhint: pip install 'mxnet==1.9.1'")
-    if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+    if current_environment().get("MXNET_ENGINE_TYPE") == "NaiveEngine":
         raise ImportError(
             "MXNET_ENGINE_TYPE=NaiveEngine forgets the errors of asynchronous operations, which Horovod's are\n"
             "hint: unset it; to find what fails, read each result as soon as it is made"
