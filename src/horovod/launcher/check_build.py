@@ -23,6 +23,7 @@ def check_build() -> str:
             "PyTorch": _imports("horovod.torch"),
             "Keras": _imports("horovod.keras"),
             "MXNet": _imports("horovod.mxnet"),
+            "Caffe": _imports("horovod.caffe"),
         },
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
