@@ -12,6 +12,8 @@ __all__ = ["CaffeError", "nearest"]
 class CaffeError(ValueError):
     """A file, a field or a flag is wrong. The text names the file, the line if there is one, and the cause."""
 
+    located = False  # whether the text begins with a prototxt's name
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint with the known name that is most like `name`; empty if none is."""

@@ -107,7 +107,9 @@ class Net:
                 layer.setup(bottoms)
                 tops = layer.forward(bottoms)
                 self._fill_blobs(layer, shared.get(proto.name))
-            except (CaffeError, RuntimeError, IndexError) as error:
+            except CaffeError as error:
+                raise located(error, proto, self.context) from error
+            except (RuntimeError, IndexError) as error:  # shapes that do not fit, as torch says it
                 raise located(CaffeError(str(error)), proto, self.context) from error
             self.blobs.update(zip(proto.top, tops, strict=True))
             given = list(proto.loss_weight)

@@ -38,7 +38,9 @@ class Origin:
     def error(self, text: str, field: str = "", value: str = "") -> CaffeError:
         """An error at the line of `field: "value"`, or about the whole file."""
         line = self.line_of(field, value) if field else None
-        return CaffeError(f"{self.path}:{line}: {text}" if line else f"{self.path}: {text}")
+        error = CaffeError(f"{self.path}:{line}: {text}" if line else f"{self.path}: {text}")
+        error.located = True
+        return error
 
 
 def read_text(path: str, kind: str) -> tuple[Any, Origin]:
@@ -46,12 +48,14 @@ def read_text(path: str, kind: str) -> tuple[Any, Origin]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CaffeError(f"{path}: cannot be read: {error}") from error
+        raise Origin(path).error(f"cannot be read: {error}") from error
     parsed = message(kind)()
     try:
         text_format.Parse(text, parsed)
     except text_format.ParseError as error:
-        raise CaffeError(_explained(path, error)) from error
+        explained = CaffeError(_explained(path, error))
+        explained.located = True
+        raise explained from error
     return parsed, Origin(path, text)
 
 

@@ -55,7 +55,7 @@ class Solver:
         try:
             self._make()
         except CaffeError as error:
-            raise error if ".prototxt" in str(error).split(":", 1)[0] else self.origin.error(str(error)) from error
+            raise error if error.located else self.origin.error(str(error)) from error
 
     def _make(self) -> None:
         proto = self.proto

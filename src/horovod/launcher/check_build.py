@@ -24,6 +24,7 @@ def check_build() -> str:
             "Keras": _imports("horovod.keras"),
             "JAX": _imports("horovod.jax"),
             "MXNet": _imports("horovod.mxnet"),
+            "Caffe": _imports("horovod.caffe"),
         },
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},

@@ -134,7 +134,7 @@ def create(proto: Any, context: Context) -> Layer:
 
 def located(error: CaffeError, proto: Any, context: Context) -> CaffeError:
     """The error with the layer's name and line, if it does not name its file yet."""
-    if str(error).startswith(context.origin.path):
+    if error.located:
         return error
     return context.origin.error(f"layer {proto.name!r} ({proto.type}): {error}", "name", proto.name)
 
