@@ -11,12 +11,14 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.cluster import Host, MakeCluster
 from support.container import DOCKERFILE, Container, Recipe, make_debian
+from support.extent import SLACK_S
 from support.jobs import TIMEOUT_S
 from support.pages import ROOT, fenced
 
@@ -95,7 +97,9 @@ def test_two_containers_train_by_ssh_at_port_2222(cluster: MakeCluster, volumes:
         'install -m 600 /run/other_key "$root/etc/ssh/horovod_host_key"',
         'kill -HUP "$(cat "$root/run/sshd.pid")"',
     )
-    refused = ran(first, "ssh", "host1", "true")
+    deadline = time.monotonic() + SLACK_S
+    while "Connection refused" in (refused := ran(first, "ssh", "host1", "true")).stderr:
+        assert time.monotonic() < deadline, "sshd does not listen again"
     assert refused.returncode == 255 and "Host key verification failed" in refused.stderr, refused
 
 

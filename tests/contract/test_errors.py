@@ -240,9 +240,9 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         r"one-dimensional.*tensor, got.* shape \[1, 1\]",
     ),
     "splits dtype": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int16)), name="splits dtype"),
+        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int8)), name="splits dtype"),
         ValueError,
-        "int32 or int64 tensor, got int16",
+        "int32 or int64 tensor, got int8",
     ),
     "splits of floats": (
         lambda hvd, f: hvd.alltoall(ones(f, 1), [0.5] * hvd.size(), name="splits of floats"),

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core.forks import close_in_forked_child
+from horovod.core.forks import accept, close_in_forked_child
 
 __all__ = [
     "AuthenticationError",
@@ -225,6 +225,7 @@ class Listener:
         handshake_timeout_s: float = 10.0,
     ) -> None:
         close_in_forked_child(listening)
+        listening.setblocking(False)
         self._listening = listening
         self._secret = secret
         self._purpose = purpose
@@ -258,7 +259,7 @@ class Listener:
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                connection, address = self._listening.accept()
+                connection, address = accept(self._listening)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._closing.wait(0.05)  # until a descriptor is free again
@@ -266,7 +267,6 @@ class Listener:
                 if self._closing.is_set() or error.errno in (errno.EBADF, errno.EINVAL):
                     return
                 continue  # the peer was gone before it was accepted
-            close_in_forked_child(connection)
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a process of this host"
             thread = threading.Thread(target=self._handle, args=(connection, peer), name="horovod-peer", daemon=True)
             self._handshakes.acquire()
