@@ -716,8 +716,8 @@ MUTATIONS = (
     ),
     Mutation(
         "child-keeps-the-rendezvous",
-        "src/horovod/core/channel.py",
-        "            close_in_forked_child(connection)\n",
+        "src/horovod/core/forks.py",
+        "        close_in_forked_child(connection)\n",
         "",
         "a child of rank 0 hides its end from the others",
         (python("tests/processes/test_started_by_others.py", "-k", "child"),),
