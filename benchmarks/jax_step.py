@@ -19,7 +19,6 @@ import os
 import socket
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from in_turns import measure
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import horovod.jax as hvd
@@ -66,21 +66,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def measure(sides: dict[str, Step], rounds: int, calls: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            hvd.barrier()
-            times = []
-            for _ in range(calls):
-                start = time.perf_counter()
-                side()
-                times.append(time.perf_counter() - start)
-            slowest = hvd.allreduce(np.float32(statistics.median(times)), name="slowest", op=hvd.Max)
-            seconds[name].append(float(slowest))
-    return seconds
 
 
 def main() -> int:

@@ -19,7 +19,6 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+from in_turns import measure
 
 import horovod.tensorflow
 from horovod import core
@@ -62,21 +62,6 @@ def through_py_function(gradients: Sequence[Any]) -> list[Any]:
         return reduced
 
     return [one(index, gradient) for index, gradient in enumerate(gradients)]
-
-
-def measure(sides: dict[str, Callable[[], Any]], rounds: int, calls: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            core.barrier()
-            times = []
-            for _ in range(calls):
-                start = time.perf_counter()
-                side()
-                times.append(time.perf_counter() - start)
-            slowest = core.allreduce(np.array(statistics.median(times)), name="slowest", op=core.Max)
-            seconds[name].append(float(slowest))
-    return seconds
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases of Datum records. LMDB is read; LevelDB is not, because no package that installs today reads it."""
+"""Databases of Datum records. LMDB is read, LevelDB is not."""
 
 from __future__ import annotations
 

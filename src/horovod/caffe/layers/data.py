@@ -75,7 +75,7 @@ class Data(Batches):
             raise CaffeError("data_param.source is missing")
         if param.backend == param.LEVELDB:
             raise CaffeError(
-                "backend LEVELDB is not supported: no package that installs today reads it\n"
+                "backend LEVELDB is not supported: this version reads LMDB\n"
                 "hint: Caffe's own tools write LMDB with -backend=lmdb; then set backend: LMDB"
             )
         self.count, self.ahead = self.size_of_batch(param), param.prefetch
