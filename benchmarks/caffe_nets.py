@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["NETS", "alexnet", "plain_alexnet", "plain_resnet50", "resnet50"]
+__all__ = ["NETS", "Writer", "alexnet", "plain_alexnet", "plain_resnet50", "resnet50"]
 
 
-class _Writer:
+class Writer:
     """A net's text; each method adds a layer after the one before, and returns its top."""
 
     def __init__(self, name: str, top: str) -> None:
@@ -39,7 +39,7 @@ class _Writer:
 
 def alexnet(data: str, loss: bool = True) -> str:
     """AlexNet as BVLC's reference has it. `data`: a layer with the top data, and label if there is a loss."""
-    net = _Writer("AlexNet", "data")
+    net = Writer("AlexNet", "data")
     pool = "pooling_param { pool: MAX kernel_size: 3 stride: 2 }"
     lrn = "lrn_param { local_size: 5 alpha: 0.0001 beta: 0.75 }"
     shapes = {
@@ -66,7 +66,7 @@ def alexnet(data: str, loss: bool = True) -> str:
 
 def resnet50(data: str, loss: bool = True) -> str:
     """ResNet-50 as its authors' Caffe files have it: the stride is in the first convolution of a block."""
-    net = _Writer("ResNet-50", "data")
+    net = Writer("ResNet-50", "data")
 
     def unit(name: str, shape: str, bottom: str = "") -> str:
         net.convolution(name, f"{shape} bias_term: false", bottom)

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training step of JAX with 160 gradients, compiled, on the CPU, beside JAX's own data parallelism:
 
-    alone      the step without any communication
-    horovod    with hvd.DistributedGradientTransformation
-    jax        jax.distributed, parameters on all processes and the batch spread over them (Gloo carries the gradients)
+    alone       the step without any communication
+    one tensor  reduces one array of as many bytes, at the same place: after the last gradient, before the first update
+    horovod     with hvd.DistributedGradientTransformation
+    jax         jax.distributed, parameters on all processes and the batch spread over them (Gloo carries the gradients)
 
     horovodrun -np 2 python benchmarks/jax_step.py --json benchmarks/records/jax-step-np2.json
 
-The sides take turns; a round's time is the median of its calls, the slowest rank's; what a tensor costs is the median
-over the rounds of the difference to `alone`.
+The sides take turns; a round's time is the median of its calls, the slowest rank's. What a side adds to a step is the
+median over the rounds of the difference to `alone`, here for each tensor. Most of it is no matter of their number: the
+ranks wait for the slowest of them, and the bytes are added. So the last column is the difference to `one tensor`.
 """
 
 from __future__ import annotations
@@ -62,6 +64,24 @@ def make_side(optimizer: Any, weights: Any, batch: Any, place: Callable[[Any], A
     return step
 
 
+def with_one_tensor(optimizer: Any, weights: list[Any]) -> Any:
+    """An optimizer that trains alone, and reduces one array as large as all weights between gradients and updates."""
+
+    def init(params: Any) -> Any:
+        return jnp.zeros(sum(weight.size for weight in weights)), optimizer.init(params)
+
+    def update(gradients: list[Any], state: Any, params: Any) -> Any:
+        array, inner = state
+        # It needs a value of each gradient, and each update one of its result.
+        array = array.at[: len(gradients)].set(jnp.stack([gradient[0, 0] for gradient in gradients]))
+        array = hvd.allreduce_gradients(array)
+        gradients = [gradient + 0 * array[index] for index, gradient in enumerate(gradients)]
+        updates, inner = optimizer.update(gradients, inner, params)
+        return updates, (array, inner)
+
+    return optax.GradientTransformation(init, update)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -94,6 +114,7 @@ def main() -> int:
     whole = lambda array: jax.make_array_from_process_local_data(everywhere, np.asarray(array))  # noqa: E731
     sides = {
         "alone": make_side(sgd, weights, local(batch), local),
+        "one tensor": make_side(with_one_tensor(sgd, weights), weights, local(batch), local),
         "horovod": make_side(hvd.DistributedGradientTransformation(sgd), weights, local(batch), local),
         "jax": make_side(sgd, weights, jax.make_array_from_process_local_data(spread, batch), whole),
     }
@@ -109,10 +130,13 @@ def main() -> int:
     seconds = measure(sides, arguments.rounds, arguments.calls)
     count_bytes = sum(weight.nbytes for weight in weights)
     session.rows.append({"tensors": len(weights), "bytes": count_bytes, "jax": jax.__version__, "seconds": seconds})
-    session.print(f"{'side':>10} {'us a step':>10} {'us a tensor':>12}")
+    session.print(f"{'side':>10} {'us a step':>10} {'us a tensor over alone':>23} {'over one tensor':>16}")
     for name, times in seconds.items():
-        added = statistics.median(b - a for a, b in zip(seconds["alone"], times, strict=True)) / len(weights)
-        session.print(f"{name:>10} {statistics.median(times) * 1e6:>10.0f} {added * 1e6:>12.2f}")
+        over_alone, over_one = [
+            statistics.median(b - a for a, b in zip(seconds[other], times, strict=True)) * 1e6 / len(weights)
+            for other in ("alone", "one tensor")
+        ]
+        session.print(f"{name:>10} {statistics.median(times) * 1e6:>10.0f} {over_alone:>23.2f} {over_one:>16.2f}")
     return session.end()
 
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -25,6 +26,7 @@ struct hvd_entry {
 };
 
 struct hvd_context {
+  std::atomic<int> holders{1};
   std::unique_ptr<hvd::Engine> engine;
   std::mutex mutex;
   std::unordered_map<const hvd_entry*, std::unique_ptr<hvd_entry>> entries;
@@ -210,9 +212,11 @@ int hvd_end_seen(hvd_context* context, hvd_status* status) {
   return guarded(status, [&] { return context->engine->end_seen(); });
 }
 
+void hvd_hold(hvd_context* context) { context->holders.fetch_add(1); }
+
 void hvd_free(hvd_context* context) {
   // A forked child must not join threads that it does not have: the memory is given up.
-  if (!hvd::in_forked_child()) delete context;
+  if (!hvd::in_forked_child() && context->holders.fetch_sub(1) == 1) delete context;
 }
 
 void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {
@@ -252,6 +256,14 @@ int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* con
                          uint32_t flags, void* user, hvd_handle* handle, hvd_status* status) {
   return guarded(status,
                  [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user); });
+}
+
+int hvd_submit_entry_on(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
+                        uint32_t flags, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
+  return guarded(status, [&] {
+    return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user,
+                                   static_cast<hvd::cuda::Stream>(stream));
+  });
 }
 
 int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output, int32_t timeout_ms,
@@ -315,14 +327,25 @@ int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
   return guarded(status, [&] { return context->engine->poll(handle); });
 }
 
+int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms, hvd_status* status) {
+  return guarded(status, [&] {
+    return context->engine->wait_on_stream(handle, static_cast<hvd::cuda::Stream>(stream), timeout_ms);
+  });
+}
+
+int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->settle(timeout_ms); });
+}
+
 int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     const hvd::SubmissionPtr submission = context->engine->find(handle);
     if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-    if (!submission->done.load()) return {HVD_PENDING, "the operation is not done"};
+    const bool launched = submission->on_device != nullptr && submission->on_device->is_launched.load();
+    if (!submission->done.load() && !launched) return {HVD_PENDING, "the operation is not done"};
     if (index >= submission->results.size()) return {HVD_INVALID_ARGUMENT, "the operation has no such result"};
     const hvd::Gathered& gathered = submission->results[index];
-    hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered.shape.size()), gathered.data.get(),
+    hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered.shape.size()), gathered.memory(),
                                    gathered.shape.data(), gathered.rows.data()},
                                   result);
     return {};

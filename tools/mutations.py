@@ -8,7 +8,7 @@ Works in a scratch copy of the tracked files as they stand, which is removed at 
 there, and each mutation starts from that build, so that only what it breaks is compiled. The copy must pass the same
 tests first, unbroken. A mutation is caught when each of its tests fails or runs into its time limit (it is ended then,
 and the table says so). Exit code 1 when a test notices nothing, 2 when the table does not fit the code any more. Needs
-cmake, ninja, and what the Python tests need in this interpreter.
+cmake, ninja, what the Python tests need in this interpreter, and .venv-mxnet for those of MXNet.
 
 One test at a time: any failure counts as caught, and side by side they would fail for each other's sake. Tests of jobs
 compare what is in /dev/shm before and after, some wait for an amount of time, and a mutation may take all memory.
@@ -39,10 +39,14 @@ LIBRARIES = ("horovod", "horovod_tensorflow")  # what the Python tests load
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A native test program with the part of the names to run, or (with `native` false) pytest's arguments."""
+    """A native test program with the part of the names to run, or (with `native` false) pytest's arguments.
+
+    `environment`: the virtual environment that pytest runs in, if not this interpreter's.
+    """
 
     arguments: tuple[str, ...]
     native: bool
+    environment: str = ""
 
     def __str__(self) -> str:
         return " ".join(self.arguments)
@@ -54,6 +58,10 @@ def native(program: str, names: str) -> Test:
 
 def python(*arguments: str) -> Test:
     return Test(arguments, native=False)
+
+
+def with_mxnet(*arguments: str) -> Test:
+    return Test(arguments, native=False, environment=".venv-mxnet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1160,15 +1168,31 @@ MUTATIONS = (
         "order = [before[-1].results[-1]] if before else []",
         "order = []",
         "XLA may start the calls of a compiled function in any order",
-        (python("tests/frameworks/test_jax_ops.py", "-k", "take_values_of_the_one_before"),),
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "take_values_of_the_one_before"),),
     ),
     Mutation(
-        "jax-inner-gradients-unordered",
+        "jax-gradients-of-a-loop-unordered",
         "src/horovod/jax/ops.py",
         "ordered = has_tokens and not is_outermost(tensors)",
         "ordered = False",
+        "the gradients of a loop have no order among what is around it",
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "has_no_effect"),),
+    ),
+    Mutation(
+        "jax-traced-alone-unordered",
+        "src/horovod/jax/traces.py",
+        "return _ordered_forms[function] or function",
+        "return function",
         "two calls of one inner function may take each other's place",
-        (python("tests/frameworks/test_jax_ops.py", "-k", "has_no_effect"),),
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "traced_alone"),),
+    ),
+    Mutation(
+        "jax-wrong-call-tells-the-wrong-operation",
+        "src/horovod/jax/traces.py",
+        "    if first is not None:\n",
+        "    if False:\n",
+        "the peers wait in the first operation of a function whose second is wrong on one rank",
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "on_one_rank_fails"),),
     ),
     Mutation(
         "jax-gradients-with-effect",
@@ -1176,7 +1200,7 @@ MUTATIONS = (
         "ordered = has_tokens and not is_outermost(tensors)",
         "ordered = True",
         "JAX starts every training step slowly",
-        (python("tests/frameworks/test_jax_ops.py", "-k", "has_no_effect"),),
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "has_no_effect"),),
     ),
     Mutation(
         "jax-leaves-early",
@@ -1192,7 +1216,7 @@ MUTATIONS = (
         "if (result.rows[member] == expected) continue;",
         "continue;",
         "a compiled allgather takes other ranks' rows for its own shape",
-        (python("tests/frameworks/test_jax_ops.py", "-k", "shapes_that_need_all_ranks"),),
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "shapes_that_need_all_ranks"),),
     ),
     Mutation(
         "jax-another-world",
@@ -1213,7 +1237,7 @@ MUTATIONS = (
     Mutation(
         "jax-sync-batch-norm-one-row",
         "src/horovod/jax/sync_batch_norm.py",
-        ".at[self.process_set.rank()].set(row)",
+        ".at[process_set.rank()].set(row)",
         ".at[0].set(row)",
         "the ranks' statistics are added into one row",
         (python("tests/frameworks/test_jax_training.py", "-k", "normalized"),),
@@ -1327,6 +1351,83 @@ MUTATIONS = (
         sanitizer="thread",
         report="WARNING: ThreadSanitizer: data race",
     ),
+    Mutation(
+        "xla-context-not-held",
+        "native/shims/tensorflow/xla.cc",
+        "    hvd_hold(context);\n",
+        "",
+        "a step that XLA has compiled waits in a context that a shutdown has freed",
+        (python("tests/frameworks/test_tensorflow_failures.py", "-k", "shutdown_leaves_memory"),),
+        also=(("native/shims/tensorflow/xla.cc", "  hvd_free(context);\n", ""),),
+    ),
+    # MXNet
+    Mutation(
+        "mxnet-names-unordered",
+        "src/horovod/mxnet/ops.py",
+        "push(label, request, hosts, outputs, [order], int(priority), step)",
+        "push(label, request, hosts, outputs, [], int(priority), step)",
+        "MXNet runs calls of one name in the order in which their arrays are ready",
+        (with_mxnet("tests/frameworks/test_mxnet_ops.py", "-k", "calls_of_one_name"),),
+    ),
+    Mutation(
+        "mxnet-own-layouts-sent",
+        "native/shims/mxnet/call.cc",
+        "if (mxnet.reorder != nullptr && chunk_of(from) == chunk_of(to)) mxnet.reorder(chunk_of(from));",
+        "",
+        "an array in a layout of oneDNN cannot be reduced in place",
+        (
+            with_mxnet("tests/frameworks/test_mxnet_ops.py", "-k", "onednn"),
+            native("mxnet_call_test", "a_layout_of_mxnets_own"),
+        ),
+    ),
+    Mutation(
+        "mxnet-late-call-in-the-next-generation",
+        "native/shims/mxnet/call.cc",
+        "if (now.context == nullptr || now.number != call->generation) {",
+        "if (now.context == nullptr) {",
+        "a call of a generation that has ended is submitted to the next one, whose ranks did not make it",
+        (native("mxnet_call_test", "ended_generation"),),
+    ),
+    Mutation(
+        "mxnet-late-error-ends-the-next-generation",
+        "src/horovod/mxnet/errors.py",
+        "if contexts.is_initialized() and int(found[4]) == generation.number:",
+        "if contexts.is_initialized():",
+        "an error that is read after another init counts as one of the new generation",
+        (with_mxnet("tests/frameworks/test_mxnet_ops.py", "-k", "read_late"),),
+    ),
+    Mutation(
+        "mxnet-failed-input-not-told",
+        "native/shims/mxnet/call.cc",
+        "  if (call->has_run) return;\n",
+        "  if (call != nullptr) return;\n",
+        "the peers wait for an operation whose array could not be computed",
+        (with_mxnet("tests/frameworks/test_mxnet_ops.py", "-k", "peers_are_told"),),
+    ),
+    Mutation(
+        "mxnet-last-gradient-lingers",
+        "native/shims/mxnet/call.cc",
+        "if (is_last) call->request.flags |= HVD_URGENT;",
+        "",
+        "the last gradients of a step wait for more",
+        (with_mxnet("tests/frameworks/test_mxnet_state.py", "-k", "last_gradient"),),
+    ),
+    Mutation(
+        "mxnet-last-gradients-first",
+        "src/horovod/mxnet/gradients.py",
+        "sent, name, -group[0], options.how",
+        "sent, name, group[0], options.how",
+        "of the gradients that are ready, those which the next forward pass needs last are sent first",
+        (with_mxnet("tests/frameworks/test_mxnet_state.py", "-k", "highest_priority"),),
+    ),
+    Mutation(
+        "mxnet-deferred-parameters-differ",
+        "src/horovod/mxnet/state.py",
+        "        initialize(data, devices)\n        _broadcast(parameter, root_rank, name)\n",
+        "        initialize(data, devices)\n",
+        "parameters whose shapes are known late keep each rank's own start values",
+        (with_mxnet("tests/frameworks/test_mxnet_training.py", "-k", "gluon_equals and 2-shm"),),
+    ),
     # Caffe
     Mutation(
         "caffe-sum-for-mean",
@@ -1375,6 +1476,30 @@ MUTATIONS = (
         "before, alone = layers[version[0]], True",
         "a layer in place changes a blob that another layer reads",
         (python("tests/frameworks/test_caffe_layers.py", "-k", "in_place"),),
+    ),
+    Mutation(
+        "caffe-leveldb-in-place",
+        "src/horovod/caffe/data/leveldb.py",
+        "plyvel.DB(self._folder.name)",
+        "plyvel.DB(path)",
+        "a rank locks the LevelDB that the others read, and changes it",
+        (python("tests/frameworks/test_caffe_leveldb.py", "-k", "together"),),
+    ),
+    Mutation(
+        "caffe-tests-all-on-each-rank",
+        "src/horovod/caffe/testing.py",
+        "return count // replicas.size + (replicas.rank < count % replicas.size)",
+        "return count",
+        "each rank runs all of test_iter",
+        (python("tests/frameworks/test_caffe_training.py", "-k", "as_one and mean-2"),),
+    ),
+    Mutation(
+        "caffe-norm-statistics-of-each-rank-in-tests",
+        "src/horovod/caffe/testing.py",
+        "blob.copy_(replicas.mean(blob, name))",
+        "replicas.mean(blob, name)",
+        "a test uses each rank's own statistics of BatchNorm",
+        (python("tests/frameworks/test_caffe_training.py", "-k", "statistics"),),
     ),
 )
 
@@ -1484,12 +1609,20 @@ class Scratch:
         if self.library.exists():
             self.install()
 
+    def interpreter(self, test: Test) -> str:
+        if not test.environment:
+            return sys.executable
+        interpreter = ROOT / test.environment / "bin" / "python"
+        if not interpreter.exists():
+            raise StaleTable(f"`{test}` needs {test.environment}: make {test.environment}/created")
+        return str(interpreter)
+
     def test(self, test: Test, limit_s: float, sanitizer: str = "") -> tuple[str, str]:
         program, *rest = test.arguments
         if test.native:
             command = [str(self.build_folder(sanitizer) / program), *rest]
         else:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.arguments]
+            command = [self.interpreter(test), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.arguments]
         outcome, output = run(command, self.folder, limit_s, self.environment)
         # pytest's other codes: nothing collected, wrong usage, an internal error. Nothing was tested then.
         if not test.native and outcome.startswith("failed") and not outcome.endswith("code 1"):

@@ -33,6 +33,7 @@ bool Engine::drive(bool somebody_waits) {
 bool Engine::advance(bool somebody_waits) {
   bool progressed = false;
   for (;;) {
+    progressed |= finish_launched();  // also in the end: the other ranks have given to it what they had
     if (ending_->poisoned()) {
       spread_abort();
       fail_all(ending_->cause());
@@ -43,6 +44,10 @@ bool Engine::advance(bool somebody_waits) {
       return true;
     }
     progressed |= serve();
+    if (suspended_.load()) {
+      go_on();
+      if (suspended_.load()) return progressed;
+    }
     if (follow_log()) {
       progressed = true;
       continue;
@@ -94,11 +99,11 @@ bool Engine::follow_log() {
 bool Engine::may_close(bool somebody_waits) const {
   if (!publisher_->ends_batches() || open_.is_empty()) return false;
   return somebody_waits || open_.bytes() >= options_.settings.close_bytes || board_->anybody_waits() ||
-         linger_is_over();
+         batch_linger_left_ns() == 0;
 }
 
 // How long operations that are ready, or not told yet, still wait for company; negative: none does. Any thread.
-int64_t Engine::linger_left_ns() const {
+int64_t Engine::batch_linger_left_ns() const {
   const int64_t silence_ns = service_ == nullptr ? -1 : service_->leader().silence_left_ns();
   const uint64_t since = open_.since_ns();
   if (since == 0) return silence_ns;
@@ -108,7 +113,13 @@ int64_t Engine::linger_left_ns() const {
   return silence_ns < 0 ? linger_ns : std::min(linger_ns, silence_ns);
 }
 
-bool Engine::linger_is_over() const { return linger_left_ns() == 0; }
+// GPUs ring no bell: what is launched is looked at from time to time.
+int64_t Engine::linger_left_ns() const {
+  const int64_t batch_ns = batch_linger_left_ns();
+  const int64_t look_ns = launched_.look_again_in_ns(suspended_.load() || wakeup_->callers_wait());
+  if (batch_ns < 0 || look_ns < 0) return std::max(batch_ns, look_ns);
+  return std::min(batch_ns, look_ns);
+}
 
 void Engine::apply(Record record) {
   if (record.kind == RecordKind::kReady && service_ != nullptr) service_->leader().note_ready(record.id);
@@ -175,38 +186,77 @@ void Engine::close_batch() {
 void Engine::execute(std::vector<SubmissionPtr> closed) {
   std::vector<const Descriptor*> descriptors;
   for (const SubmissionPtr& submission : closed) descriptors.push_back(&submission->prepared->descriptor);
-  const std::vector<Batch> batches =
+  running_.batches =
       plan_batches(descriptors, options_.settings.fusion_threshold_bytes, options_.settings.groups_apart);
-  std::vector<size_t> tensors_left;
-  for (const SubmissionPtr& submission : closed) tensors_left.push_back(submission->prepared->tensors.size());
+  running_.next = 0;
+  running_.tensors_left.clear();
+  for (const SubmissionPtr& submission : closed) {
+    running_.tensors_left.push_back(submission->prepared->tensors.size());
+  }
+  running_.calls = std::move(closed);
+  go_on();
+}
 
+// With the batches that were closed together, in order. Stops before one whose inputs a GPU is still computing; then
+// the log is not read on.
+void Engine::go_on() {
+  const OnThread::Scope following(following_);
   Status failure;
-  for (const Batch& batch : batches) {
-    if (!failure.ok()) break;
-    for (const BatchTensor& tensor : batch.tensors) {
-      Submission& submission = *closed[tensor.entry];
-      if (submission.traced == Submission::Stage::kQueued) trace_.enter(&submission, Submission::Stage::kRunning);
-    }
-    failure = run(batch, closed);
-    if (!failure.ok()) {
-      communicator_failed(failure, quote_name(*closed[batch.entry]->name));
-      break;
-    }
-    for (const BatchTensor& tensor : batch.tensors) {
-      if (--tensors_left[tensor.entry] == 0) complete(closed[tensor.entry], {});
-    }
+  while (failure.ok() && running_.next < running_.batches.size()) {
+    const Batch& batch = running_.batches[running_.next];
+    bool ready = true;
+    failure = await_inputs(batch, &ready);
+    suspended_.store(failure.ok() && !ready);
+    if (suspended_.load()) return;
+    if (failure.ok()) failure = run_next(batch);
+    ++running_.next;
+    if (!failure.ok()) communicator_failed(failure, quote_name(*running_.calls[batch.entry]->name));
   }
-  for (size_t i = 0; i < closed.size(); ++i) {
-    if (closed[i]->done.load()) continue;
+  for (size_t i = 0; i < running_.calls.size(); ++i) {
+    const SubmissionPtr& call = running_.calls[i];
+    if (has_run(i)) continue;
     if (failure.ok()) {
-      complete(closed[i], closed[i]->outcome);  // of no tensors
+      complete(call, call->outcome);  // of no tensors
     } else {
-      const std::string name = quote_name(*closed[i]->name);
-      Status cause = ending_->cause();
-      const bool is_named = cause.text().starts_with(name + ": ");
-      complete(closed[i], is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
+      fail(call);
     }
   }
+  running_.calls.clear();
+}
+
+// Whether a call of tensors has left with its last batch.
+bool Engine::has_run(size_t call) const {
+  return running_.calls[call]->done.load() ||
+         (running_.tensors_left[call] == 0 && running_.calls[call]->on_device != nullptr);
+}
+
+void Engine::fail(const SubmissionPtr& call) {
+  const std::string name = quote_name(*call->name);
+  Status cause = ending_->cause();
+  const bool is_named = cause.text().starts_with(name + ": ");
+  complete(call, is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
+}
+
+Status Engine::await_inputs(const Batch& batch, bool* ready) {
+  return batch.descriptor->place == HVD_ON_HOST ? Status() : device_batches_->fetch(batch, running_.calls, ready);
+}
+
+Status Engine::run_next(const Batch& batch) {
+  for (const BatchTensor& tensor : batch.tensors) {
+    Submission& submission = *running_.calls[tensor.entry];
+    if (submission.traced == Submission::Stage::kQueued) trace_.enter(&submission, Submission::Stage::kRunning);
+  }
+  HVD_RETURN_IF_ERROR(run(batch, running_.calls));
+  for (const BatchTensor& tensor : batch.tensors) {
+    const SubmissionPtr& submission = running_.calls[tensor.entry];
+    if (--running_.tensors_left[tensor.entry] > 0) continue;
+    if (submission->on_device == nullptr) {
+      complete(submission, {});
+    } else {
+      launched(submission);
+    }
+  }
+  return {};
 }
 
 Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
@@ -217,7 +267,8 @@ Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
       case HVD_REMOVE_PROCESS_SET:
         return run_remove_process_set(closed[batch.entry].get());
       default:
-        return execution_.run(batch, closed);
+        return batch.descriptor->place == HVD_ON_HOST ? execution_.run(batch, closed)
+                                                      : device_batches_->run(batch, closed);
     }
   } catch (const std::bad_alloc&) {
     return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(map_.rank) + " has not enough memory for the result",
@@ -267,6 +318,10 @@ void Engine::fail_all(const Status& cause) {
   for (const SubmissionPtr& submission : open_.take()) {
     if (submission->entry == EntryRef{}) failed.push_back(submission);  // zeros of a rank that has joined
   }
+  for (size_t i = 0; suspended_.load() && i < running_.calls.size(); ++i) {
+    if (!has_run(i)) failed.push_back(running_.calls[i]);
+  }
+  suspended_.store(false);
   if (service_ != nullptr) service_->leader().pending().take();
   for (const SubmissionPtr& submission : failed) {
     complete(submission, Status(cause).while_doing(quote_name(*submission->name) + " failed"));
@@ -274,12 +329,46 @@ void Engine::fail_all(const Status& cause) {
 }
 
 void Engine::complete(const SubmissionPtr& submission, Status status) {
-  Member::Finished finished;
+  const Member::Finished finished = leave(submission);
+  end(submission, std::move(status));
+  say(finished);
+}
+
+// Its name is free for the next call, whose work comes after this one's on the GPU.
+void Engine::launched(const SubmissionPtr& submission) {
+  const Member::Finished finished = leave(submission);
+  launched_.add(submission);
+  submission->on_device->is_launched.store(true);
+  wakeup_->completed();
+  say(finished);
+}
+
+// What has ended on GPUs since. False: nothing has.
+bool Engine::finish_launched() {
+  bool some = false;
+  Status how;
+  while (const SubmissionPtr submission = launched_.take_ended(&how)) {
+    some = true;
+    if (!how.ok()) {
+      ending_->poison(how.code(), map_.rank, "rank " + std::to_string(map_.rank) + ": " + how.text());
+      how = ending_->cause();
+    }
+    end(submission, std::move(how).while_doing(quote_name(*submission->name) + " failed"));
+  }
+  return some;
+}
+
+Member::Finished Engine::leave(const SubmissionPtr& submission) {
+  const std::lock_guard lock(mutex_);
+  Member::Finished finished = member_->finish(submission);
+  if (finished.next != nullptr) trace_.enter(submission_of(finished.next).get(), Submission::Stage::kNegotiating);
+  return finished;
+}
+
+void Engine::end(const SubmissionPtr& submission, Status status) {
   {
     const std::lock_guard lock(mutex_);
     ending_->remember(status);
-    finished = member_->finish(submission);
-    if (finished.next != nullptr) trace_.enter(submission_of(finished.next).get(), Submission::Stage::kNegotiating);
   }
   in_flight_.fetch_sub(1);
   if (submission->urgent) board_->end_waiting();
@@ -287,6 +376,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   const std::shared_ptr<const Prepared> prepared = submission->prepared;
   submission->status = status;
   submission->done.store(true);
+  if (submission->on_device != nullptr) submission->on_device->is_launched.store(true);
   if (prepared != nullptr && prepared->done != nullptr) {
     hvd_status outcome{};
     outcome.size = sizeof outcome;
@@ -298,6 +388,9 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
     prepared->done(submission->user, &outcome);
   }
   wakeup_->completed();
+}
+
+void Engine::say(const Member::Finished& finished) {
   announce(finished.of_next);
   if (!finished.joins) return;
   if (later_.calls.empty()) {
@@ -335,7 +428,8 @@ bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
 // Whether drive() would move something.
 bool Engine::has_work() {
   Record record;
-  return ending_->poisoned() || ending_->stopping() || segment_->peek(cursor_.load(), &record) || board_->can_pump() ||
+  const bool has_record = !suspended_.load() && segment_->peek(cursor_.load(), &record);
+  return ending_->poisoned() || ending_->stopping() || has_record || board_->can_pump() ||
          (service_ != nullptr && service_->has_work());
 }
 

@@ -32,6 +32,7 @@
 #include "communicators/registry.h"
 #include "engine/bells.h"
 #include "engine/board.h"
+#include "engine/device_batches.h"
 #include "engine/ending.h"
 #include "engine/execute.h"
 #include "engine/monitor.h"
@@ -62,7 +63,8 @@ class Engine : private Readers, private Driver {
   // Checks a request and fixes all but its tensor pointers.
   Status prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out);
   Status submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
-                uint32_t flags, hvd_handle* handle, void* user = nullptr);  // null: the prepared one
+                uint32_t flags, hvd_handle* handle, void* user = nullptr,  // null: the prepared one
+                cuda::Stream stream = nullptr);                            // of tensors on a GPU
   Status refuse(const char* name, int32_t process_set, const std::string& why);
   Status add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle);
   Status remove_process_set(int32_t process_set, hvd_handle* handle);
@@ -72,6 +74,8 @@ class Engine : private Readers, private Driver {
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
   Status poll(hvd_handle handle);
+  Status wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms);
+  Status settle(int32_t timeout_ms);
   SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
   void release(hvd_handle handle) { handles_.release(handle); }
 
@@ -100,6 +104,8 @@ class Engine : private Readers, private Driver {
   Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
   void announce(const Member::Announcement& announcement, bool driving = false);
   Status refuse_if_over();
+  static uint64_t deadline_in(int32_t timeout_ms);
+  Status wait_for(const std::atomic<bool>& done, uint64_t deadline_ns);
   Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
@@ -109,7 +115,7 @@ class Engine : private Readers, private Driver {
   bool serve();
   bool follow_log();
   bool has_work() override;
-  bool linger_is_over() const;
+  int64_t batch_linger_left_ns() const;
   int64_t linger_left_ns() const override;
   bool has_calls_in_flight() const override { return in_flight_.load() > 0; }
   void engine_thread();
@@ -117,6 +123,11 @@ class Engine : private Readers, private Driver {
   void open(SubmissionPtr submission);
   void close_batch();
   void execute(std::vector<SubmissionPtr> closed);
+  void go_on();
+  bool has_run(size_t call) const;
+  void fail(const SubmissionPtr& call);
+  Status await_inputs(const Batch& batch, bool* ready);
+  Status run_next(const Batch& batch);
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void communicator_failed(const Status& status, const std::string& doing);
   void spread_abort();
@@ -125,6 +136,11 @@ class Engine : private Readers, private Driver {
   bool wait_until(const std::function<bool()>& have_read, bool driving) override;
 
   void complete(const SubmissionPtr& submission, Status status);
+  void launched(const SubmissionPtr& submission);
+  bool finish_launched();
+  Member::Finished leave(const SubmissionPtr& submission);
+  void end(const SubmissionPtr& submission, Status status);
+  void say(const Member::Finished& finished);
   void fail_all(const Status& cause);
 
   // process_sets.cc
@@ -176,6 +192,15 @@ class Engine : private Readers, private Driver {
   std::mutex communicator_mutex_;
   std::shared_ptr<DataLinks> data_links_;
   Execution execution_;
+  std::optional<DeviceBatches> device_batches_;
+  LaunchedCalls launched_;
+  struct Running {  // what was closed last
+    std::vector<SubmissionPtr> calls;
+    std::vector<Batch> batches;        // point into the calls
+    std::vector<size_t> tensors_left;  // of each call
+    size_t next = 0;                   // of the batches
+  } running_;
+  std::atomic<bool> suspended_{false};  // the next one's inputs are still being computed
   std::atomic<uint64_t> cursor_{0};
   OpenBatch open_;
   struct Later {  // of completions and callbacks: made once no batch is being run

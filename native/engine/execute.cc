@@ -10,8 +10,6 @@
 
 namespace hvd {
 
-namespace {
-
 Reduction reduction_of(const Batch& batch, int members) {
   const Descriptor& descriptor = *batch.descriptor;
   Reduction reduction{batch.dtype, descriptor.op, descriptor.prescale, descriptor.postscale, 1};
@@ -23,6 +21,8 @@ Reduction reduction_of(const Batch& batch, int members) {
   }
   return reduction;
 }
+
+namespace {
 
 int64_t row_bytes_of(const TensorSpec& tensor) {
   int64_t bytes = static_cast<int64_t>(element_size(tensor.dtype));
@@ -36,16 +36,6 @@ bool add_rows(int64_t rows, int64_t row_bytes, int64_t* all_rows, int64_t* bytes
          !__builtin_add_overflow(*all_bytes, *bytes, all_bytes) && !__builtin_add_overflow(*all_rows, rows, all_rows);
 }
 
-// The memory of a result whose size the other ranks decide.
-Status allocate(int64_t bytes, int rank, Gathered* result) {
-  result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
-  if (result->data != nullptr) return {};
-  return {HVD_OUT_OF_MEMORY,
-          "rank " + std::to_string(rank) + " does not have the memory for the result: " + std::to_string(bytes) +
-              " bytes\nhint: give the job more memory, or gather less at once",
-          rank};
-}
-
 Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
   return {HVD_RANK_LOST,
           "rank " + std::to_string(rank) + " says that it gives " + std::to_string(rows) + " rows of " +
@@ -55,7 +45,22 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 
 }  // namespace
 
-Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+// The memory of a result whose size the other ranks decide.
+Status Execution::allocate(int64_t bytes, Gathered* result) const {
+  if (carrier_ != nullptr) {
+    return carrier_->device->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)), carrier_->stream,
+                                      &result->on_device);
+  }
+  result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+  if (result->data != nullptr) return {};
+  return {HVD_OUT_OF_MEMORY,
+          "rank " + std::to_string(rank_) + " does not have the memory for the result: " + std::to_string(bytes) +
+              " bytes\nhint: give the job more memory, or gather less at once",
+          rank_};
+}
+
+Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier) {
+  carrier_ = carrier;
   counts_.batches.fetch_add(1, std::memory_order_relaxed);
   counts_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
   switch (batch.descriptor->kind) {
@@ -91,7 +96,7 @@ Status Execution::run_allreduce(const Batch& batch, const std::vector<Submission
   count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return set.communicator->allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return data_of(set).allreduce(slices, reduction);
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(instruction_set_, &kernels));
   return adasum(*set.communicator, kernels, slices, reduction);
@@ -119,7 +124,7 @@ Status Execution::run_reducescatter(const Batch& batch, const std::vector<Submis
   }
   if (elements == 0) return {};
   count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
-  return set.communicator->reducescatter(parts, reduction_of(batch, set.size()));
+  return data_of(set).reducescatter(parts, reduction_of(batch, set.size()));
 }
 
 Status Execution::run_broadcast(const Submission& submission) {
@@ -136,7 +141,7 @@ Status Execution::run_broadcast(const Submission& submission) {
   if (bytes == 0) return {};
   count_bytes(bytes);
   const ProcessSet& set = *submission.prepared->set;
-  return set.communicator->broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  return data_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
@@ -171,9 +176,9 @@ Status Execution::run_allgather(Submission* submission) {
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    HVD_RETURN_IF_ERROR(allocate(total_bytes, rank_, &result));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, &result));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(set.communicator->allgather(submission->inputs[i], bytes_of_member, result.data.get()));
+      HVD_RETURN_IF_ERROR(data_of(set).allgather(submission->inputs[i], bytes_of_member, result.memory()));
       count_bytes(total_bytes);
     }
     submission->results.push_back(std::move(result));
@@ -208,8 +213,8 @@ Status Execution::run_alltoall(Submission* submission) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  HVD_RETURN_IF_ERROR(allocate(received_bytes, rank_, &result));
-  HVD_RETURN_IF_ERROR(set.communicator->alltoall(submission->inputs[0], bytes, result.data.get()));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, &result));
+  HVD_RETURN_IF_ERROR(data_of(set).alltoall(submission->inputs[0], bytes, result.memory()));
   count_bytes(received_bytes);
   submission->results.push_back(std::move(result));
   return {};

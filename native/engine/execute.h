@@ -19,12 +19,23 @@
 
 namespace hvd {
 
+// A communicator whose tensors lie on a GPU.
+struct Carrier {
+  Communicator* communicator;
+  cuda::Device* device;
+  cuda::Stream stream;
+};
+
+// The reduction that a batch asks for.
+Reduction reduction_of(const Batch& batch, int members);
+
 class Execution {
  public:
   Execution(int rank, InstructionSet instruction_set) : rank_(rank), instruction_set_(instruction_set) {}
 
-  // A failure is the communicator's, or one that no other rank knows of: the generation has to end.
-  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  // A failure is the communicator's, or one that no other rank knows of: the generation has to end. `carrier`: null, or
+  // what moves the data in place of the process set's own communicator, on a GPU; then it is only enqueued.
+  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier = nullptr);
 
   struct Counts {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0};
@@ -37,10 +48,15 @@ class Execution {
   Status run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status run_allgather(Submission* submission);
   Status run_alltoall(Submission* submission);
+  Communicator& data_of(const ProcessSet& set) const {
+    return carrier_ == nullptr ? *set.communicator : *carrier_->communicator;
+  }
+  Status allocate(int64_t bytes, Gathered* result) const;
   void count_bytes(int64_t bytes) { counts_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
 
   const int rank_;
   const InstructionSet instruction_set_;
+  const Carrier* carrier_ = nullptr;  // while a batch runs
   Counts counts_;
 };
 

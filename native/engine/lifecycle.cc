@@ -117,6 +117,7 @@ void Engine::make_negotiation() {
     publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
   member_.emplace(map_, *board_, clock_, *publisher_);
+  device_batches_.emplace(execution_, options_.settings, ending_->interrupt());
 }
 
 Status Engine::make_communicator() {
@@ -206,6 +207,10 @@ Status Engine::stop(uint32_t timeout_ms) {
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
+  // What GPUs still do for this rank belongs to it, and ends soon or with an error that has been told.
+  if (const Status settled = settle(static_cast<int32_t>(timeout_ms)); !settled.ok() && options_.settings.warnings) {
+    warn("what was launched on a GPU has not ended: " + settled.text(), options_.settings.log_time);
+  }
   if (!ending_->begin_stop(deadline_ns)) return {};
   bells_->ring(map_.local_rank);  // a caller that sleeps with the token
   bool asked = false;
@@ -235,7 +240,9 @@ Status Engine::stop(uint32_t timeout_ms) {
   thread_.join();
   monitor_.reset();
   while (!wakeup_->take_token()) sleep_ms(1);  // a waiting caller may still drive
-  fail_all(ending_->poisoned() ? ending_->cause() : ending_->end_of_job());
+  const Status cause = ending_->poisoned() ? ending_->cause() : ending_->end_of_job();
+  fail_all(cause);
+  for (const SubmissionPtr& submission : launched_.take_all()) end(submission, cause);
   if (service_ != nullptr) service_->finish_sending();
   drop_communicators();
   wakeup_->drop_token();
@@ -245,7 +252,11 @@ Status Engine::stop(uint32_t timeout_ms) {
 
 void Engine::drop_communicators() {
   const std::lock_guard lock(communicator_mutex_);
-  for (const auto& [number, set] : sets_) set->communicator.reset();
+  for (const auto& [number, set] : sets_) {
+    if (set->gpu.carrier != nullptr && ending_->poisoned()) set->gpu.carrier->abort();
+    set->gpu.carrier.reset();  // lives on in what it has launched
+    set->communicator.reset();
+  }
   data_links_.reset();
 }
 

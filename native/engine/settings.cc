@@ -40,6 +40,14 @@ bool parse_instruction_set(const std::string& text, InstructionSet* out) {
   return found != kNames.end();
 }
 
+bool parse_gpu_way(const std::string& text, GpuWay* out) {
+  static const std::map<std::string, GpuWay> kNames = {
+      {"best", GpuWay::kBest}, {"nccl", GpuWay::kNccl}, {"host", GpuWay::kHost}};
+  const auto found = kNames.find(text);
+  if (found != kNames.end()) *out = found->second;
+  return found != kNames.end();
+}
+
 bool parse_log_level(const std::string& text, bool* warnings) {
   *warnings = text != "error" && text != "fatal";
   return true;
@@ -65,6 +73,14 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
       {"transport", [&](auto& text) { return !(out->communicator = text).empty(); }},
+      {"cuda_library", [&](auto& text) { return out->cuda_library = text, true; }},
+      {"nccl_library", [&](auto& text) { return out->nccl_library = text, true; }},
+      {"nccl_found", [&](auto& text) { return out->nccl_found = text, true; }},
+      {"gpu_allreduce", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLREDUCE]); }},
+      {"gpu_allgather", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLGATHER]); }},
+      {"gpu_broadcast", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_BROADCAST]); }},
+      {"gpu_alltoall", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLTOALL]); }},
+      {"gpu_reducescatter", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_REDUCESCATTER]); }},
       {"log_level", [&](auto& text) { return parse_log_level(text, &out->warnings); }},
       {"log_time", [&](auto& text) { return parse_integer(text, &log_time); }},
   };

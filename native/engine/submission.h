@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "communicators/nccl/communicator.h"
+#include "device/device.h"
 #include "negotiation/member.h"
 #include "negotiation/wire.h"
 #include "platform/kept_memory.h"
@@ -30,6 +32,7 @@ struct Prepared {
   std::vector<int64_t> splits;      // alltoall: rows for each member
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;
+  cuda::Device* device = nullptr;  // null: the tensors lie in host memory
   // Of a named request, from the first submission on; looked up anew once the member has forgotten it. The engine's
   // mutex.
   mutable EntryRef entry;
@@ -41,14 +44,35 @@ struct Prepared {
 // row.
 struct Gathered {
   ExchangedBytes data;
+  cuda::DeviceMemory on_device;  // in place of it, if the data came by a GPU's communicator
   std::vector<int64_t> shape;
   std::vector<int64_t> rows;
+
+  std::byte* memory() const { return data == nullptr ? on_device.data() : data.get(); }
+};
+
+// A batch on a GPU that has been launched.
+struct Launch {
+  cuda::Device* device = nullptr;
+  cuda::Event done;
+  std::shared_ptr<const nccl::NcclCommunicator> carrier;  // null: it was staged
+};
+
+// A call's tensors on a GPU. Its `inputs` and `outputs` are addresses of host memory, while it is staged there.
+struct OnDevice {
+  cuda::Stream stream;  // the caller's
+  cuda::Event ready;    // the inputs have been computed
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::shared_ptr<Launch> launch;        // of its last batch; written before `is_launched`
+  std::atomic<bool> is_launched{false};  // or has failed
 };
 
 struct Submission : Contribution {
   std::shared_ptr<const Prepared> prepared;  // null: a refusal
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
+  std::unique_ptr<OnDevice> on_device;  // null: in host memory
   void* user = nullptr;
   bool urgent = false;
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "collectives/adasum.h"
 #include "engine/engine.h"
@@ -85,7 +86,8 @@ Status check_splits(const hvd_request& request, int members, const std::string& 
 }
 
 // Null where there is something to read or to write.
-Status check_addresses(const Prepared& prepared, const Submission& submission, int rank) {
+Status check_addresses(const Prepared& prepared, const std::vector<const void*>& inputs,
+                       const std::vector<void*>& outputs, int rank) {
   const hvd_kind kind = prepared.descriptor.kind;
   const auto missing = [&](size_t i, const char* end) {
     return invalid(describe(rank, prepared.name, kind) + ": expected an " + end + " for tensor " +
@@ -93,11 +95,11 @@ Status check_addresses(const Prepared& prepared, const Submission& submission, i
   };
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
-    if (submission.inputs[i] == nullptr) return missing(i, "input");
+    if (inputs[i] == nullptr) return missing(i, "input");
     if (is_ragged(kind)) continue;
     const bool is_empty = kind == HVD_REDUCESCATTER &&
                           rows_of_member(prepared.tensors[i].shape[0], prepared.set->size(), prepared.set->member) == 0;
-    if (!is_empty && (submission.outputs.empty() || submission.outputs[i] == nullptr)) return missing(i, "output");
+    if (!is_empty && (outputs.empty() || outputs[i] == nullptr)) return missing(i, "output");
   }
   return {};
 }
@@ -122,6 +124,9 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
     return invalid(what + ": expected a root rank among the ranks " +
                    describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", got " +
                    std::to_string(request.root_rank));
+  }
+  if (request.place != HVD_ON_HOST && request.place != HVD_ON_CUDA) {
+    return invalid(what + ": unknown place " + std::to_string(request.place));
   }
   for (uint32_t i = 0; i < request.ntensors; ++i) {
     HVD_RETURN_IF_ERROR(check_tensor(request, request.tensors[i], what));
@@ -162,6 +167,11 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   if (descriptor.kind == HVD_ALLTOALL) {
     HVD_RETURN_IF_ERROR(check_splits(request, prepared->set->size(), what, &prepared->splits));
   }
+  if (request.place == HVD_ON_CUDA && request.ntensors > 0) {
+    descriptor.place = HVD_ON_CUDA;
+    HVD_RETURN_IF_ERROR(
+        cuda::Device::get(options_.settings.cuda_library, request.device, &prepared->device).while_doing(what));
+  }
   prepared->bytes = descriptor.encode();
   if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
     return invalid(what + ": the group has too many tensors");
@@ -193,13 +203,27 @@ Status Engine::refuse_if_over() {
   return {};
 }
 
+// Null for a request of tensors in host memory.
+static Status take_moment(const Prepared& prepared, cuda::Stream stream, std::unique_ptr<OnDevice>* out) {
+  if (prepared.device == nullptr) return {};
+  *out = std::make_unique<OnDevice>();
+  (*out)->stream = stream;
+  return prepared.device->record(stream, &(*out)->ready);
+}
+
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
-                      uint32_t flags, hvd_handle* handle, void* user) {
+                      uint32_t flags, hvd_handle* handle, void* user, cuda::Stream stream) {
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
-  HVD_RETURN_IF_ERROR(check_addresses(*prepared, *submission, map_.rank));
+  HVD_RETURN_IF_ERROR(check_addresses(*prepared, submission->inputs, submission->outputs, map_.rank));
+  HVD_RETURN_IF_ERROR(take_moment(*prepared, stream, &submission->on_device));
+  if (submission->on_device != nullptr) {
+    submission->outputs.resize(tensors);
+    submission->on_device->inputs = std::exchange(submission->inputs, std::vector<const void*>(tensors));
+    submission->on_device->outputs = std::exchange(submission->outputs, std::vector<void*>(tensors));
+  }
   submission->sync = (flags & HVD_SYNC) != 0;
   submission->urgent = (flags & HVD_URGENT) != 0;
   submission->user = user == nullptr ? prepared->user : user;
@@ -300,26 +324,53 @@ void Engine::announce(const Member::Announcement& announcement, bool driving) {
 Status Engine::poll(hvd_handle handle) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-  if (!submission->done.load()) return {HVD_PENDING, ""};
-  return submission->status;
+  if (submission->done.load()) return submission->status;
+  const bool launched = submission->on_device != nullptr && submission->on_device->is_launched.load();
+  return launched ? Status() : Status(HVD_PENDING, "");
 }
 
 Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-  if (submission->done.load()) return submission->status;
+  HVD_RETURN_IF_ERROR(wait_for(submission->done, deadline_in(timeout_ms)));
+  return submission->status;
+}
+
+Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms) {
+  const SubmissionPtr submission = handles_.find(handle);
+  if (submission == nullptr || submission->on_device == nullptr) return wait(handle, timeout_ms);
+  const OnDevice& there = *submission->on_device;
+  HVD_RETURN_IF_ERROR(wait_for(there.is_launched, deadline_in(timeout_ms)));
+  if (there.launch == nullptr) return submission->status;  // it failed before
+  HVD_RETURN_IF_ERROR(there.launch->device->wait(stream, there.launch->done));
+  return submission->done.load() ? submission->status : Status();
+}
+
+Status Engine::settle(int32_t timeout_ms) {
+  const uint64_t deadline_ns = deadline_in(timeout_ms);
+  while (const SubmissionPtr last = launched_.last()) {
+    HVD_RETURN_IF_ERROR(wait_for(last->done, deadline_ns));
+    HVD_RETURN_IF_ERROR(last->status);
+  }
+  return {};
+}
+
+uint64_t Engine::deadline_in(int32_t timeout_ms) {
+  return timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
+}
+
+Status Engine::wait_for(const std::atomic<bool>& done, uint64_t deadline_ns) {
+  if (done.load()) return {};
   if (calling_back_.is_here()) {
     return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
   }
-  const uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
   wakeup_->begin_waiting();
   // The entries that this rank has completed can be told now: it submits nothing more.
   if (!publisher_->ends_batches() && !map_.is_leader()) bells_->ring(0);
-  wakeup_->wait(submission->done, deadline_ns);
+  wakeup_->wait(done, deadline_ns);
   wakeup_->end_waiting();
   wakeup_->hand_over();
-  if (!submission->done.load()) return {HVD_PENDING, ""};
-  return submission->status;
+  return done.load() ? Status() : Status(HVD_PENDING, "");
 }
 
 }  // namespace hvd

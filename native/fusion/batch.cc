@@ -10,7 +10,8 @@ struct Open {  // a batch that may still grow
 };
 
 bool fuse(const Batch& batch, const Descriptor& descriptor, DataType dtype) {
-  return batch.dtype == dtype && batch.descriptor->kind == descriptor.kind && batch.descriptor->op == descriptor.op &&
+  return batch.dtype == dtype && batch.descriptor->place == descriptor.place &&
+         batch.descriptor->kind == descriptor.kind && batch.descriptor->op == descriptor.op &&
          batch.descriptor->process_set == descriptor.process_set && batch.descriptor->prescale == descriptor.prescale &&
          batch.descriptor->postscale == descriptor.postscale;
 }

@@ -31,6 +31,7 @@ std::string Descriptor::encode() const {
   }
   writer.put(static_cast<uint32_t>(ranks.size()));
   for (const int32_t rank : ranks) writer.put(rank);
+  if (place != HVD_ON_HOST) writer.put(static_cast<uint8_t>(place));
   return writer.take();
 }
 
@@ -60,6 +61,10 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   const auto ranks = reader.get<uint32_t>();
   out->ranks.clear();
   for (uint32_t i = 0; i < ranks && !reader.broken(); ++i) out->ranks.push_back(reader.get<int32_t>());
+  const bool on_host = reader.broken() || reader.at_end();
+  const auto place = on_host ? uint8_t{HVD_ON_HOST} : reader.get<uint8_t>();
+  if (!on_host && place != HVD_ON_CUDA) return false;
+  out->place = static_cast<hvd_place>(place);
   return !reader.broken() && reader.at_end();
 }
 
@@ -86,6 +91,8 @@ const char* name_of(hvd_kind kind) {
   return kind <= HVD_REMOVE_PROCESS_SET ? kNames[kind] : "unknown";
 }
 
+const char* name_of(hvd_place place) { return place == HVD_ON_CUDA ? "a GPU's" : "the host's"; }
+
 namespace {
 
 constexpr const char* kSameCall = "all ranks must call the same operation under a name; look for a branch on the rank";
@@ -95,6 +102,8 @@ constexpr const char* kSameShape =
     "all ranks must give the same shape; look for uneven batches (only allgather and alltoall take any number of "
     "rows), "
     "or a branch on the rank";
+constexpr const char* kSamePlace =
+    "all ranks must give tensors of one kind of device; look for a model or a tensor that some ranks left on the CPU";
 constexpr const char* kSameArgument = "all ranks must give the same argument; look for a branch on the rank";
 constexpr const char* kSameSets = "all ranks must add and remove the same process sets, in the same order";
 
@@ -140,6 +149,7 @@ Difference difference(const Descriptor& expected, const Descriptor& seen) {
   if (a != nullptr) {
     return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b), kSameShape);
   }
+  if (expected.place != seen.place) return differ("memory", name_of(expected.place), name_of(seen.place), kSamePlace);
   if (expected.prescale != seen.prescale) {
     return differ("prescale factor", scale_text(expected.prescale), scale_text(seen.prescale), kSameArgument);
   }

@@ -5,7 +5,7 @@
 //   frame      = u32 length of what follows | u8 kind | payload
 //   string     = u32 length | bytes
 //   descriptor = u8 kind | u8 op | i32 set | i32 root | f64 prescale | f64 postscale | u32 n | n x (u8 dtype | u8 ndim
-//   | ndim x i64) | u32 n | n x i32 rank
+//   | ndim x i64) | u32 n | n x i32 rank | u8 place, if it is not the host
 //
 // Parsing never trusts a length: a Reader that ran over its end says so and yields zeros from then on.
 #pragma once
@@ -105,6 +105,7 @@ struct Descriptor {
   int32_t root_rank = -1;
   double prescale = 1.0;
   double postscale = 1.0;
+  hvd_place place = HVD_ON_HOST;
   std::vector<TensorSpec> tensors;
   std::vector<int32_t> ranks;  // a process set to be added
 
@@ -116,14 +117,15 @@ std::string describe_shape(const std::vector<int64_t>& shape);
 const char* name_of(DataType dtype);
 const char* name_of(ReduceOp op);
 const char* name_of(hvd_kind kind);
+const char* name_of(hvd_place place);
 
 struct Difference {
   std::string text;            // "expected ..., got ..."; empty: there is none
   const char* hint = nullptr;  // how to mend it
 };
 
-// The first difference that matters. Checked in this order: dtype, kind, number of tensors, shape, scales, op, root. Of
-// a group, its first tensor that differs.
+// The first difference that matters. Checked in this order: dtype, kind, number of tensors, shape, place, scales, op,
+// root. Of a group, its first tensor that differs.
 Difference difference(const Descriptor& expected, const Descriptor& seen);
 
 // "Up" is to rank 0: from a rank to its host's leader, and from there on. "Down" is from rank 0 to the other leaders.

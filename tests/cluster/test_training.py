@@ -22,6 +22,7 @@ from support.examples import EXAMPLES, mnist_folder
 from support.extent import THOROUGH
 from support.jobs import run_job
 from support.launchers import LAUNCHERS, command_lines, ready_for
+from support.pages import ROOT
 from support.slurm import wait_for_steps
 from support.started import Folder, end_of, environment
 
@@ -38,6 +39,8 @@ LEAST_ACCURACY = 0.95 if THOROUGH else 0.0
 MOST_APART = 0.005  # for another order of additions
 TRAINED_S = 120.0
 DAILY = [("horovodrun", 2)]
+# MXNet has an environment of its own: make install-mxnet.
+WITH_MXNET = ROOT / ".venv-mxnet" / "bin" / "python"
 CASES = [
     pytest.param(launcher, hosts, marks=() if (launcher, hosts) in DAILY else pytest.mark.thorough)
     for hosts in (2, 4)
@@ -114,3 +117,24 @@ def test_mnist_trains_as_on_one_host(
     assert trained.accuracy >= LEAST_ACCURACY
     if THOROUGH:
         assert abs(trained.accuracy - on_one_host(data).accuracy) <= MOST_APART
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_mxnet_trains_as_on_one_host(cluster: MakeCluster, tmp_path: Path, data: str) -> None:
+    if not WITH_MXNET.exists():
+        pytest.skip("not run: mxnet is not installed")
+    script = [str(WITH_MXNET), str(EXAMPLES / "09_mxnet_mnist" / "train.py"), "--data-dir", data, "--epochs", "1"]
+    one, _ = cluster(2).hosts
+    ways = {
+        "hosts": (["-np", "4", "-H", "host0:2,host1:2"], {}, one),
+        "pretended": (["-np", "4"], {"HOROVOD_PRETEND_HOSTS": "2,2"}, None),
+    }
+    for way, (flags, more, on) in ways.items():
+        checkpoint = ["--checkpoint", str(tmp_path / way)]
+        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", **more}  # nothing of this environment
+        done = run_job(tmp_path, flags, [*script, *checkpoint], env=env, on=on)
+        assert done.code == 0, done.stderr
+        found = re.search(r"epoch 1: test accuracy (\d\.\d+) \(10000 images\)", done.stdout)
+        assert found is not None and float(found[1]) >= LEAST_ACCURACY, done.stdout
+    assert (tmp_path / "hosts").read_bytes() == (tmp_path / "pretended").read_bytes()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.caffe import caffe, digits_lmdb, losses, write
+from support.caffe import by_rank, caffe, digits_lmdb, losses, write
 from support.examples import EXAMPLES, mnist_folder
+from support.world import WorldPool
 
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
@@ -84,22 +85,43 @@ def accuracy(log: str) -> float:
     return float(re.findall(r"Test net output #0: accuracy = (\S+)", log)[-1])
 
 
-def test_lenet_trains_tests_and_goes_on(lenet: Path) -> None:
+def called(folder: str, *arguments: str) -> tuple[int, str]:
+    """Runs in a rank: the command's status and what it prints, in this working directory."""
+    import contextlib
+    import io
+    import os
+
+    from horovod.caffe.cli import main
+
+    before, log = os.getcwd(), io.StringIO()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stderr(log):
+            return main(arguments), log.getvalue()
+    finally:
+        os.chdir(before)
+
+
+def test_lenet_trains_tests_and_goes_on(lenet: Path, worlds: WorldPool) -> None:
     solver = lenet / "lenet_solver.prototxt"
-    edit(solver, max_iter=60, test_interval=60, display=20, snapshot=30, test_iter=20, test_initialization="false")
+    edit(solver, max_iter=60, display=20, snapshot=30, test_initialization="false", random_seed=1)
+    edit(solver, test_iter=6, test_interval=60)
+    share(lenet, 4)
     first = caffe("train", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
     assert first.returncode == 0, first.stderr
-    assert accuracy(first.stderr) > 0.85 and "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
+    assert accuracy(first.stderr) > 0.7 and "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
     assert [iteration for iteration, _ in losses(first.stderr)] == [0, 20, 40, 60]
-    rest = caffe("train", "-solver", "lenet_solver.prototxt", "-snapshot", "lenet_iter_30.solverstate", cwd=lenet)
-    assert rest.returncode == 0 and losses(rest.stderr)[0][0] == 40, rest.stderr
-    arguments = ["-model", "lenet_train_test.prototxt", "-iterations", "4"]
-    score = caffe("test", *arguments, "-weights", "lenet_iter_60.caffemodel", ranks=2, cwd=lenet)
-    assert score.returncode == 0 and re.search(r"\] Batch 1, accuracy = \S+\n", score.stderr), score.stderr
-    assert float(re.findall(r"\] accuracy = (\S+)", score.stderr)[-1]) > 0.8
-    timed = caffe("time", *arguments, cwd=lenet)
-    assert timed.returncode == 0 and re.search(r"conv1\tbackward: \S+ ms\.", timed.stderr), timed.stderr
-    assert "Average Forward-Backward: " in timed.stderr
+    resumed = ["-solver", "lenet_solver.prototxt", "-snapshot", "lenet_iter_30.solverstate"]
+    status, log = worlds(1).run(called, str(lenet), "train", *resumed)[0]
+    assert status == 0 and losses(log)[0][0] == 40, log
+    arguments = ["-model", "lenet_train_test.prototxt", "-iterations", "3"]
+    weights = ["-weights", "lenet_iter_60.caffemodel"]
+    (status, log), other = worlds(2).run(called, str(lenet), "test", *arguments, *weights)
+    assert status == 0 and other == (0, "") and re.search(r"\] Batch 1, accuracy = \S+\n", log), log
+    assert float(re.findall(r"\] accuracy = (\S+)", log)[-1]) > 0.7
+    status, log = worlds(1).run(called, str(lenet), "time", *arguments)[0]
+    assert status == 0 and re.search(r"conv1\tbackward: \S+ ms\.", log), log
+    assert "Average Forward-Backward: " in log
 
 
 @pytest.mark.thorough
@@ -125,16 +147,51 @@ def test_two_ranks_have_the_losses_of_one(lenet: Path) -> None:
     assert max(abs(a[1] - b[1]) for a, b in zip(one, two, strict=True)) <= 1e-5
 
 
-def test_an_error_in_a_file_ends_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_two_ranks_are_one_that_adds_the_halves_of_its_batch_bit_for_bit(lenet: Path) -> None:
+    """In single precision: nothing but the order of the sums tells two ranks from one."""
+    from horovod.caffe.files import read_weights
+
+    edit(lenet / "lenet_solver.prototxt", max_iter=100, test_interval=100, display=1, random_seed=1)
+    share(lenet, 2)
+    pair = caffe("train", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
+    both = read_weights(str(lenet / "lenet_iter_100.caffemodel"))
+    by_rank(lenet / "mnist_train_lmdb", count=6400, batch=64, ranks=2)
+    edit(lenet / "lenet_solver.prototxt", iter_size=2)
+    alone = caffe("train", "--solver=lenet_solver.prototxt", cwd=lenet)
+    halves = read_weights(str(lenet / "lenet_iter_100.caffemodel"))
+    assert len(losses(pair.stderr)) == 101 and losses(pair.stderr)[:-1] == losses(alone.stderr)[:-1], alone.stderr
+    assert both.keys() == halves.keys()
+    for name, blobs in both.items():
+        for mine, theirs in zip(blobs, halves[name], strict=True):
+            assert mine.tobytes() == theirs.tobytes(), name
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    """A folder with a solver whose net has a wrong type."""
     digits_lmdb(tmp_path / "train", 8)
     net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "train" batch_size: 4 backend: LMDB } }\n'
     net += 'layer { name: "ip" type: "InnerProdukt" bottom: "x" top: "y" }'
     write(tmp_path, "net.prototxt", net)
     write(tmp_path, "solver.prototxt", 'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 5 solver_mode: CPU')
-    result = caffe("train", "-solver=solver.prototxt", ranks=2, cwd=tmp_path)
-    assert result.returncode == 134, result.stderr
-    assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in result.stderr
-    assert "did you mean 'InnerProduct'" in result.stderr
+    return tmp_path
+
+
+def assert_names_the_type(status: int, log: str) -> None:
+    assert status == 134, log
+    assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in log and "did you mean 'InnerProduct'" in log
+
+
+def test_every_rank_says_what_is_wrong_in_a_file(wrong: Path, worlds: WorldPool) -> None:
+    for status, log in worlds(2).run(called, str(wrong), "train", "-solver=solver.prototxt"):
+        assert_names_the_type(status, log)
+
+
+@pytest.mark.thorough
+def test_an_error_in_a_file_ends_all_ranks(wrong: Path) -> None:
+    result = caffe("train", "-solver=solver.prototxt", ranks=2, cwd=wrong)
+    assert_names_the_type(result.returncode, result.stderr)
 
 
 def test_the_mnist_tool_refuses_other_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,10 @@ def test_constants_are_filled_once_and_others_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('source: "{folder}/db" backend: LEVELDB batch_size: 1', "backend LEVELDB is not supported"),
+        (
+            'source: "{folder}/db" batch_size: 1',
+            r"is not a LevelDB: it has no file CURRENT\nhint: it is an LMDB: set backend: LMDB",
+        ),
         ('source: "{folder}/db" backend: LMDB', "batch_size must be at least 1"),
         ('source: "{folder}/none" backend: LMDB batch_size: 1', "there is no such folder"),
         ('source: "{folder}" backend: LMDB batch_size: 1', "is not an LMDB: it has no file data.mdb"),

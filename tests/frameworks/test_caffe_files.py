@@ -21,6 +21,10 @@ INPUT = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 d
 
 WRONG = {
     "a field": ('layer {\n  nmae: "x" }', r":2:3: LayerParameter has no field 'nmae'\nhint: did you mean 'name'\?"),
+    "a field of Intel Caffe": (
+        "layer { transform_param {\n crop_h: 7 } }",
+        r":2:2: TransformationParameter: Intel Caffe's field 'crop_h' is not supported\nhint: ",
+    ),
     "a value": (
         "layer {\n pooling_param {\n  pool: MAXX } }",
         r":3:\d+: PoolMethod has no value 'MAXX'; expected one of MAX, AVE, STOCHASTIC\nhint: did you mean 'MAX'\?",

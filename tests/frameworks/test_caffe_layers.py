@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.caffe import net_of
-from support.examples import EXAMPLES
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 for module in ("google.protobuf", "h5py", "lmdb"):
@@ -102,34 +101,6 @@ def test_forward_is_what_opencv_computes_of_the_same_files(name: str, tmp_path: 
     other.setInput(image)
     expected = other.forward().reshape(got.shape)
     assert got.std() > 0.01 and np.abs(got - expected).max() < 1e-5
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["alexnet", "resnet50"])
-def test_whole_nets_are_what_opencv_computes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
-    monkeypatch.syspath_prepend(str(EXAMPLES.parent / "benchmarks"))
-    from caffe_nets import NETS as WHOLE
-
-    text, plain, size = WHOLE[name]
-    torch.manual_seed(1)
-    data = inputs([1, 3, size, size]).replace('top: "a"', 'top: "data"')
-    net = net_of(tmp_path, text(data, loss=False))
-    for one in net.layers:
-        if one.proto.type == "BatchNorm":
-            one.blobs[0].normal_(0, 0.1)
-            one.blobs[1].uniform_(0.5, 1)
-            one.blobs[2].fill_(1)
-    trained = sum(one.tensor.numel() for one in net.parameters if one.tensor.requires_grad)
-    assert trained == sum(one.numel() for one in plain().parameters())
-    image = np.random.default_rng(2).normal(size=(1, 3, size, size)).astype(np.float32)
-    with torch.no_grad():
-        got = net.forward({"data": image})["prob"].numpy()
-    weights = str(tmp_path / "w.caffemodel")
-    net.save(weights)
-    other = cv2.dnn.readNetFromCaffe(str(tmp_path / "net.prototxt"), weights)
-    other.setInput(image)
-    assert got.std() > 1e-5 and np.abs(got - other.forward().reshape(got.shape)).max() < 1e-4
 
 
 def softmax(x: Array) -> Array:

@@ -4,53 +4,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.caffe import digits_lmdb, write
+from support.caffe import RECORDS, by_rank, losses, small_training
 from support.world import WorldPool
 
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
-RECORDS = 60
-NET = """
-layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TRAIN }}
-  transform_param {{ scale: 0.01 mean_value: 60 }}
-  data_param {{ source: "{folder}/train" backend: LMDB batch_size: {batch} }} }}
-layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TEST }}
-  transform_param {{ scale: 0.01 mean_value: 60 }}
-  data_param {{ source: "{folder}/test" backend: LMDB batch_size: 5 }} }}
-layer {{ name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param {{ num_output: 4 kernel_size: 3
-  weight_filler {{ type: "xavier" }} }} }}
-{extra}
-layer {{ name: "relu" type: "ReLU" bottom: "conv" top: "conv" }}
-layer {{ name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {{ kernel_size: 2 stride: 2 }} }}
-layer {{ name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" param {{ lr_mult: 1 }} param {{ lr_mult: 2 }}
-  inner_product_param {{ num_output: 3 weight_filler {{ type: "xavier" }} }} }}
-layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" {loss} }}
-layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include {{ phase: TEST }} }}
-"""
-SOLVER = """
-net: "{folder}/net{batch}.prototxt" test_iter: 8 test_interval: 10 base_lr: 0.1 momentum: 0.9 weight_decay: 0.001
-lr_policy: "fixed" display: 1 max_iter: 20 random_seed: 5 solver_mode: CPU snapshot_prefix: "{folder}/s{batch}" {more}
-"""
 
-
-def files(folder: Path, batch: int, loss: str = "", extra: str = "", more: str = "") -> str:
-    """The solver's path, with the databases beside it."""
-    for name, count, seed in (("train", RECORDS, 1), ("test", 40, 2)):
-        if not (folder / name).exists():
-            digits_lmdb(folder / name, count, seed)
-    write(folder, f"net{batch}.prototxt", NET.format(folder=folder, batch=batch, loss=loss, extra=extra))
-    return write(folder, f"solver{batch}.prototxt", SOLVER.format(folder=folder, batch=batch, more=more))
-
-
-def train(path: str, resume: str | None = None, send: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Runs in a rank, in double precision: what it logs, and the weights. `send`: (iteration, signal) on this rank."""
+def train(
+    path: str, resume: str | None = None, send: tuple[int, int] | None = None, precision: str = "float64"
+) -> dict[str, Any]:
+    """Runs in a rank: what it logs, and the weights. `send`: (iteration, signal) on this rank."""
     import contextlib
     import io
 
@@ -59,7 +30,7 @@ def train(path: str, resume: str | None = None, send: tuple[int, int] | None = N
     from horovod.caffe import Solver
     from horovod.caffe.signals import Signals
 
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(getattr(torch, precision))
     log = io.StringIO()
     try:
         with contextlib.redirect_stderr(log):
@@ -84,8 +55,6 @@ def train(path: str, resume: str | None = None, send: tuple[int, int] | None = N
 
 def lines(result: dict[str, Any]) -> list[str]:
     """The log's lines without what differs from run to run."""
-    import re
-
     texts = [line.split("] ", 1)[-1] for line in result["log"].splitlines()]
     return [re.sub(r" \(.* iters\)", "", text) for text in texts if "napshot" not in text]
 
@@ -101,8 +70,8 @@ LOSSES = {
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_ranks_train_as_one_on_the_whole_batch(loss: str, size: int, worlds: WorldPool, tmp_path: Path) -> None:
-    alone = worlds(1).run(train, files(tmp_path, 12, LOSSES[loss]))[0]
-    together = worlds(size).run(train, files(tmp_path, 12 // size, LOSSES[loss]))
+    alone = worlds(1).run(train, small_training(tmp_path, 12, LOSSES[loss]))[0]
+    together = worlds(size).run(train, small_training(tmp_path, 12 // size, LOSSES[loss]))
     kept = [lines(result) for result in (alone, together[0])]
     if loss == "some labels ignored":  # means over the valid labels of a batch, and tests have other batches
         kept = [[line for line in one if "Test net output #1" not in line] for one in kept]
@@ -115,10 +84,20 @@ def test_the_ranks_train_as_one_on_the_whole_batch(loss: str, size: int, worlds:
 
 
 def test_passes_of_iter_size_are_one_batch(worlds: WorldPool, tmp_path: Path) -> None:
-    whole = worlds(1).run(train, files(tmp_path, 12))[0]
-    parts = worlds(2).run(train, files(tmp_path, 3, more="iter_size: 2"))
+    whole = worlds(1).run(train, small_training(tmp_path, 12))[0]
+    parts = worlds(2).run(train, small_training(tmp_path, 3, more="iter_size: 2"))
     for one, other in zip(whole["weights"], parts[1]["weights"], strict=True):
         assert np.abs(one - other).max() < 1e-10, "the records of an iteration are the same, in another order"
+
+
+def test_two_ranks_are_one_that_adds_the_halves_of_its_batch_bit_for_bit(worlds: WorldPool, tmp_path: Path) -> None:
+    """In single precision: nothing but the order of the sums tells two ranks from one."""
+    together = worlds(2).run(train, small_training(tmp_path, 6), None, None, "float32")[0]
+    by_rank(tmp_path / "train", RECORDS, batch=12, ranks=2)
+    alone = worlds(1).run(train, small_training(tmp_path, 6, more="iter_size: 2"), None, None, "float32")[0]
+    assert losses(together["log"])[:20] == losses(alone["log"])[:20]
+    for one, other in zip(together["weights"], alone["weights"], strict=True):
+        assert one.dtype == np.float32 and one.tobytes() == other.tobytes()
 
 
 NORM = """
@@ -128,18 +107,41 @@ layer { name: "sc" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_t
 
 
 def test_statistics_stay_each_ranks_own_and_tests_use_their_mean(worlds: WorldPool, tmp_path: Path) -> None:
-    results = worlds(2).run(train, files(tmp_path, 6, extra=NORM))
+    results = worlds(2).run(train, small_training(tmp_path, 6, extra=NORM))
     names = ("conv.0", "conv.1", "bn mean", "bn variance", "bn count")
     first, second = (dict(zip(names, result["weights"], strict=False)) for result in results)
     assert np.array_equal(first["conv.0"], second["conv.0"])
     assert not np.array_equal(first["bn mean"], second["bn mean"])
     assert np.array_equal(first["bn count"], second["bn count"])
+    weights = [(one + other) / 2 for one, other in zip(results[0]["weights"], results[1]["weights"], strict=True)]
+    tested = worlds(1).run(mean_loss, str(tmp_path / "net6.prototxt"), weights, 8)[0]
+    printed = re.findall(r"Test net output #1: loss = (\S+)", results[0]["log"])
+    assert float(printed[-1]) == pytest.approx(tested, rel=1e-5)
+
+
+def mean_loss(path: str, weights: list[Any], batches: int) -> float:
+    """Runs in a rank: the test net's mean loss with these weights, in double precision."""
+    import torch
+
+    from horovod.caffe import Net
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        net = Net(path)
+        with torch.no_grad():
+            for one, values in zip(net.parameters, weights, strict=True):
+                one.tensor.copy_(torch.from_numpy(values))
+            losses = [float(net.forward()["loss"]) for _ in range(batches)]
+        net.close()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return sum(losses) / batches
 
 
 @pytest.mark.parametrize("more", ["", "snapshot_format: HDF5", 'type: "Adam" momentum2: 0.99'])
 def test_a_training_goes_on_from_its_snapshot(more: str, worlds: WorldPool, tmp_path: Path) -> None:
     more = f"{more} snapshot: 10"
-    path = files(tmp_path, 30, more=more)  # two batches an epoch: the data are where they were at iteration 10
+    path = small_training(tmp_path, 30, more=more)  # two batches an epoch: the data are where they were at iteration 10
     whole = worlds(1).run(train, path)[0]
     suffix = ".h5" if "HDF5" in more else ""
     state = str(tmp_path / f"s30_iter_10.solverstate{suffix}")
@@ -148,14 +150,14 @@ def test_a_training_goes_on_from_its_snapshot(more: str, worlds: WorldPool, tmp_
     rest = worlds(1).run(train, path, state)[0]
     assert rest["iteration"] == 20 and "Restoring previous solver status" in rest["log"]
     assert np.abs(rest["weights"][0] - whole["weights"][0]).max() < 1e-5, "files have single precision"
-    shared = worlds(2).run(train, files(tmp_path, 15, more=more), state)
+    shared = worlds(2).run(train, small_training(tmp_path, 15, more=more), state)
     for one, other in zip(shared[0]["weights"], shared[1]["weights"], strict=True):
         assert np.array_equal(one, other) and one.size
     assert np.abs(shared[0]["weights"][0] - whole["weights"][0]).max() < 1e-5
 
 
 def test_a_signal_to_any_rank_stops_all_with_a_snapshot(worlds: WorldPool, tmp_path: Path) -> None:
-    path = files(tmp_path, 6)
+    path = small_training(tmp_path, 6)
     send = [(path, None, None), (path, None, (4, signal.SIGINT))]
     results = worlds(2).run(train, per_rank=send)
     assert [(result["done"], result["iteration"]) for result in results] == [(False, 5)] * 2
@@ -164,13 +166,13 @@ def test_a_signal_to_any_rank_stops_all_with_a_snapshot(worlds: WorldPool, tmp_p
 
 
 def test_a_hangup_takes_a_snapshot_and_goes_on(worlds: WorldPool, tmp_path: Path) -> None:
-    path = files(tmp_path, 6)
+    path = small_training(tmp_path, 6)
     result = worlds(1).run(train, path, None, (6, signal.SIGHUP))[0]
     assert result["done"] and (tmp_path / "s6_iter_7.solverstate").exists()
 
 
 def test_gradients_are_reduced_while_backward_goes_on(worlds: WorldPool, tmp_path: Path) -> None:
-    traces = worlds(2).run(traced, files(tmp_path, 6))
+    traces = worlds(2).run(traced, small_training(tmp_path, 6))
     events = [(event, name) for event, name, _ in traces[0]]
     assert events.index(("start", "ip.0")) < events.index(("ready", "conv.0")), "the last layer's comes first"
 
@@ -203,7 +205,7 @@ def data_of(path: str, batches: int) -> list[Any]:
 
 @pytest.mark.parametrize("shuffle", ["", "shuffle: true"])
 def test_the_ranks_read_different_records_and_together_all(shuffle: str, worlds: WorldPool, tmp_path: Path) -> None:
-    files(tmp_path, 10)
+    small_training(tmp_path, 10)
     path = tmp_path / "net10.prototxt"
     path.write_text(path.read_text().replace("batch_size: 10", f"batch_size: 10 {shuffle}"))
     ranks = worlds(2).run(data_of, str(path), 6)

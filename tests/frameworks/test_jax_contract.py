@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of tests/contract, run through JAX: at once, and in functions that are compiled, on two ranks over
-shared memory, on three over TCP, and on two hosts.
+shared memory and on three over TCP.
 
-The tables and the tests are the contract's own. To compile a function for every row is slow, so these run a part of the
-dtypes; all of them with THOROUGH=1, which `make check-all` sets.
+The tables and the tests are the contract's own. What lies behind JAX's arrays is tested for the core, with all dtypes
+and worlds. So these run a part of the dtypes, and in compiled functions fewer still, as each row is compiled; all of
+them, also on two hosts, with THOROUGH=1, which `make check-all` sets.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from horovod.core.native import DTYPE_NAMES
 pytest.importorskip("jax", reason="not run: jax is not installed")
 
 AT_ONCE = "jax"
-COMPILED_DTYPES = DTYPE_NAMES if THOROUGH else ("bfloat16", "float32", "bool")
+DTYPES = {"jax": ("uint8", "bfloat16", "float32", "bool"), "jax_jit": ("float32", "bool")}
 WHAT_TO_RUN = [
     (size, mode, dtype)
-    for size in (2, 3, 4)
+    for size in ((2, 3, 4) if THOROUGH else (2, 3))
     for mode in JAX
-    for dtype in (DTYPE_NAMES if mode == AT_ONCE else COMPILED_DTYPES)
+    for dtype in (DTYPE_NAMES if THOROUGH else DTYPES[mode])
     if size == 2 or dtype == "float32" or THOROUGH
 ]
 # What is compiled has shapes that do not depend on other ranks, and each kind of operation its own names.
@@ -42,7 +43,7 @@ MODES_AND_CASES = [
     for size in (2, 3)
     for mode in JAX
     for case in errors.DISAGREEMENTS
-    if (mode == AT_ONCE or case not in NOT_COMPILED) and (size == 2 or mode == AT_ONCE or THOROUGH)
+    if (mode == AT_ONCE or case not in NOT_COMPILED) and (size == 2 or THOROUGH)
 ]
 NOT_JAXS = {"no tensor"}  # JAX has nothing in place
 
@@ -65,7 +66,7 @@ def test_results(jax_worlds: Any, size: int, framework: str, dtype: str) -> None
         assert wrong == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bool", marks=pytest.mark.thorough)])
 def test_results_over_sets(jax_worlds: Any, dtype: str) -> None:
     results.test_results_over_overlapping_sets_are_those_of_the_reference(jax_worlds, AT_ONCE, 3, "tcp", dtype)
 
@@ -78,6 +79,7 @@ def test_special_floats(jax_worlds: Any) -> None:
     results.test_special_floats_propagate_and_zeros_keep_their_sign(jax_worlds, AT_ONCE)
 
 
+@pytest.mark.thorough
 def test_many_in_flight(jax_worlds: Any) -> None:
     results.test_many_operations_in_flight_may_start_in_another_order_on_every_rank(jax_worlds, AT_ONCE)
 

@@ -28,6 +28,8 @@ x.block_until_ready()
 LEFT = STEP + "if hvd.rank() == 1: sys.exit(0)\nstep(x).block_until_ready()\n"
 KILLED = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nstep(x).block_until_ready()\n"
 AT_ONCE = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nhvd.allreduce(x, name='model')\n"
+# JAX before 0.5 has another name for it, and another code in front of what went wrong later.
+IN_COMPILED = "(JaxRuntimeError: UNAVAILABLE|XlaRuntimeError: .*Buffer Definition Event): .*rank 1 "
 
 
 @pytest.mark.parametrize(
@@ -36,10 +38,10 @@ AT_ONCE = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nhvd.
         (
             LEFT,
             "exited with code 0 while other ranks still waited for it",
-            "(Jax|Xla)RuntimeError: UNAVAILABLE: .*rank 1 ",
+            IN_COMPILED,
         ),
-        (KILLED, "was killed by SIGKILL", "(Jax|Xla)RuntimeError: UNAVAILABLE: .*rank 1 "),
-        (AT_ONCE, "was killed by SIGKILL", "RankLostError: .*rank 1 "),
+        (KILLED, "was killed by SIGKILL", IN_COMPILED),
+        pytest.param(AT_ONCE, "was killed by SIGKILL", "RankLostError: .*rank 1 ", marks=pytest.mark.thorough),
     ],
     ids=["left", "killed", "at once"],
 )
@@ -84,6 +86,7 @@ jax.block_until_ready(jax.jit(hvd.allreduce_gradients)(gradients))
 """
 
 
+@pytest.mark.thorough  # the core waits for 10 s; the other frameworks' names are the same
 def test_ranks_whose_models_differ_are_told_where(tmp_path: Path) -> None:
     """Their gradients meet under no name: each waits for the other's."""
     (tmp_path / "train.py").write_text(DIFFERENT)

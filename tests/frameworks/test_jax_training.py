@@ -68,12 +68,18 @@ def trained(transform: Any, rank: int, size: int, steps: int, is_compiled: bool)
     return params, losses
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"groups": 2}, {"gradient_predivide_factor": 2.0}, {"compression": "bf16"}, {"op": 1}],
-    ids=str,
-)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"groups": 2},
+    {"gradient_predivide_factor": 2.0},
+    {"compression": "bf16"},
+    {"op": 1},
+]
+COMPILED = [(options, True) for options in OPTIONS]
+AT_ONCE = [pytest.param(options, False, marks=pytest.mark.thorough if options else ()) for options in OPTIONS]
+
+
+@pytest.mark.parametrize(("options", "is_compiled"), [*COMPILED, *AT_ONCE], ids=str)
 def test_two_ranks_train_as_one_with_the_whole_batch(world: World, options: dict[str, Any], is_compiled: bool) -> None:
     def run(options: dict[str, Any], is_compiled: bool) -> tuple[bool, list[float]]:
         import jax
@@ -235,7 +241,7 @@ def test_options_that_make_no_sense_are_refused(world: World, options: dict[str,
     assert all(text in seen for seen in world.run(run, options))
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("is_compiled", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: bool) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
 
@@ -283,6 +289,51 @@ def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: b
     world.run(run, is_compiled)
 
 
+def test_batches_are_normalized_by_the_layer_for_nnx(world: World) -> None:
+    pytest.importorskip("flax", reason="not run: flax is not installed")
+
+    def run() -> None:
+        import jax.numpy as jnp
+        from flax import nnx
+
+        import horovod.jax as hvd
+
+        whole = np.random.default_rng(3).standard_normal((10, 4, 3)) * [1.0, 20.0, 0.1] + [0.0, 100.0, -1e4]
+        rows = slice(0, 3) if hvd.rank() == 0 else slice(3, 10)  # uneven
+
+        @nnx.jit
+        def step(layer: Any, inputs: Any) -> Any:
+            def loss(layer: Any, inputs: Any) -> Any:
+                output = layer(inputs)
+                return (output**3).sum(), output
+
+            return nnx.grad(loss, argnums=(0, 1), has_aux=True)(layer, inputs)
+
+        options = {"momentum": 0.9, "rngs": nnx.Rngs(0)}
+        mine = hvd.nnx.SyncBatchNorm(3, **options)
+        alone = nnx.BatchNorm(3, use_fast_variance=False, **options)
+        (own, to_input), output = step(mine, whole[rows])
+        (expected, expected_input), expected_output = step(alone, whole)
+        assert jnp.allclose(output, expected_output[rows], atol=1e-6)
+        assert jnp.allclose(to_input, expected_input[rows], atol=1e-5)
+        for name in ("scale", "bias"):
+            assert jnp.allclose(hvd.allreduce(own[name][...], op=hvd.Sum), expected[name][...], atol=1e-5)
+        for name in ("mean", "var"):
+            assert jnp.allclose(getattr(mine, name)[...], getattr(alone, name)[...], rtol=1e-5)
+            assert getattr(mine, name)[...].dtype == jnp.float32
+        if hvd.rank() == 0:  # these ask nobody
+            mine.eval()
+            assert jnp.allclose(mine(whole[:2]), alone(whole[:2], use_running_average=True), atol=1e-6)
+            mine.train()
+            assert mine(whole[:2].astype(jnp.bfloat16), use_running_average=True).dtype == jnp.bfloat16
+            with pytest.raises(ValueError, match="expected a floating-point input, got int"):
+                mine(jnp.arange(6).reshape(2, 3))
+            with pytest.raises(TypeError, match="SyncBatchNorm has no option axis_name"):
+                hvd.nnx.SyncBatchNorm(3, axis_name="ranks", rngs=nnx.Rngs(0))
+
+    world.run(run)
+
+
 def test_keras_reduces_inside_of_its_compiled_step(worlds: WorldPool) -> None:
     def run() -> tuple[int, float]:
         import keras
@@ -305,8 +356,11 @@ def test_keras_reduces_inside_of_its_compiled_step(worlds: WorldPool) -> None:
     assert results[0] == results[1]
 
 
-def test_frameworks_of_a_process_share_one_world() -> None:
-    """PyTorch, TensorFlow and JAX in one job: one start, one order, one set of ranks."""
+def test_frameworks_of_a_process_share_one_world(worlds: WorldPool) -> None:
+    """PyTorch, TensorFlow and JAX in one job: one start, one order, one set of ranks.
+
+    In the world of TensorFlow's tests: it takes longest to import.
+    """
     pytest.importorskip("torch", reason="not run: torch is not installed")
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
@@ -345,8 +399,7 @@ def test_frameworks_of_a_process_share_one_world() -> None:
             "initialized": [module.is_initialized() for module in (of_torch, of_tensorflow, of_jax)],
         }
 
-    with World(2, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}) as world:
-        for results in world.run(run, timeout_s=240):
-            assert results["seen"] == [[1.0 + 2 * step] * 3 for step in range(5)]
-            assert results["mixed"] == [0, 1] and results["one engine"]
-            assert results["initialized"] == [False] * 3
+    for results in worlds(2, TENSORFLOW_ENV).run(run, timeout_s=240):
+        assert results["seen"] == [[1.0 + 2 * step] * 3 for step in range(5)]
+        assert results["mixed"] == [0, 1] and results["one engine"]
+        assert results["initialized"] == [False] * 3

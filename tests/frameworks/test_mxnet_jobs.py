@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from frameworks.test_examples import horovodrun
+from support.pages import ROOT
 
 pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
 
@@ -66,6 +67,42 @@ for step in range(100000):
     assert "NotRunningError" not in done.stderr, "what fails because a rank ends itself is no news there"
 
 
+@pytest.mark.thorough
+def test_mxnet_and_pytorch_share_one_world(tmp_path: Path) -> None:
+    """PyTorch, which works with MXNet's NumPy, comes from the environment of the other tests."""
+    other = ROOT / ".venv" / "bin" / "python"
+    find = "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0])"
+    found = (
+        subprocess.run([str(other), "-c", find], capture_output=True, text=True, check=False)
+        if other.exists()
+        else None
+    )
+    if found is None or found.returncode != 0:
+        pytest.skip("not run: torch is not installed")
+    done = run(
+        tmp_path,
+        f"""
+import sys
+sys.path.append({str(Path(found.stdout).parent)!r})
+import torch
+import horovod.torch as of_torch
+for step in range(3):
+    arrays = hvd.allreduce(mx.nd.ones((2,)) * hvd.rank(), name="array", op=hvd.Sum)
+    handle = of_torch.allreduce_async(torch.full((2,), float(step)), name="tensor", op=of_torch.Sum)
+    print(arrays.asnumpy().tolist(), of_torch.synchronize(handle).tolist())
+one = hvd.allgather(mx.nd.ones((1,)), name="both") if hvd.rank() else of_torch.allgather(torch.zeros(1), name="both")
+print(one.asnumpy().tolist() if hvd.rank() else one.tolist())
+print(of_torch.statistics()["batches"] == hvd.statistics()["batches"])
+hvd.shutdown()
+print(of_torch.is_initialized())
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    said = [f"[1.0, 1.0] [{2.0 * step}, {2.0 * step}]" for step in range(3)] + ["[0.0, 1.0]", "True", "False"]
+    for rank in range(2):
+        assert [line.partition(">:")[2] for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")] == said
+
+
 def test_data_loader_workers_are_no_ranks(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -89,12 +126,6 @@ print(count, bool((hvd.allreduce(weight, op=hvd.Max) == hvd.allreduce(weight, op
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(">:64 True") == 2
-
-
-def test_an_engine_that_forgets_errors_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "", MXNET_ENGINE_TYPE="NaiveEngine")
-    assert done.returncode == 1
-    assert "ImportError: MXNET_ENGINE_TYPE=NaiveEngine forgets the errors" in done.stderr
 
 
 def test_the_other_threaded_engine_of_mxnet_keeps_errors(tmp_path: Path) -> None:

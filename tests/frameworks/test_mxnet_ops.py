@@ -240,6 +240,28 @@ def test_a_failed_call_is_raised_by_who_reads_its_results_and_what_is_made_of_th
     assert worlds(2).run(run) == [True, True]
 
 
+def test_splits_are_integers(worlds: WorldPool) -> None:
+    """What mx.nd.array makes of a list is float32: one rank's mistake reaches the other."""
+
+    def run() -> list[Any]:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        rows, kinds = mx.nd.arange(3) + 10 * hvd.rank(), [mx.nd.array([1, 2], dtype=of) for of in ("int32", "int64")]
+        results = []
+        for splits in (*kinds, mx.np.array([1, 2], dtype="int64"), [1, 2]):
+            received, counts = hvd.alltoall(rows, splits)
+            results.append([received.asnumpy().tolist(), counts.asnumpy().tolist()])
+        for dtype in ("float32", "uint8", "float64"):
+            splits = mx.nd.array([1, 2], dtype=dtype if hvd.rank() == 1 else "int32")
+            wanted = rf"rank 1.*expected a list of ints or .* int32 or int64 tensor, got {dtype} of shape \[2\]"
+            with pytest.raises(ValueError if hvd.rank() == 1 else mx.base.MXNetError, match=wanted):
+                hvd.alltoall(rows, splits, name=dtype)
+        return results
+
+    assert worlds(2).run(run) == [[[[0.0, 10.0], [1, 1]]] * 4, [[[1.0, 2.0, 11.0, 12.0], [2, 2]]] * 4]
+
+
 def test_sparse_arrays_are_refused_with_a_hint(worlds: WorldPool) -> None:
     def run() -> str:
         import horovod.mxnet as hvd

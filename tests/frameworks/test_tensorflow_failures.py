@@ -52,6 +52,46 @@ def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path
     assert "gradient" in last_words.partition("as the ranks saw it:")[2], done.stderr
 
 
+# Rank 0's thread waits inside of what XLA has compiled, for a rank that does not call.
+SHUT_DOWN_MEANWHILE = """
+import threading
+import tensorflow as tf
+import horovod.tensorflow as hvd
+from horovod.tensorflow import xla
+hvd.init()
+thread = None
+@tf.function(jit_compile=True, autograph=False)
+def step(x):
+    return hvd.allreduce(x, name="gradient")
+step(tf.ones(3))
+refused = []
+def wait():
+    try:
+        step(tf.ones(3))
+    except tf.errors.OpError as error:
+        refused.append(str(error))
+for _ in range(50):
+    if hvd.rank() == 0:
+        thread = threading.Thread(target=wait)
+        before = xla.calls()
+        thread.start()
+        while xla.calls() == before:
+            pass
+    hvd.shutdown()
+    if thread is not None:
+        thread.join()
+    hvd.init()
+print("refused", len(refused))
+"""
+
+
+def test_a_shutdown_leaves_memory_to_a_compiled_step_that_still_waits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHUT_DOWN_MEANWHILE)
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    assert done.code == 0, done.stderr
+    assert "[0]<stdout>:refused 50" in done.stdout
+
+
 DIFFERENT_MODELS = """
 import keras, numpy as np
 import horovod.tensorflow.keras as hvd

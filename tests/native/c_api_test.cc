@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// hvd_run_entry through the wall: when it leaves a handle, and when there is nothing left to release.
+// Calls through the wall: when hvd_run_entry leaves a handle, and who frees a context that is held.
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -45,9 +46,12 @@ struct Pair {
     for (std::thread& thread : threads) thread.join();
     for (const int fd : fds) close(fd);
   }
-  ~Pair() {
+  ~Pair() { leave(); }
+  void leave() {
     std::vector<std::thread> threads;
-    for (hvd_context* context : contexts) {
+    for (hvd_context*& mine : contexts) {
+      hvd_context* const context = std::exchange(mine, nullptr);
+      if (context == nullptr) continue;
       threads.emplace_back([context] {
         hvd_status status = fresh();
         EXPECT(hvd_stop(context, 5000, &status) == HVD_OK);
@@ -169,6 +173,26 @@ TEST(run_entry_that_fails_leaves_its_handle) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A shim's thread, as in native/shims/tensorflow/xla.cc: it waits, and uses the context once more.
+TEST(a_held_context_outlives_its_stop_and_free) {
+  Pair pair;
+  hvd_entry* const entry = prepare(pair.contexts[0], "t", 1);
+  const float input = 1;
+  float output = 0;
+  const void* inputs[] = {&input};
+  void* outputs[] = {&output};
+  hvd_handle handle = 0;
+  hvd_status status = fresh();
+  EXPECT(hvd_submit_entry(pair.contexts[0], entry, inputs, outputs, 0, &handle, &status) == HVD_OK);
+  hvd_context* const held = pair.contexts[0];
+  hvd_hold(held);
+  pair.leave();
+  EXPECT(hvd_wait(held, handle, 20000, &status) == HVD_NOT_RUNNING);
+  hvd_release(held, handle);
+  EXPECT(hvd_poll(held, handle, &status) == HVD_INVALID_ARGUMENT);
+  hvd_free(held);
 }
 
 TEST_MAIN

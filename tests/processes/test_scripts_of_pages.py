@@ -11,7 +11,13 @@ import pytest
 from support.jobs import run_job
 from support.pages import PAGES, ROOT, scripts_of
 
-WITH_SCRIPTS = {"README.md", "docs/frameworks/jax.md", "docs/numpy.md", "docs/process-sets.md", "docs/quickstart.md"}
+WITH_SCRIPTS = {
+    "README.md",
+    "docs/frameworks/jax.md",
+    "docs/frameworks/numpy.md",
+    "docs/process-sets.md",
+    "docs/quickstart.md",
+}
 ELSEWHERE = {"docs/frameworks/mxnet.md"}  # tests/frameworks/test_mxnet_examples.py, for an environment of its own
 _FRACTION = re.compile(r"\d+\.\d+")
 

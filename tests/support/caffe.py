@@ -12,7 +12,30 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["caffe", "digits_lmdb", "losses", "net_of", "write"]
+__all__ = ["RECORDS", "by_rank", "caffe", "digits_lmdb", "losses", "net_of", "small_training", "write"]
+
+RECORDS = 60
+_NET = """
+layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TRAIN }}
+  transform_param {{ scale: 0.01 mean_value: 60 }}
+  data_param {{ source: "{folder}/train" backend: LMDB batch_size: {batch} }} }}
+layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TEST }}
+  transform_param {{ scale: 0.01 mean_value: 60 }}
+  data_param {{ source: "{folder}/test" backend: LMDB batch_size: 5 }} }}
+layer {{ name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param {{ num_output: 4 kernel_size: 3
+  weight_filler {{ type: "xavier" }} }} }}
+{extra}
+layer {{ name: "relu" type: "ReLU" bottom: "conv" top: "conv" }}
+layer {{ name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {{ kernel_size: 2 stride: 2 }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" param {{ lr_mult: 1 }} param {{ lr_mult: 2 }}
+  inner_product_param {{ num_output: 3 weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" {loss} }}
+layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include {{ phase: TEST }} }}
+"""
+_SOLVER = """
+net: "{folder}/net{batch}.prototxt" test_iter: 8 test_interval: 10 base_lr: 0.1 momentum: 0.9 weight_decay: 0.001
+lr_policy: "fixed" display: 1 max_iter: 20 random_seed: 5 solver_mode: CPU snapshot_prefix: "{folder}/s{batch}" {more}
+"""
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -47,6 +70,31 @@ def digits_lmdb(path: Path, count: int, seed: int = 0) -> str:
 
     assert write_lmdb(str(path), records()) == count
     return str(path)
+
+
+def small_training(folder: Path, batch: int, loss: str = "", extra: str = "", more: str = "") -> str:
+    """The path of a solver that trains a small net for 20 iterations, with the databases beside it."""
+    for name, count, seed in (("train", RECORDS, 1), ("test", 40, 2)):
+        if not (folder / name).exists():
+            digits_lmdb(folder / name, count, seed)
+    write(folder, f"net{batch}.prototxt", _NET.format(folder=folder, batch=batch, loss=loss, extra=extra))
+    return write(folder, f"solver{batch}.prototxt", _SOLVER.format(folder=folder, batch=batch, more=more))
+
+
+def by_rank(path: Path, count: int, batch: int, ranks: int) -> None:
+    """Puts an LMDB's first records into the order in which one process has to read them for what each rank reads.
+
+    Within each batch those of rank 0 come first, then those of rank 1, and so on.
+    """
+    from horovod.caffe.data.records import Lmdb, write_lmdb
+
+    old = path.rename(path.with_name(f"{path.name}.old"))
+    records = Lmdb(str(old))
+    order = [
+        start + rank + i for start in range(0, count, batch) for rank in range(ranks) for i in range(0, batch, ranks)
+    ]
+    write_lmdb(str(path), ((b"%08d" % place, records[index]) for place, index in enumerate(order)))
+    records.close()
 
 
 def caffe(

@@ -231,7 +231,8 @@ class Jax(Core):
         self._jax = jax
         self.hvd: Any = horovod.jax
         if mode == "jit":
-            self.forms, self.mismatch, self.has_fixed_shapes = FORMS[:1], "JaxRuntimeError", True
+            self.forms, self.has_fixed_shapes = FORMS[:1], True
+            self.mismatch = jax.errors.JaxRuntimeError.__name__  # another one before JAX 0.5
             self.hvd = CompiledJax(horovod.jax)
 
     def tensor(self, array: Array, layout: str = "dense") -> Any:

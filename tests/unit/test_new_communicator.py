@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
 BUILT = ROOT / "build" / "native" / "CMakeFiles" / "horovod_core.dir" / "native"
-FOLDERS = ["communicators", "collectives", "transport", "reduction", "world", "platform"]  # all that it stands on
+# All that a communicator stands on.
+FOLDERS = ["communicators", "device", "collectives", "transport", "reduction", "world", "platform"]
 
 NOTHING = """
 #include "communicators/registry.h"

@@ -18,6 +18,7 @@ INCLUDES = {
     WALL: {"engine", "communicators", "platform", HEADER},
     "engine": {
         "fusion",
+        "device",
         "negotiation",
         "communicators",
         "collectives",
@@ -27,8 +28,9 @@ INCLUDES = {
         HEADER,
     },
     "fusion": {"negotiation"},
+    "device": {"reduction", "platform"},
     "negotiation": {"world", "reduction", "platform"},
-    "communicators": {"collectives", "transport", "reduction", "world", "platform"},
+    "communicators": {"device", "collectives", "transport", "reduction", "world", "platform"},
     "collectives": {"transport", "reduction", "world", "platform"},
     "transport": {"platform"},
     "reduction": {"platform", HEADER},

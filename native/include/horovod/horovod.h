@@ -76,6 +76,12 @@ typedef enum {
   HVD_REMOVE_PROCESS_SET = 7
 } hvd_kind;
 
+/* Where the tensors of a request lie. */
+typedef enum {
+  HVD_ON_HOST = 0,
+  HVD_ON_CUDA = 1 /* in the memory of one GPU, by the CUDA driver */
+} hvd_place;
+
 /* hvd_request.flags */
 enum {
   HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it, and the submission itself already
@@ -161,6 +167,8 @@ typedef struct {
   const int64_t* splits; /* alltoall: rows for each member, in member order; NULL: the same number for all */
   uint32_t nsplits;
   uint32_t reserved;
+  int32_t place;  /* hvd_place; the ranks must agree on it */
+  int32_t device; /* HVD_ON_CUDA: the GPU's number in this process */
 } hvd_request;
 
 /* Where an operation whose output size was unknown at submission left tensor `index`; valid until hvd_release. */
@@ -213,7 +221,9 @@ HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* s
 /* What the first operation that failed because the job ended was told here, also where only a callback has heard it;
    HVD_OK where none has. Before hvd_stop. */
 HVD_EXPORT int hvd_end_seen(hvd_context* context, hvd_status* status);
-/* Frees a stopped context. No other call may be running or follow. */
+/* For a caller that goes on to use the context while another one may stop and free it: hvd_free is called once more. */
+HVD_EXPORT void hvd_hold(hvd_context* context);
+/* Frees a stopped context, unless somebody holds it. The caller uses it no more; no call of its own may be running. */
 HVD_EXPORT void hvd_free(hvd_context* context);
 /* Ends the generation on every rank with this cause. Never blocks; async-signal-unsafe. */
 HVD_EXPORT void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text);
@@ -229,6 +239,12 @@ HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const vo
 HVD_EXPORT int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* const* inputs,
                                     void* const* outputs, uint32_t flags, void* user, hvd_handle* handle,
                                     hvd_status* status);
+/* As hvd_submit_entry_for, of tensors on a GPU: the inputs are those that `stream` (CUstream) has computed by now; the
+   outputs have been allocated, if their memory is used again in the order of that stream. Both are borrowed until the
+   handle is done, not only until hvd_wait_on_stream returns. */
+HVD_EXPORT int hvd_submit_entry_on(hvd_context* context, hvd_entry* entry, const void* const* inputs,
+                                   void* const* outputs, uint32_t flags, void* user, void* stream, hvd_handle* handle,
+                                   hvd_status* status);
 HVD_EXPORT int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status);
 /* hvd_submit_entry of a request with one tensor and HVD_SYNC, hvd_wait, and if that gives HVD_OK hvd_release, in one
    call: for a small tensor a call from another language costs as much as the operation. *handle is 0 afterwards if
@@ -260,7 +276,14 @@ HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* st
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
 HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status);
+/* HVD_PENDING: not done yet. Of tensors on a GPU, HVD_OK once it is launched. */
 HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
+/* For tensors on a GPU: drives the engine until the operation is launched, and has `stream` wait for its end, which the
+   caller does not. What fails after that is told by the next call that waits. Of other operations: hvd_wait. */
+HVD_EXPORT int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms,
+                                  hvd_status* status);
+/* Drives the engine until all that has been launched has ended, for at most timeout_ms (negative: no limit). */
+HVD_EXPORT int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status);
 HVD_EXPORT int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result,
                               hvd_status* status);
 /* Every handle is released once; releasing one that is not done detaches it. */

@@ -13,6 +13,9 @@
 #include <string_view>
 #include <thread>
 
+#include "shims/generation.h"
+#include "shims/refusal.h"
+
 namespace hvd::jax {
 
 namespace {
@@ -24,11 +27,8 @@ constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill
 // XLA's dtype by hvd_dtype.
 constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1};
 
-// The running generation: Python attaches it after hvd_start and detaches it before hvd_stop. Entries are freed with
-// their context. Never destroyed: compiled code may outlive the library's statics.
-struct Generation {
-  std::shared_mutex mutex;  // held shared by who uses the context
-  hvd_context* context = nullptr;
+// Entries are freed with their context. Never destroyed: compiled code may outlive the library's statics.
+struct Generation : shims::Generation {
   std::mutex entries_mutex;
   std::map<std::string, hvd_entry*> entries;  // by key; null: the request has come once
 };
@@ -131,16 +131,6 @@ int submit(Call* call, hvd_status* status) {
   hvd_request request = request_of(collective);
   request.user = call;
   return hvd_submit(context, &request, &call->handle, status);
-}
-
-// The engine has refused it: the peers, who may be waiting, are told.
-void tell_peers(const Collective& collective, const hvd_status& status) {
-  if (status.code != HVD_INVALID_ARGUMENT) return;
-  // The text for the peers begins with rank and operation, too.
-  const std::string shown = collective.name.empty() ? ": " : "`: ";
-  const char* const found = std::strstr(status.text, shown.c_str());
-  hvd_refuse(generation().context, collective.name.empty() ? nullptr : collective.name.c_str(), collective.process_set,
-             found == nullptr ? status.text : found + shown.size(), nullptr);
 }
 
 void set_failure(hvd_status* status, int code, std::string_view text) {
@@ -328,7 +318,7 @@ int start(Call* call, hvd_status* status) {
   }
   const int code = is_same_place(call->collective, status) ? submit(call, status) : status->code;
   if (code != HVD_OK) {
-    tell_peers(call->collective, *status);
+    shims::tell_refusal(call->context, call->collective.name, call->collective.process_set, *status);
     return code;
   }
   hvd_wait(call->context, call->handle, kMomentMs, nullptr);
@@ -415,8 +405,8 @@ HVD_EXPORT void* hvd_jax_collective(hvd::jax::CallFrame* frame) {
 // which is to follow.
 HVD_EXPORT void hvd_jax_attach(hvd_context* context) {
   hvd::jax::Generation& generation = hvd::jax::generation();
-  const std::unique_lock alone(generation.mutex);
-  generation.context = context;
+  generation.attach(context);
+  const std::lock_guard lock(generation.entries_mutex);
   generation.entries.clear();
 }
 

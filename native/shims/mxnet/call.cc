@@ -4,23 +4,21 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "shims/generation.h"
 #include "shims/refusal.h"
 
 namespace {
 
 hvd_mxnet_api mxnet;
 
-// Never destroyed: MXNet's threads may outlive the library's statics.
-struct Generation {
-  std::shared_mutex mutex;  // shared while a call uses the context
-  hvd_context* context = nullptr;
-  uint64_t number = 0;  // a call is submitted to the generation that it was made in, or to none
-};
+using hvd::shims::Generation;
+
+// A call is submitted to the generation that it was made in, or to none. Never destroyed: MXNet's threads may outlive the
+// library's statics.
 Generation& generation() {
   static auto* const one = new Generation;
   return *one;
@@ -154,12 +152,7 @@ bool submit(Call* call, hvd_status* status) {
 
 void hvd_mxnet_use(const hvd_mxnet_api* api) { mxnet = *api; }
 
-uint64_t hvd_mxnet_attach(hvd_context* context) {
-  Generation& now = generation();
-  const std::lock_guard lock(now.mutex);
-  now.context = context;
-  return ++now.number;
-}
+uint64_t hvd_mxnet_attach(hvd_context* context) { return generation().attach(context); }
 
 void* hvd_mxnet_new_step(uint32_t calls) { return new Step{.left = calls}; }
 

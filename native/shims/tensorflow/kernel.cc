@@ -9,8 +9,8 @@
 
 namespace hvd::tensorflow {
 
-std::shared_mutex generation_mutex;
-Generation generation;
+shims::Generation generation;
+std::atomic<int32_t> local_rank{0}, local_size{1};
 
 namespace {
 
@@ -224,7 +224,7 @@ void finished(void* user, const hvd_status* outcome) {
 
 // True once it is submitted; its end comes with finished() then, which may have run already.
 bool start(Invocation* invocation) {
-  const std::shared_lock held(generation_mutex);
+  const std::shared_lock held(generation.mutex);
   if (generation.context == nullptr) {
     fail(invocation->context, kFailedPrecondition, kNotInitialized);
     return false;
@@ -307,7 +307,7 @@ void compute_place(void* kernel, TF_OpKernelContext* context) {
   const auto& query = *static_cast<const PlaceQuery*>(kernel);
   int32_t value = 0;
   {
-    const std::shared_lock held(generation_mutex);
+    const std::shared_lock held(generation.mutex);
     if (generation.context == nullptr) return fail(context, kFailedPrecondition, kNotInitialized);
     int32_t members = 0, member = 0;
     hvd_status why = new_hvd_status();
@@ -317,8 +317,8 @@ void compute_place(void* kernel, TF_OpKernelContext* context) {
     if (query.what == "size") value = members;
     if (query.what == "rank") value = member;
     if (query.what == "included") value = member >= 0 ? 1 : 0;
-    if (query.what == "local_rank") value = generation.local_rank;
-    if (query.what == "local_size") value = generation.local_size;
+    if (query.what == "local_rank") value = local_rank;
+    if (query.what == "local_size") value = local_size;
   }
   const StatusPtr status = new_status();
   const TensorPtr output = allocate(context, 0, kTensorFlowInt32, {}, sizeof value, status.get());

@@ -6,16 +6,21 @@
 // pass. A kernel instance is one node of a graph (or one cached call of eager code) and prepares its request once.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "shims/generation.h"
 #include "shims/tensorflow/api.h"
-#include "shims/tensorflow/generation.h"
 #include "shims/tensorflow/steps.h"
 
 namespace hvd::tensorflow {
+
+// The running generation, and this rank's place on its host, which is set before it is attached.
+extern shims::Generation generation;
+extern std::atomic<int32_t> local_rank, local_size;
 
 // A node's attributes. Fixed for the kernel's life.
 struct Collective {

@@ -238,17 +238,14 @@ extern "C" {
 
 HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::kRegistrationError.c_str(); }
 
-// The generation that operations belong to from here on. `local`: local rank and local size.
-HVD_EXPORT void hvd_tensorflow_attach(hvd_context* context, uint64_t number, const int32_t* local) {
-  using hvd::tensorflow::generation;
-  const std::unique_lock alone(hvd::tensorflow::generation_mutex);
-  generation = {context, number, local[0], local[1]};
-}
-
-// From here on operations fail; those in flight end with hvd_stop, which is to follow.
-HVD_EXPORT void hvd_tensorflow_detach(void) {
-  const std::unique_lock alone(hvd::tensorflow::generation_mutex);
-  hvd::tensorflow::generation = {};
+// The generation that operations belong to from here on. Null: they fail, and those in flight end with hvd_stop, which is
+// to follow.
+HVD_EXPORT void hvd_tensorflow_attach(hvd_context* context, int32_t local_rank, int32_t local_size) {
+  if (context != nullptr) {
+    hvd::tensorflow::local_rank = local_rank;
+    hvd::tensorflow::local_size = local_size;
+  }
+  hvd::tensorflow::generation.attach(context);
 }
 
 }  // extern "C"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shims/tensorflow/generation.h"
+#include "shims/refusal.h"
 #include "shims/tensorflow/kernel.h"
 
 namespace hvd::tensorflow {
@@ -86,18 +86,24 @@ hvd_status run(const Plan& plan, void** outputs, const void** inputs) {
   hvd_context* context = nullptr;
   hvd_handle handle = 0;
   {
-    const std::shared_lock held(generation_mutex);
+    const std::shared_lock held(generation.mutex);
     context = generation.context;
     if (context == nullptr) {
       status.code = HVD_NOT_RUNNING;
       std::string_view("Horovod has not been initialized; use hvd.init().").copy(status.text, sizeof status.text - 1);
       return status;
     }
-    if (hvd_submit(context, &request, &handle, &status) != HVD_OK) return status;
+    if (hvd_submit(context, &request, &handle, &status) != HVD_OK) {
+      shims::tell_refusal(context, plan.name, request.process_set, status);
+      return status;
+    }
+    hvd_hold(context);
   }
+  // The generation may end now, and Python may free its context.
   while (hvd_wait(context, handle, kWaitSliceMs, &status) == HVD_PENDING) {
   }
   hvd_release(context, handle);
+  hvd_free(context);
   return status;
 }
 

@@ -17,6 +17,13 @@ __all__ = ["Origin", "read_text"]
 
 _NO_FIELD = re.compile(r'Message type "caffe\.(?P<message>\w+)" (?:should not have|has no field named) "(?P<name>\w+)"')
 _NO_VALUE = re.compile(r'Enum type "caffe\.(?P<enum>[\w.]+)" has no value named (?P<name>\w+)')
+# Fields of Intel Caffe that change images at random, and that are not there. Their nearest names would mislead.
+_INTEL = {
+    "TransformationParameter": (
+        "crop_h", "crop_w", "distort_param", "emit_constraint", "expand_param", "noise_param",
+        "random_aspect_ratio_param", "random_resize_param", "resize_param",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,9 @@ def _explained(path: str, error: text_format.ParseError) -> str:
     place = f"{path}:{line}:{column}" if line is not None else path
     detail = re.sub(r"^\d+:\d+ : ", "", str(error))
     if found := _NO_FIELD.search(detail):
+        if found["name"] in _INTEL.get(found["message"], ()):
+            supported = "hint: prepare the images before, by convert_imageset; crop_size and mirror are supported"
+            return f"{place}: {found['message']}: Intel Caffe's field {found['name']!r} is not supported\n{supported}"
         known = message(found["message"]).DESCRIPTOR.fields_by_name
         return f"{place}: {found['message']} has no field {found['name']!r}{nearest(found['name'], known)}"
     if found := _NO_VALUE.search(detail):

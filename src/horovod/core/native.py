@@ -162,6 +162,8 @@ class Request(ctypes.Structure):
         ("splits", POINTER(c_int64)),
         ("nsplits", c_uint32),
         ("reserved", c_uint32),
+        ("place", c_int32),
+        ("device", c_int32),
     ]
 
 

@@ -17,6 +17,7 @@ and `horovodrun -np 4 python train.py` starts it. Every operation takes a pytree
 of jax.jit.
 """
 
+import importlib
 from typing import Any
 
 from horovod.core import basics
@@ -36,6 +37,8 @@ def __getattr__(name: str) -> Any:
         from horovod.jax.sync_batch_norm import SyncBatchNorm
 
         return SyncBatchNorm
+    if name == "nnx":  # likewise
+        return importlib.import_module("horovod.jax.nnx")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

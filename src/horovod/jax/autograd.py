@@ -25,21 +25,21 @@ from jax.interpreters import ad, batching
 
 from horovod.core import context as contexts
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, OP_NAMES, REDUCESCATTER, Adasum, Average, Sum
-from horovod.jax.compiled import bind, collective_p
+from horovod.jax.compiled import bind, collective_p, set_of
+from horovod.jax.traces import refuse
 
 __all__: list[str] = []
 
 
-def _check_derivative(kind: int, label: str, op: int) -> None:
+def _check_derivative(kind: int, label: str, name: str | None, op: int, process_set: int, **_: Any) -> None:
     if kind in (ALLREDUCE, REDUCESCATTER) and op not in (Average, Sum):
-        raise NotImplementedError(
-            f"{label} with op={OP_NAMES[op]} has no derivative\nhint: call it on jax.lax.stop_gradient(tensor)"
-        )
+        why = f"op={OP_NAMES[op]} has no derivative\nhint: call it on jax.lax.stop_gradient(tensor)"
+        refuse(label, name, NotImplementedError(why), set_of(process_set))
 
 
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    _check_derivative(**params)
     results = collective_p.bind(*primals, **params)
-    _check_derivative(params["kind"], params["label"], params["op"])
     # Integers have no tangents; every rank gives those of all other tensors, zeros among them.
     floating = [index for index, primal in enumerate(primals) if jnp.issubdtype(primal.dtype, jnp.inexact)]
     found = [
@@ -104,10 +104,8 @@ def _gathered(tensors: list[Any], rows: list[int], members: int, member: int, ca
 
 def _mapped(tensors: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
     if params["op"] == Adasum:
-        raise NotImplementedError(
-            f"{params['label']} with op=Adasum cannot be mapped by jax.vmap: it combines whole tensors\n"
-            "hint: call it outside of the mapped function"
-        )
+        why = "Adasum cannot be mapped by jax.vmap: it combines whole tensors\nhint: call it outside of what is mapped"
+        refuse(params["label"], params["name"], NotImplementedError(why), set_of(params["process_set"]))
     if params["kind"] in (ALLREDUCE, BROADCAST):
         return collective_p.bind(*tensors, **params), list(dims)
     # By rows, which come first; the examples are behind them.

@@ -12,8 +12,7 @@ from typing import Any
 
 from horovod.core.gradient_list import GradientList
 from horovod.jax.ops import reduced_for_use
-from horovod.jax.shim import is_eager
-from horovod.jax.tensors import collectives
+from horovod.jax.traces import tell
 
 __all__ = ["JaxGradients"]
 
@@ -44,5 +43,4 @@ class JaxGradients(GradientList):
         return received
 
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
-        if is_eager():
-            collectives.tell("grouped_allreduce", name, error, self.options.process_set)
+        tell("grouped_allreduce", name, error, self.options.process_set)

@@ -41,11 +41,11 @@ from horovod.core.operations_api import Operations
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction, check_tensors
 from horovod.core.tensors import unsupported_dtype
-from horovod.core.wording import quoted
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
 from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat
+from horovod.jax.traces import refuse
 
 __all__ = [
     "Adasum",
@@ -90,7 +90,7 @@ class JaxOperations(Operations[Any]):
     def _reduce_group(self, tensors: Sequence[Any], name: str | None, how: Reduction) -> Any:
         if is_eager():
             return super()._reduce_group(tensors, name, how)
-        return traced(_listed(tensors), ALLREDUCE, "grouped_allreduce", name, how)
+        return traced(_listed(tensors, "grouped_allreduce", name, how[-1]), ALLREDUCE, "grouped_allreduce", name, how)
 
     def _gather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
         if is_eager():
@@ -100,7 +100,8 @@ class JaxOperations(Operations[Any]):
     def _gather_group(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> Any:
         if is_eager():
             return super()._gather_group(tensors, name, process_set)
-        return traced(_listed(tensors), ALLGATHER, "grouped_allgather", name, _among(process_set))
+        listed = _listed(tensors, "grouped_allgather", name, process_set)
+        return traced(listed, ALLGATHER, "grouped_allgather", name, _among(process_set))
 
     def _scatter(self, tensor: Any, name: str | None, how: Reduction) -> Any:
         if is_eager():
@@ -110,7 +111,8 @@ class JaxOperations(Operations[Any]):
     def _scatter_group(self, tensors: Sequence[Any], name: str | None, how: Reduction) -> Any:
         if is_eager():
             return super()._scatter_group(tensors, name, how)
-        return traced(_listed(tensors), REDUCESCATTER, "grouped_reducescatter", name, how)
+        listed = _listed(tensors, "grouped_reducescatter", name, how[-1])
+        return traced(listed, REDUCESCATTER, "grouped_reducescatter", name, how)
 
     def _copy(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         if is_eager():
@@ -121,10 +123,11 @@ class JaxOperations(Operations[Any]):
         if is_eager():
             return super()._exchange(tensor, splits, name, process_set)
         if splits is not None:
-            raise NotImplementedError(
-                "alltoall with splits cannot be part of a compiled function, whose shapes are fixed\n"
+            why = (
+                "with splits it cannot be part of a compiled function, whose shapes are fixed\n"
                 "hint: call it outside of jax.jit, or send even parts, without splits"
             )
+            refuse("alltoall", name, NotImplementedError(why), process_set)
         return traced(tensor, ALLTOALL, "alltoall", name, _among(process_set))
 
     def _meet(self, process_set: ProcessSet) -> None:
@@ -145,7 +148,7 @@ class JaxOperations(Operations[Any]):
     def _refuse(self, label: str, name: str | None, why: str, process_set: ProcessSet) -> None:
         if is_eager():
             super()._refuse(label, name, why, process_set)
-        raise _wrong(label, name, InvalidRequestError(why))
+        refuse(label, name, InvalidRequestError(why), process_set)
 
 
 def _among(process_set: ProcessSet | None) -> Reduction:
@@ -153,9 +156,10 @@ def _among(process_set: ProcessSet | None) -> Reduction:
     return (Sum, None, 1.0, 1.0, process_set)
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(tensors: Any, label: str, name: str | None, process_set: ProcessSet | None) -> list[Any]:
     if not isinstance(tensors, (list, tuple)):
-        raise TypeError(f"a grouped operation takes a list of tensors, got {type(tensors).__name__}")
+        why = f"a grouped operation takes a list of tensors, got {type(tensors).__name__}"
+        refuse(label, name, TypeError(why), process_set)
     return list(tensors)
 
 
@@ -164,8 +168,7 @@ def traced(
 ) -> Any:
     """An operation on a tree's leaves, as a part of what is traced.
 
-    Nothing runs yet, so what is wrong here is an error of this rank alone. Raises ValueError, TypeError or
-    NotImplementedError.
+    Raises ValueError, TypeError or NotImplementedError, and tells the peers.
     """
     leaves, structure = flat(tree)
     moved = [carried(leaf) for leaf in leaves] if kind in (ALLGATHER, ALLTOALL, BROADCAST) else []
@@ -175,7 +178,7 @@ def traced(
         _check(kind, label, name, tensors, op, how[-1])
         root = checked_root(contexts.current(), root_rank, number) if kind == BROADCAST else -1
     except LOCAL_ERRORS as error:
-        raise _wrong(label, name, error) from error
+        refuse(label, name, error, how[-1])
     results = bind(
         tensors,
         kind,
@@ -234,13 +237,6 @@ def _check(
             f"alltoall without splits needs the same number of rows for each rank: expected a multiple of {members}, "
             f"got {metas[0][1][0]}"
         )
-
-
-def _wrong(label: str, name: Any, error: Exception) -> Exception:
-    """The error of a call that cannot be traced, with rank and operation in front."""
-    shown = f"unnamed {label}" if name is None else f"{label} of {quoted(name)}"
-    kind = type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError
-    return kind(f"rank {contexts.rank()}: {shown}: {error}")
 
 
 operations = JaxOperations()

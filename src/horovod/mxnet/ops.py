@@ -306,9 +306,9 @@ def alltoall(
 ) -> Any:
     """Sends splits[r] rows of `tensor` to each rank r, the first rows to the first rank. Blocks.
 
-    Rows beyond their sum go to no rank. `splits` is a list of ints or an int32 array. Returns the rows that came, in
-    rank order, and as an int32 array how many came from each rank; without `splits` every rank gets equally many, and
-    the rows alone are returned.
+    Rows beyond their sum go to no rank. `splits` is a list of ints or an array of int32 or int64. Returns the rows that
+    came, in rank order, and as an int32 array how many came from each rank; without `splits` every rank gets equally
+    many, and the rows alone are returned.
     """
 
     def start(known: str) -> Operation:

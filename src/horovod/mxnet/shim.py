@@ -52,6 +52,8 @@ class _Context(ctypes.Structure):
     _fields_ = [("dev_type", c_int), ("dev_id", c_int)]
 
 
+_CPU = _Context(1, 0)  # all arrays are in host memory
+
 # dmlc::Error is a std::runtime_error with nothing added.
 _FUNCTIONS = (
     "MXShallowCopyNDArray",
@@ -150,14 +152,13 @@ def push(
     call = library().hvd_mxnet_new(ctypes.byref(request), _handles(inputs), _handles(outputs), step)
     if not call:
         check_call(-1)
-    where = inputs[0].context
     run, delete = library().hvd_mxnet_run, library().hvd_mxnet_delete
     check_call(
         _LIB.MXEnginePushAsyncND(
             run,
             c_void_p(call),
             delete,
-            ctypes.byref(_Context(where.device_typeid, where.device_id)),
+            ctypes.byref(_CPU),
             _handles(list(read.values())),
             c_int(len(read)),
             _handles(list(written.values())),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -19,8 +18,6 @@ from horovod.core import native
 from horovod.core.context import Context
 
 __all__ = ["library", "library_path", "operations"]
-
-_generations = itertools.count(1)
 
 
 def library_path() -> str:
@@ -54,8 +51,8 @@ def library() -> ctypes.CDLL:
 def _opened() -> ctypes.CDLL:
     opened = ctypes.CDLL(library_path())
     opened.hvd_tensorflow_error.restype = ctypes.c_char_p
-    opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    opened.hvd_tensorflow_attach.restype = opened.hvd_tensorflow_detach.restype = None
+    opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+    opened.hvd_tensorflow_attach.restype = None
     opened.hvd_tensorflow_xla_plan.argtypes = [ctypes.c_void_p]
     opened.hvd_tensorflow_xla_plan.restype = opened.hvd_tensorflow_xla_calls.restype = ctypes.c_int64
     return opened
@@ -63,7 +60,6 @@ def _opened() -> ctypes.CDLL:
 
 def _attach(context: Context | None) -> None:
     if context is None:
-        _opened().hvd_tensorflow_detach()
-        return
-    local = (ctypes.c_int32 * 2)(context.world.local_rank, context.world.local_size)
-    _opened().hvd_tensorflow_attach(context.pointer, next(_generations), local)
+        _opened().hvd_tensorflow_attach(None, 0, 0)
+    else:
+        _opened().hvd_tensorflow_attach(context.pointer, context.world.local_rank, context.world.local_size)

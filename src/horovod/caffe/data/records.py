@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases of Datum records. LMDB is read, LevelDB is not."""
+"""Datum records, and the LMDB folders that hold them."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from horovod.caffe.data.transform import Image, decode
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
 
-__all__ = ["Lmdb", "image_of", "write_lmdb"]
+__all__ = ["BATCH", "Lmdb", "datum_of", "image_of", "write_lmdb"]
 
 _MAP_SIZE = 1 << 40  # an upper bound, as Caffe's: address space, not memory
-_BATCH = 1000  # records a transaction
+BATCH = 1000  # records a transaction
 
 
 def _lmdb() -> Any:
@@ -51,7 +52,8 @@ class Lmdb:
         if not Path(path).is_dir():
             raise CaffeError(f"{path}: there is no such folder")
         if not (Path(path) / "data.mdb").is_file():
-            raise CaffeError(f"{path}: is not an LMDB: it has no file data.mdb")
+            hint = "\nhint: it is a LevelDB: set backend: LEVELDB" if (Path(path) / "CURRENT").is_file() else ""
+            raise CaffeError(f"{path}: is not an LMDB: it has no file data.mdb{hint}")
         self.path, self._place = path, os.path.realpath(path)
         try:
             self._environment = _opened(lmdb, self._place)
@@ -69,13 +71,11 @@ class Lmdb:
     def __getitem__(self, index: int) -> Any:
         """The Datum with this number."""
         with self._environment.begin() as transaction:
-            value = transaction.get(self.keys[index])
-        datum = message("Datum")()
-        try:
-            datum.ParseFromString(value)
-        except Exception as error:
-            raise CaffeError(f"{self.path}: record {self.keys[index]!r} is not a Datum: {error}") from error
-        return datum
+            return datum_of(transaction.get(self.keys[index]), self.path, self.keys[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        """All Datum messages, once."""
+        return map(self.__getitem__, range(len(self)))
 
     def close(self) -> None:
         """Closes the files, if nobody else reads them. Once."""
@@ -85,6 +85,16 @@ class Lmdb:
             if readers == 1:
                 environment.close()
                 del _open[self._place]
+
+
+def datum_of(value: bytes, path: str, key: bytes) -> Any:
+    """The Datum that a record of a database holds. Raises CaffeError."""
+    datum = message("Datum")()
+    try:
+        datum.ParseFromString(value)
+    except DecodeError as error:
+        raise CaffeError(f"{path}: record {key!r} is not a Datum: {error}") from error
+    return datum
 
 
 def image_of(datum: Any, is_color: bool | None = None, name: str = "record") -> Image:
@@ -108,7 +118,7 @@ def write_lmdb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
         for key, datum in records:
             transaction.put(key, datum.SerializeToString(), append=False)
             count += 1
-            if count % _BATCH == 0:
+            if count % BATCH == 0:
                 transaction.commit()
                 transaction = environment.begin(write=True)
         transaction.commit()

@@ -13,20 +13,26 @@ __all__ = ["Shard"]
 
 
 class Shard:
-    """An endless order of record numbers. `order(epoch)` is the order of an epoch, equal on all ranks."""
+    """An endless order of record numbers. `order(epoch)` is the order of an epoch, equal on all ranks.
+
+    Without a `count`, the numbers grow for ever: the source of the records begins again by itself.
+    """
 
     def __init__(
-        self, count: int, replicas: Replicas, order: Callable[[int], Sequence[int]] | None = None, skip: int = 0
+        self, count: int | None, replicas: Replicas, order: Callable[[int], Sequence[int]] | None = None, skip: int = 0
     ) -> None:
         self._count, self._step = count, replicas.size
         self._next = replicas.rank + skip
         self._order = order
         self._epoch = -1
-        self._now: Sequence[int] = range(count)
+        self._now: Sequence[int] = range(count or 0)
 
     def __next__(self) -> int:
-        epoch, place = divmod(self._next, self._count)
+        following = self._next
         self._next += self._step
+        if self._count is None:
+            return following
+        epoch, place = divmod(following, self._count)
         if self._order is not None and epoch != self._epoch:
             self._epoch, self._now = epoch, self._order(epoch)
         return int(self._now[place])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that bring data in: LMDB and HDF5 files, memory, constants, the caller's own values."""
+"""Layers that bring data in: databases and HDF5 files, memory, constants, the caller's own values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from horovod.caffe.data.databases import open_database
 from horovod.caffe.data.prefetch import Prefetch
 from horovod.caffe.data.records import Lmdb, image_of
 from horovod.caffe.data.shard import Shard, shuffled
@@ -67,22 +68,20 @@ class Batches(Layer):
 
 @layer("Data")
 class Data(Batches):
-    """Images and labels from an LMDB. Tops: the images, and the labels if wanted."""
+    """Images and labels from a database. Tops: the images, and the labels if wanted."""
 
     def open(self) -> list[tuple[int, ...]]:
         param = self.proto.data_param
         if not param.source:
             raise CaffeError("data_param.source is missing")
-        if param.backend == param.LEVELDB:
-            raise CaffeError(
-                "backend LEVELDB is not supported: this version reads LMDB\n"
-                "hint: Caffe's own tools write LMDB with -backend=lmdb; then set backend: LMDB"
-            )
+        if param.shuffle and param.backend == param.LEVELDB:
+            raise CaffeError("shuffle needs backend: LMDB, because a LevelDB is read in its own order")
         self.count, self.ahead = self.size_of_batch(param), param.prefetch
-        self.records = Lmdb(param.source)
+        self.records = open_database(param.DB.Name(param.backend).lower(), param.source)
         self.transform = self.transformer()
-        order = shuffled(len(self.records), self.context.seed) if param.shuffle else None
-        self.shard = Shard(len(self.records), self.context.replicas, order, self.skipped(param.rand_skip))
+        size = len(self.records) if isinstance(self.records, Lmdb) else None
+        order = shuffled(size, self.context.seed) if size and param.shuffle else None
+        self.shard = Shard(size, self.context.replicas, order, self.skipped(param.rand_skip))
         transformation = self.proto.transform_param
         forced = transformation.force_color or param.force_encoded_color
         self.is_color = True if forced else False if transformation.force_gray else None

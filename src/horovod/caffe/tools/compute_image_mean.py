@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the mean image of an LMDB: compute_image_mean [--backend=lmdb] DATABASE [FILE]."""
+"""Writes the mean image of a database: compute_image_mean [--backend=lmdb] DATABASE [FILE]."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from pathlib import Path
 
 import numpy as np
 
-from horovod.caffe.data.records import Lmdb, image_of
+from horovod.caffe.data.databases import backend_flag, open_database
+from horovod.caffe.data.records import image_of
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.files import blob_of
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.log import Log, number
-from horovod.caffe.tools.convert_mnist_data import check_backend
 
 __all__ = ["main"]
 
 
 def _main(arguments: Sequence[str]) -> int:
     parser = Flags("compute_image_mean [--backend=lmdb] DATABASE [FILE]")
-    parser.flag("backend", "lmdb", "the kind of database; lmdb is the only one")
+    backend_flag(parser)
     parser.add_argument("database")
     parser.add_argument("file", nargs="?")
     flags = parser.read(arguments)
-    check_backend(flags.backend)
-    log, records = Log(), Lmdb(flags.database)
+    log, records = Log(), open_database(flags.backend, flags.database)
     log.info("Starting iteration")
-    total = image_of(records[0]).astype(np.float64)
-    for index in range(1, len(records)):
-        image = image_of(records[index])
+    total, count = np.zeros(image_of(records[0]).shape), 0
+    for datum in records:
+        image = image_of(datum)
         if image.shape != total.shape:
-            raise CaffeError(f"record {index} has shape {list(image.shape)}, and the first one {list(total.shape)}")
+            raise CaffeError(f"record {count} has shape {list(image.shape)}, and the first one {list(total.shape)}")
         total += image
-    log.info(f"Processed {len(records)} files.")
-    mean = (total / len(records)).astype(np.float32)
+        count += 1
+    log.info(f"Processed {count} files.")
+    mean = (total / count).astype(np.float32)
     if flags.file:
         log.info(f"Write to {flags.file}")
         try:

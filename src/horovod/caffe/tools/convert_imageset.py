@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an LMDB of image files: convert_imageset [flags] ROOTFOLDER/ LISTFILE DATABASE."""
+"""Makes a database of image files: convert_imageset [flags] ROOTFOLDER/ LISTFILE DATABASE."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.caffe.data.records import write_lmdb
+from horovod.caffe.data.databases import backend_flag, write_database
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.layers.data import lines_of
 from horovod.caffe.layers.images import load_image
 from horovod.caffe.log import Log
 from horovod.caffe.schema import message
-from horovod.caffe.tools.convert_mnist_data import check_backend
 
 __all__ = ["main"]
 
@@ -51,7 +50,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser = Flags("convert_imageset [flags] ROOTFOLDER/ LISTFILE DATABASE")
     parser.flag("gray", False, "read images as gray ones")
     parser.flag("shuffle", False, "write the images in random order")
-    parser.flag("backend", "lmdb", "the kind of database; lmdb is the only one")
+    backend_flag(parser)
     parser.flag("resize_width", 0, "the width to resize to")
     parser.flag("resize_height", 0, "the height to resize to")
     parser.flag("check_size", False, "fail if the images' sizes differ")
@@ -59,10 +58,9 @@ def _main(arguments: Sequence[str]) -> int:
     for name in ("rootfolder", "listfile", "database"):
         parser.add_argument(name)
     flags = parser.read(arguments)
-    check_backend(flags.backend)
     log = Log()
     try:
-        count = write_lmdb(flags.database, records(flags, log))
+        count = write_database(flags.backend, flags.database, records(flags, log))
     except OSError as error:
         raise CaffeError(str(error)) from error
     log.info(f"Processed {count} files.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an LMDB of MNIST's files: convert_mnist_data [--backend=lmdb] IMAGES LABELS DATABASE."""
+"""Makes a database of MNIST's files: convert_mnist_data [--backend=lmdb] IMAGES LABELS DATABASE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.caffe.data.records import write_lmdb
+from horovod.caffe.data.databases import backend_flag, write_database
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.log import Log
@@ -41,24 +41,17 @@ def records(images: bytes, labels: bytes) -> Iterator[tuple[bytes, Any]]:
 
 def _main(arguments: Sequence[str]) -> int:
     parser = Flags("convert_mnist_data [--backend=lmdb] IMAGES LABELS DATABASE")
-    parser.flag("backend", "lmdb", "the kind of database; lmdb is the only one")
+    backend_flag(parser)
     for name in ("images", "labels", "database"):
         parser.add_argument(name)
     flags = parser.read(arguments)
-    check_backend(flags.backend)
     try:
         contents = [Path(path).read_bytes() for path in (flags.images, flags.labels)]
     except OSError as error:
         raise CaffeError(str(error)) from error
-    count = write_lmdb(flags.database, records(*contents))
+    count = write_database(flags.backend, flags.database, records(*contents))
     Log().info(f"Processed {count} files.")
     return 0
-
-
-def check_backend(backend: str) -> None:
-    """Raises CaffeError for a kind of database that is not written."""
-    if backend != "lmdb":
-        raise CaffeError(f"--backend={backend}: only lmdb is supported")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

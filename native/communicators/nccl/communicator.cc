@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicators/nccl/communicator.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "platform/clock.h"
+
+namespace hvd::nccl {
+
+namespace {
+
+bool has_type(DataType dtype) { return dtype != HVD_INT16 && dtype != HVD_BOOL; }
+
+Type type_of(DataType dtype) {
+  switch (dtype) {
+    case HVD_INT8:
+      return kInt8;
+    case HVD_INT32:
+      return kInt32;
+    case HVD_INT64:
+      return kInt64;
+    case HVD_FLOAT16:
+      return kFloat16;
+    case HVD_BFLOAT16:
+      return kBfloat16;
+    case HVD_FLOAT32:
+      return kFloat32;
+    case HVD_FLOAT64:
+      return kFloat64;
+    default:
+      return kUint8;  // a bool's Min and Max, too
+  }
+}
+
+Op op_of(ReduceOp op) {
+  switch (op) {
+    case HVD_PRODUCT:
+      return kProduct;
+    case HVD_MIN:
+      return kMin;
+    case HVD_MAX:
+      return kMax;
+    default:
+      return kSum;
+  }
+}
+
+bool is_half(DataType dtype) { return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16; }
+
+bool is_power_of_two(double factor) {
+  int exponent = 0;
+  return std::frexp(std::fabs(factor), &exponent) == 0.5;
+}
+
+// A factor as NCCL reads it: in the tensor's own type.
+struct Scalar {
+  Scalar(DataType dtype, double factor) {
+    const auto single = static_cast<float>(factor);
+    if (dtype == HVD_FLOAT64) std::memcpy(bytes, &factor, sizeof factor);
+    if (dtype == HVD_FLOAT32) std::memcpy(bytes, &single, sizeof single);
+    if (dtype == HVD_BFLOAT16) {
+      const auto upper = static_cast<uint16_t>(std::bit_cast<uint32_t>(single) >> 16);
+      std::memcpy(bytes, &upper, sizeof upper);
+    }
+    if (dtype == HVD_FLOAT16) {  // a power of two: no mantissa
+      const uint32_t bits = std::bit_cast<uint32_t>(single);
+      const auto exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 15;
+      const auto half = static_cast<uint16_t>((bits >> 16 & 0x8000) | static_cast<uint32_t>(exponent) << 10);
+      std::memcpy(bytes, &half, sizeof half);
+    }
+  }
+  alignas(8) std::byte bytes[8] = {};
+};
+
+// What of a factor a half can hold without a loss.
+bool half_holds(DataType dtype, double factor) {
+  if (!is_power_of_two(factor)) return false;
+  const int exponent = std::ilogb(factor);
+  return dtype == HVD_FLOAT16 ? exponent >= -14 && exponent <= 15 : exponent >= -126 && exponent <= 127;
+}
+
+// How a reduction is done: inputs times `before`, NCCL's operation with `inside`, results times `after`.
+struct Factors {
+  double before = 1, inside = 1, after = 1;
+};
+Factors factors_of(const Reduction& reduction) {
+  if (reduction.op != HVD_SUM) return {reduction.prescale, 1, reduction.postscale};
+  const double all = reduction.prescale * reduction.postscale / static_cast<double>(reduction.divisor);
+  if (is_half(reduction.dtype) && !half_holds(reduction.dtype, all)) return {all, 1, 1};
+  return {1, all, 1};
+}
+
+class Joined final : public NcclCommunicator {
+ public:
+  Joined(Communicator& host, const Parts& parts, Comm comm)
+      : host_(host),
+        library_(parts.library),
+        call_(library_->call()),
+        device_(*parts.device),
+        stream_(parts.stream),
+        comm_(comm) {}
+  ~Joined() override;
+
+  const char* name() const override { return "nccl"; }
+  int member() const override { return host_.member(); }
+  int size() const override { return host_.size(); }
+
+  Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override;
+  Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override;
+  Status exchange(const void* mine, size_t bytes, void* all) override { return host_.exchange(mine, bytes, all); }
+  Status allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) override;
+  Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override;
+  Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override;
+  Status barrier() override { return host_.barrier(); }
+  std::string describe() const override { return "\"nccl\": \"" + version_in_words(library_->version()) + "\""; }
+  Status health() const override;
+  void abort() override;
+
+ private:
+  Status checked(Result code, const char* doing) const { return library_->checked(code, doing, comm_); }
+  // All calls that `enqueue` makes, as one.
+  Status grouped(const std::function<Status()>& enqueue);
+  Status scale(const std::vector<Slice>& slices, DataType dtype, double factor, bool from_inputs);
+  Status with_op(const Reduction& reduction, const std::function<Status(Op)>& enqueue);
+
+  Communicator& host_;
+  const std::shared_ptr<const Library> library_;
+  const Functions& call_;
+  cuda::Device& device_;
+  const cuda::Stream stream_;
+  const Comm comm_;
+  std::atomic<bool> aborted_{false};
+};
+
+Joined::~Joined() {
+  if (aborted_.load()) return;
+  const cuda::Current current(device_.driver(), device_.context());
+  if (!current.status().ok() || call_.finalize(comm_) != kSuccess) {
+    abort();
+  } else {
+    (void)call_.destroy(comm_);  // nobody is left to be told
+  }
+}
+
+Status Joined::health() const {
+  if (aborted_.load()) return {HVD_ABORTED, "NCCL's work was aborted"};
+  Result error = kSuccess;
+  HVD_RETURN_IF_ERROR(checked(call_.async_error(comm_, &error), "ncclCommGetAsyncError"));
+  return checked(error, "an operation of NCCL");
+}
+
+void Joined::abort() {
+  if (aborted_.exchange(true)) return;
+  const cuda::Current current(device_.driver(), device_.context());
+  (void)call_.abort(comm_);  // the generation has its cause already
+}
+
+Status Joined::grouped(const std::function<Status()>& enqueue) {
+  const cuda::Current current(device_.driver(), device_.context());
+  HVD_RETURN_IF_ERROR(current.status());
+  HVD_RETURN_IF_ERROR(checked(call_.begin_group(), "ncclGroupStart"));
+  const Status enqueued = enqueue();
+  const Status ended = checked(call_.end_group(), "ncclGroupEnd");
+  return enqueued.ok() ? ended : enqueued;
+}
+
+Status Joined::scale(const std::vector<Slice>& slices, DataType dtype, double factor, bool from_inputs) {
+  if (factor == 1) return {};
+  std::vector<cuda::Piece> pieces;
+  for (const Slice& slice : slices) {
+    if (slice.output == nullptr) continue;
+    pieces.push_back({from_inputs ? slice.input : slice.output, slice.output, static_cast<uint64_t>(slice.count)});
+  }
+  return device_.scale_pieces(pieces, dtype, factor, stream_);
+}
+
+// A group must not end before its operation does: enqueue() holds it.
+Status Joined::with_op(const Reduction& reduction, const std::function<Status(Op)>& enqueue) {
+  const double factor = factors_of(reduction).inside;
+  if (factor == 1) return enqueue(op_of(reduction.op));
+  Scalar scalar(reduction.dtype, factor);
+  Op op = 0;
+  HVD_RETURN_IF_ERROR(checked(call_.make_scaled_sum(&op, scalar.bytes, type_of(reduction.dtype), kHostScalar, comm_),
+                              "ncclRedOpCreatePreMulSum"));
+  const Status enqueued = enqueue(op);
+  const Status freed = checked(call_.free_op(op, comm_), "ncclRedOpDestroy");
+  return enqueued.ok() ? freed : enqueued;
+}
+
+Status Joined::allreduce(std::span<const Slice> slices, const Reduction& reduction) {
+  const Factors factors = factors_of(reduction);
+  std::vector<Slice> mine(slices.begin(), slices.end());
+  HVD_RETURN_IF_ERROR(scale(mine, reduction.dtype, factors.before, true));
+  if (factors.before != 1) {
+    for (Slice& slice : mine) slice.input = slice.output;
+  }
+  HVD_RETURN_IF_ERROR(with_op(reduction, [&](Op op) {
+    return grouped([&]() -> Status {
+      for (const Slice& slice : mine) {
+        HVD_RETURN_IF_ERROR(checked(call_.allreduce(slice.input, slice.output, static_cast<size_t>(slice.count),
+                                                    type_of(reduction.dtype), op, comm_, stream_),
+                                    "ncclAllReduce"));
+      }
+      return {};
+    });
+  }));
+  return scale(mine, reduction.dtype, factors.after, false);
+}
+
+Status Joined::broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) {
+  return grouped([&]() -> Status {
+    for (const Slice& slice : slices) {
+      const size_t bytes = static_cast<size_t>(slice.count) * element_bytes;
+      HVD_RETURN_IF_ERROR(checked(
+          call_.broadcast(slice.input, slice.output, bytes, kUint8, root_member, comm_, stream_), "ncclBroadcast"));
+    }
+    return {};
+  });
+}
+
+Status Joined::allgather(const void* mine, std::span<const int64_t> bytes_of_member, void* all) {
+  bool even = true;
+  for (const int64_t bytes : bytes_of_member) even = even && bytes == bytes_of_member[0];
+  return grouped([&]() -> Status {
+    if (even) {
+      return checked(call_.all_gather(mine, all, static_cast<size_t>(bytes_of_member[0]), kUint8, comm_, stream_),
+                     "ncclAllGather");
+    }
+    auto* at = static_cast<std::byte*>(all);
+    for (int m = 0; m < size(); ++m) {
+      const auto bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(m)]);
+      if (bytes == 0) continue;
+      HVD_RETURN_IF_ERROR(
+          checked(call_.broadcast(m == member() ? mine : at, at, bytes, kUint8, m, comm_, stream_), "ncclBroadcast"));
+      at += bytes;
+    }
+    return {};
+  });
+}
+
+Status Joined::reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) {
+  const Factors factors = factors_of(reduction);
+  HVD_RETURN_IF_ERROR(with_op(reduction, [&](Op op) {
+    return grouped([&]() -> Status {
+      for (int m = 0; m < size(); ++m) {
+        for (const Slice& slice : parts[static_cast<size_t>(m)]) {
+          // Every member's part by itself: rows need not come out even.
+          HVD_RETURN_IF_ERROR(checked(call_.reduce(slice.input, slice.output, static_cast<size_t>(slice.count),
+                                                   type_of(reduction.dtype), op, m, comm_, stream_),
+                                      "ncclReduce"));
+        }
+      }
+      return {};
+    });
+  }));
+  return scale(parts[static_cast<size_t>(member())], reduction.dtype, factors.before * factors.after, false);
+}
+
+Status Joined::alltoall(const void* mine, std::span<const int64_t> bytes, void* all) {
+  const auto members = static_cast<size_t>(size());
+  const auto me = static_cast<size_t>(member());
+  const auto* from = static_cast<const std::byte*>(mine);
+  auto* to = static_cast<std::byte*>(all);
+  return grouped([&]() -> Status {
+    for (size_t peer = 0; peer < members; ++peer) {
+      const auto sent = static_cast<size_t>(bytes[me * members + peer]);
+      const auto received = static_cast<size_t>(bytes[peer * members + me]);
+      const auto number = static_cast<int>(peer);
+      if (sent > 0) HVD_RETURN_IF_ERROR(checked(call_.send(from, sent, kUint8, number, comm_, stream_), "ncclSend"));
+      if (received > 0) {
+        HVD_RETURN_IF_ERROR(checked(call_.receive(to, received, kUint8, number, comm_, stream_), "ncclRecv"));
+      }
+      from += sent;
+      to += received;
+    }
+    return {};
+  });
+}
+
+// What members tell each other before they join.
+struct Card {
+  int32_t version = 0;  // 0: it has no NCCL
+  int32_t has_gpu = 0;
+  UniqueId id{};
+  char gpu[16] = {};  // its UUID
+  char why[256] = {};
+};
+
+// Blocks until all members are in NCCL's own meeting, or it is time to give up: then a thread stays behind in it.
+Status meet(const Parts& parts, const Communicator& host, const UniqueId& id, Comm* out) {
+  struct Attempt {
+    std::atomic<bool> over{false};
+    Comm comm = nullptr;
+    Status status;
+  };
+  const auto attempt = std::make_shared<Attempt>();
+  std::thread([attempt, parts, id, size = host.size(), member = host.member()] {
+    const cuda::Current current(parts.device->driver(), parts.device->context());
+    Config config;
+    attempt->status = current.status();
+    if (attempt->status.ok()) {
+      attempt->status = parts.library->checked(parts.library->call().init(&attempt->comm, size, id, member, &config),
+                                               "ncclCommInitRankConfig", nullptr);
+    }
+    attempt->over.store(true);
+  }).detach();
+  const uint64_t deadline_ns = now_ns() + parts.timeout_ms * 1000000;
+  while (!attempt->over.load()) {
+    if (parts.interrupt.raised()) return {HVD_ABORTED, "interrupted while the ranks met in NCCL"};
+    if (now_ns() > deadline_ns) {
+      return {HVD_UNAVAILABLE, "the ranks did not meet in NCCL within " + std::to_string(parts.timeout_ms) +
+                                   " ms\nhint: NCCL_DEBUG=INFO says what it waits for; NCCL_SOCKET_IFNAME names the "
+                                   "network interface"};
+    }
+    sleep_ms(1);
+  }
+  *out = attempt->comm;
+  return attempt->status;
+}
+
+std::string member_in_words(int member) { return "member " + std::to_string(member); }
+
+// The same answer on all members.
+Status compare(const std::vector<Card>& cards) {
+  constexpr int kSharesGpus = 23000;
+  for (size_t m = 0; m < cards.size(); ++m) {
+    if (cards[m].has_gpu == 0) return {HVD_JOINED, member_in_words(static_cast<int>(m)) + " has used no GPU yet"};
+  }
+  for (size_t m = 0; m < cards.size(); ++m) {
+    if (cards[m].version == 0)
+      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(m)) + " has no NCCL: " + cards[m].why};
+    if (cards[m].version != cards[0].version) {
+      return {HVD_UNAVAILABLE,
+              member_in_words(0) + " has NCCL " + version_in_words(cards[0].version) + ", " +
+                  member_in_words(static_cast<int>(m)) + " has " + version_in_words(cards[m].version) +
+                  "\nhint: install the same nvidia-nccl everywhere, or name one by HOROVOD_NCCL_LIBRARY"};
+    }
+    for (size_t other = 0; other < m && cards[0].version < kSharesGpus; ++other) {
+      if (std::memcmp(cards[m].gpu, cards[other].gpu, sizeof cards[m].gpu) != 0) continue;
+      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(other)) + " and " +
+                                   member_in_words(static_cast<int>(m)) +
+                                   " use the same GPU\nhint: call torch.cuda.set_device(hvd.local_rank()) first"};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool can_reduce(const Reduction& reduction, hvd_kind kind) {
+  const bool is_scaled = reduction.prescale != 1 || reduction.postscale != 1 || reduction.divisor != 1;
+  // Inputs of a reducescatter stay as they are, so nothing can be done to them before.
+  if (kind == HVD_REDUCESCATTER && reduction.op != HVD_SUM && reduction.prescale != 1) return false;
+  if (reduction.op == HVD_ADASUM) return false;
+  if (reduction.dtype == HVD_BOOL) return !is_scaled && (reduction.op == HVD_MIN || reduction.op == HVD_MAX);
+  return has_type(reduction.dtype) && (is_floating(reduction.dtype) || !is_scaled);
+}
+
+Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out) {
+  Card mine;
+  mine.has_gpu = parts.device == nullptr ? 0 : 1;
+  if (parts.device == nullptr || parts.library == nullptr) {
+    parts.why.copy(mine.why, sizeof mine.why - 1);
+  } else {
+    mine.version = parts.library->version();
+    HVD_RETURN_IF_ERROR(parts.device->uuid(mine.gpu));
+    if (host.member() == 0) {
+      HVD_RETURN_IF_ERROR(
+          parts.library->checked(parts.library->call().get_unique_id(&mine.id), "ncclGetUniqueId", nullptr));
+    }
+  }
+  std::vector<Card> cards(static_cast<size_t>(host.size()));
+  HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
+  HVD_RETURN_IF_ERROR(compare(cards));
+  Comm comm = nullptr;
+  HVD_RETURN_IF_ERROR(meet(parts, host, cards[0].id, &comm));
+  *out = std::make_shared<Joined>(host, parts, comm);
+  // A rank that still allocates on its GPU could wait for a peer's kernel that waits for it.
+  return host.barrier();
+}
+
+}  // namespace hvd::nccl

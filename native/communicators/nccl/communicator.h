@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's communicator among the members of a process set, one GPU each (step 7). Its operations take addresses on the
+// GPU, are enqueued on one stream and return; the stream tells when they have ended. exchange() and barrier() go through
+// the host's communicator, and are over when they return.
+//
+// NCCL chooses the order of additions, so the last bits differ from the CPU's; they are equal on all members.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "collectives/communicator.h"
+#include "communicators/nccl/library.h"
+#include "device/device.h"
+#include "platform/interrupt.h"
+
+namespace hvd::nccl {
+
+class NcclCommunicator : public Communicator {
+ public:
+  // Whether what was enqueued still goes well. Any thread.
+  virtual Status health() const = 0;
+  // What is enqueued ends soon, badly, and nothing more is. Every member has to do this.
+  virtual void abort() = 0;
+};
+
+// Whether NCCL has a way for it; a question about nothing but the arguments, so all members answer alike.
+bool can_reduce(const Reduction& reduction, hvd_kind kind);
+
+struct Parts {
+  std::shared_ptr<const Library> library;  // null if this member has none: `why` says it
+  std::string why;
+  cuda::Device* device;  // null: this member has used no GPU yet, and has joined
+  cuda::Stream stream;
+  Interrupt interrupt;
+  uint64_t timeout_ms;  // of the meeting of all
+};
+
+// Collective over the members of `host`. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
+// they have other versions, or two of them the same GPU. HVD_JOINED if one has no GPU yet.
+Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out);
+
+}  // namespace hvd::nccl

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/device_batches.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "communicators/nccl/communicator.h"
+#include "engine/process_set.h"
+#include "platform/warning.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr size_t kAligned = 64;
+
+size_t aligned(size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
+
+size_t bytes_of(const TensorSpec& tensor) { return static_cast<size_t>(tensor.count()) * element_size(tensor.dtype); }
+
+size_t output_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
+  switch (prepared.descriptor.kind) {
+    case HVD_ALLREDUCE:
+    case HVD_BROADCAST:
+      return bytes_of(tensor);
+    case HVD_REDUCESCATTER: {
+      const ProcessSet& set = *prepared.set;
+      const auto mine = static_cast<size_t>(rows_of_member(tensor.shape[0], set.size(), set.member));
+      return tensor.shape[0] == 0 ? 0 : bytes_of(tensor) / static_cast<size_t>(tensor.shape[0]) * mine;
+    }
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+void LaunchedCalls::add(SubmissionPtr call) {
+  if (call->prepared->done != nullptr) ++with_callbacks_;
+  const std::lock_guard lock(mutex_);
+  calls_.push_back(std::move(call));
+  ++count_;
+}
+
+SubmissionPtr LaunchedCalls::take_ended(Status* how) {
+  if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const SubmissionPtr call = calls_.front();
+  const Launch& launch = *call->on_device->launch;
+  bool done = false;
+  *how = launch.device->is_done(launch.done, &done);
+  if (how->ok() && launch.carrier != nullptr) *how = launch.carrier->health();
+  if (how->ok() && !done) return nullptr;
+  calls_.pop_front();
+  --count_;
+  if (call->prepared->done != nullptr) --with_callbacks_;
+  return call;
+}
+
+std::vector<SubmissionPtr> LaunchedCalls::take_all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<SubmissionPtr> all(calls_.begin(), calls_.end());
+  calls_.clear();
+  count_ = with_callbacks_ = 0;
+  return all;
+}
+
+SubmissionPtr LaunchedCalls::last() const {
+  const std::lock_guard lock(mutex_);
+  return calls_.empty() ? nullptr : calls_.back();
+}
+
+int64_t LaunchedCalls::look_again_in_ns(bool waited_for) const {
+  constexpr int64_t kOftenNs = 50'000, kSometimesNs = 1'000'000;
+  if (!waited_for && count_.load(std::memory_order_relaxed) == 0) return -1;
+  return waited_for || with_callbacks_.load(std::memory_order_relaxed) > 0 ? kOftenNs : kSometimesNs;
+}
+
+DeviceBatches::Parts DeviceBatches::parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  Parts parts;
+  for (const BatchTensor& each : batch.tensors) {
+    Submission& submission = *closed[each.entry];
+    if (submission.on_device == nullptr) continue;  // zeros of a rank that has joined
+    const TensorSpec& spec = submission.prepared->tensors[each.tensor];
+    parts[submission.prepared->device].tensors.push_back(
+        {&submission, each.tensor, bytes_of(spec), output_bytes_of(*submission.prepared, spec), nullptr, nullptr});
+  }
+  return parts;
+}
+
+Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* ready) {
+  if (!is_fetching_) {
+    parts_ = parts_of(batch, closed);
+    is_fetching_ = true;
+    HVD_RETURN_IF_ERROR(choose(batch, closed, &by_nccl_));
+    if (by_nccl_) return {};
+    for (auto& [device, part] : parts_) HVD_RETURN_IF_ERROR(begin(*device, &part));
+  }
+  for (const auto& [device, part] : parts_) {
+    HVD_RETURN_IF_ERROR(device->is_done(part.fetched, ready));
+    if (!*ready) return {};
+  }
+  return {};
+}
+
+Status DeviceBatches::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  is_fetching_ = false;
+  if (by_nccl_) return run_by_nccl(batch, closed);
+  const Parts parts = std::exchange(parts_, {});
+  HVD_RETURN_IF_ERROR(execution_.run(batch, closed));
+  for (const auto& [device, part] : parts) HVD_RETURN_IF_ERROR(bring_back(*device, part));
+  return {};
+}
+
+Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl) {
+  *by_nccl = false;
+  const hvd_kind kind = batch.descriptor->kind;
+  const GpuWay way = settings_.gpu_way[kind];
+  ProcessSet& set = *closed[batch.entry]->prepared->set;
+  if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction_of(batch, set.size()), kind))) return {};
+  if (!set.gpu.tried) {
+    cuda::Device* const device = parts_.empty() ? set.gpu.device : parts_.begin()->first;
+    HVD_RETURN_IF_ERROR(meet(&set, device));
+  }
+  *by_nccl = set.gpu.carrier != nullptr;
+  if (set.gpu.tried && !*by_nccl && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, set.gpu.why_not};
+  return {};
+}
+
+// Collective over the members of the set, at the same place in the log.
+Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
+  nccl::Parts parts;
+  parts.device = set->gpu.device = device;
+  parts.interrupt = interrupt_;
+  parts.timeout_ms = settings_.start_timeout_ms;
+  if (device != nullptr) {
+    HVD_RETURN_IF_ERROR(device->stream(0, &set->gpu.stream));
+    parts.stream = set->gpu.stream;
+    const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);
+    if (!opened.ok()) parts.why = opened.text();
+  }
+  const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);
+  set->gpu.tried = joined.code() != HVD_JOINED;
+  if (!set->gpu.tried) return {};  // until it uses one, the others' tensors go through host memory
+  if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
+  set->gpu.why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
+  if (set->member == 0 && settings_.warnings) {
+    warn(set->gpu.why_not +
+             "\nhint: they go through host memory, which is slower; HOROVOD_GPU_OPERATIONS=HOST asks for that",
+         settings_.log_time);
+  }
+  return {};
+}
+
+Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  const Parts parts = std::exchange(parts_, {});
+  const ProcessSet::OnGpu& gpu = closed[batch.entry]->prepared->set->gpu;
+  for (const auto& [device, part] : parts) {
+    if (device != gpu.device) {
+      return {HVD_INVALID_ARGUMENT, "a process gives NCCL tensors of one GPU, got GPU " +
+                                        std::to_string(gpu.device->ordinal()) + " and GPU " +
+                                        std::to_string(device->ordinal()) +
+                                        "\nhint: call torch.cuda.set_device(hvd.local_rank()) first"};
+    }
+    HVD_RETURN_IF_ERROR(wait_for_inputs(*device, part, gpu.stream));
+    for (const Tensor& tensor : part.tensors) {
+      Submission& submission = *tensor.submission;
+      submission.inputs[tensor.index] = submission.on_device->inputs[tensor.index];
+      submission.outputs[tensor.index] = submission.on_device->outputs[tensor.index];
+    }
+  }
+  std::vector<cuda::DeviceMemory> zeros;
+  HVD_RETURN_IF_ERROR(give_zeros(closed, batch, gpu, &zeros));
+  const Carrier carrier{gpu.carrier.get(), gpu.device, gpu.stream};
+  HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
+  auto launch = std::make_shared<Launch>();
+  launch->device = gpu.device;
+  launch->carrier = gpu.carrier;
+  HVD_RETURN_IF_ERROR(gpu.device->record(gpu.stream, &launch->done));
+  for (const auto& [_, part] : parts) {
+    for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
+  }
+  return {};
+}
+
+// Of a rank that has joined: its zeros lie in host memory.
+Status DeviceBatches::give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch,
+                                 const ProcessSet::OnGpu& gpu, std::vector<cuda::DeviceMemory>* zeros) {
+  for (const BatchTensor& each : batch.tensors) {
+    Submission& submission = *closed[each.entry];
+    const size_t bytes = bytes_of(submission.prepared->tensors[each.tensor]);
+    if (submission.on_device != nullptr || bytes == 0) continue;
+    cuda::DeviceMemory& memory = zeros->emplace_back();
+    HVD_RETURN_IF_ERROR(gpu.device->allocate(bytes, gpu.stream, &memory));
+    HVD_RETURN_IF_ERROR(gpu.device->zero(memory.data(), bytes, gpu.stream));
+    submission.inputs[each.tensor] = submission.outputs[each.tensor] = memory.data();
+  }
+  return {};
+}
+
+Status DeviceBatches::wait_for_inputs(cuda::Device& device, const Part& part, cuda::Stream stream) {
+  std::map<cuda::Stream, const cuda::Event*> ready;  // of each stream the latest, which comes after the others
+  for (const Tensor& tensor : part.tensors) {
+    const OnDevice& there = *tensor.submission->on_device;
+    const cuda::Event*& latest = ready[there.stream];
+    if (latest == nullptr || latest->order() < there.ready.order()) latest = &there.ready;
+  }
+  for (const auto& [_, event] : ready) HVD_RETURN_IF_ERROR(device.wait(stream, *event));
+  return {};
+}
+
+// Enqueues the copies of the inputs into memory of the host.
+Status DeviceBatches::begin(cuda::Device& device, Part* part) {
+  const auto is_in_place = [](const Tensor& tensor) {
+    return tensor.submission->prepared->descriptor.kind != HVD_REDUCESCATTER;
+  };
+  size_t bytes = 0;
+  for (const Tensor& tensor : part->tensors) {
+    bytes += aligned(tensor.input_bytes) + (is_in_place(tensor) ? 0 : aligned(tensor.output_bytes));
+  }
+  HVD_RETURN_IF_ERROR(device.stream(0, &part->stream));
+  HVD_RETURN_IF_ERROR(device.lend(bytes, part->stream, &part->staging));
+
+  HVD_RETURN_IF_ERROR(wait_for_inputs(device, *part, part->stream));
+  std::byte* at = part->staging.data();
+  for (Tensor& tensor : part->tensors) {
+    Submission& submission = *tensor.submission;
+    tensor.input = tensor.output = at;
+    at += aligned(tensor.input_bytes);
+    if (!is_in_place(tensor)) {
+      tensor.output = at;
+      at += aligned(tensor.output_bytes);
+    }
+    submission.inputs[tensor.index] = tensor.input;
+    submission.outputs[tensor.index] = tensor.output;
+    if (tensor.input_bytes == 0) continue;
+    HVD_RETURN_IF_ERROR(
+        device.copy(tensor.input, submission.on_device->inputs[tensor.index], tensor.input_bytes, part->stream));
+  }
+  return device.record(part->stream, &part->fetched);
+}
+
+// Enqueues the copies of the results onto the GPU.
+Status DeviceBatches::bring_back(cuda::Device& device, const Part& part) {
+  for (const Tensor& tensor : part.tensors) {
+    if (tensor.output_bytes == 0) continue;
+    void* const output = tensor.submission->on_device->outputs[tensor.index];
+    HVD_RETURN_IF_ERROR(device.copy(output, tensor.output, tensor.output_bytes, part.stream));
+  }
+  auto launch = std::make_shared<Launch>();
+  launch->device = &device;
+  HVD_RETURN_IF_ERROR(device.record(part.stream, &launch->done));
+  for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
+  return {};
+}
+
+}  // namespace hvd

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeviceBatches: runs a batch whose tensors lie on a GPU (steps 6 and 7). A batch is launched here, and ends later: an
+// event of a stream of ours tells when.
+//
+// Staged: the inputs go to pinned host memory, the communicator of the process set runs there as for a script's own
+// tensors, and the results go back. So any operation and dtype has the bits that it has in host memory, and ranks may
+// share a GPU. Results whose size the other ranks decide stay in host memory.
+//
+// By NCCL, if all members have it and it knows the operation: what the tensors need is enqueued on the stream of ours.
+// The inputs need not have been computed then.
+//
+// Under the driver's token. Never blocks for the GPU: only as the communicator does.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "device/device.h"
+#include "engine/execute.h"
+#include "engine/process_set.h"
+#include "engine/settings.h"
+#include "engine/submission.h"
+#include "fusion/batch.h"
+#include "platform/interrupt.h"
+#include "platform/status.h"
+
+namespace hvd {
+
+// The calls that are launched, in that order, until the GPU is done with them. Changed under the token; what says const
+// may be called by any thread.
+class LaunchedCalls {
+ public:
+  void add(SubmissionPtr call);
+  // The next one that has ended, and how; null: the GPU is not that far yet.
+  SubmissionPtr take_ended(Status* how);
+  std::vector<SubmissionPtr> take_all();
+  SubmissionPtr last() const;  // null: there is none
+  // When it is time to look again; negative: there is none. `waited_for`: a caller waits until one has ended.
+  int64_t look_again_in_ns(bool waited_for) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::deque<SubmissionPtr> calls_;
+  std::atomic<int> count_{0}, with_callbacks_{0};
+};
+
+class DeviceBatches {
+ public:
+  DeviceBatches(Execution& execution, const EngineSettings& settings, Interrupt interrupt)
+      : execution_(execution), settings_(settings), interrupt_(interrupt) {}
+
+  // Called again until its inputs are there, which the GPU may still be computing.
+  Status fetch(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* ready);
+  // Then. On success, the submissions of the batch have its launch.
+  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+
+ private:
+  struct Tensor {
+    Submission* submission;
+    size_t index, input_bytes, output_bytes;  // the latter of results whose size is known
+    std::byte *input, *output;                // in the staging memory
+  };
+  // What the batch has on one GPU of this process.
+  struct Part {
+    std::vector<Tensor> tensors;
+    cuda::Stream stream = nullptr;
+    cuda::Staging staging;
+    cuda::Event fetched;
+  };
+  using Parts = std::map<cuda::Device*, Part>;
+  static Parts parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  // Whether NCCL carries the batch: the same answer on all members.
+  Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl);
+  Status meet(ProcessSet* set, cuda::Device* device);
+  Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, const ProcessSet::OnGpu& gpu,
+                    std::vector<cuda::DeviceMemory>* zeros);
+  static Status wait_for_inputs(cuda::Device& device, const Part& part, cuda::Stream stream);
+  Status begin(cuda::Device& device, Part* part);
+  Status bring_back(cuda::Device& device, const Part& part);
+
+  Execution& execution_;
+  const EngineSettings& settings_;
+  const Interrupt interrupt_;
+  bool is_fetching_ = false;
+  bool by_nccl_ = false;  // the batch that is being fetched
+  Parts parts_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations on tensors that lie on a GPU, through the engine, with the stand-in as the GPU: ranks are threads.
+#include "engine/device_batches.h"
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine_world.h"
+#include "platform/clock.h"
+#include "standin/standin.h"
+
+using namespace hvd;
+
+namespace {
+
+EngineSettings with_gpu(GpuWay way) {
+  EngineSettings settings;
+  settings.cuda_library = settings.nccl_library = HVD_STANDIN;
+  for (GpuWay& one : settings.gpu_way) one = way;
+  return settings;
+}
+
+constexpr GpuWay kWays[] = {GpuWay::kHost, GpuWay::kNccl};
+
+// Of one rank: a stream as a framework has it, on a GPU of its own.
+struct Gpu {
+  explicit Gpu(int rank) : device(rank % STANDIN_DEVICES), stream(static_cast<cuda::Stream>(standin_stream(device))) {}
+  float* floats(size_t count) const { return static_cast<float*>(standin_allocate(device, count * sizeof(float))); }
+  // What the framework's optimizer would see, at once or later.
+  std::vector<float> read(const float* from, size_t count) const {
+    std::vector<float> values(count);
+    standin_copy(stream, values.data(), from, count * sizeof(float));
+    standin_drain(stream);
+    return values;
+  }
+
+  int device;
+  cuda::Stream stream;
+};
+
+// One request on tensors of a GPU.
+class GpuCall {
+ public:
+  GpuCall(hvd_kind kind, const char* name, const Gpu& gpu) : gpu_(gpu) {
+    request_.size = sizeof request_;
+    request_.kind = kind;
+    request_.op = HVD_SUM;
+    request_.name = name;
+    request_.tensor_size = sizeof(hvd_tensor);
+    request_.prescale = request_.postscale = 1.0;
+    request_.place = HVD_ON_CUDA;
+    request_.device = gpu.device;
+  }
+  GpuCall& op(hvd_op op) {
+    request_.op = op;
+    return *this;
+  }
+  GpuCall& root(int rank) {
+    request_.root_rank = rank;
+    return *this;
+  }
+  GpuCall& tensor(const float* input, float* output, int64_t count) {
+    counts_.push_back(std::make_unique<int64_t>(count));
+    tensors_.push_back({input, output, counts_.back().get(), 1, HVD_FLOAT32});
+    return *this;
+  }
+  Status submit(Engine& engine, hvd_handle* handle) {
+    request_.tensors = tensors_.data();
+    request_.ntensors = static_cast<uint32_t>(tensors_.size());
+    std::shared_ptr<const Prepared> prepared;
+    HVD_RETURN_IF_ERROR(engine.prepare(request_, &prepared));
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    for (const hvd_tensor& tensor : tensors_) {
+      inputs.push_back(tensor.input);
+      outputs.push_back(tensor.output);
+    }
+    return engine.submit(std::move(prepared), inputs.data(), outputs.data(), 0, handle, nullptr, gpu_.stream);
+  }
+
+ private:
+  const Gpu& gpu_;
+  hvd_request request_{};
+  std::vector<hvd_tensor> tensors_;
+  std::vector<std::unique_ptr<int64_t>> counts_;
+};
+
+void expect_no_races() {
+  const std::string found = standin_races();
+  if (!found.empty()) std::printf("%s", found.c_str());
+  EXPECT(found.empty());
+}
+
+// Both ways, on one host and on several.
+void run_worlds(int size, const std::function<void(Engine&, int)>& body) {
+  for (const GpuWay way : kWays) {
+    for (const Wiring wiring : {Wiring::kSharedMemory, Wiring::kSockets}) {
+      run_world(make_world(size, wiring, with_gpu(way)), body);
+      expect_no_races();
+    }
+  }
+}
+
+}  // namespace
+
+// First those in processes of their own: a GPU that was used before a fork is of no use after it.
+
+TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
+  struct Case {
+    GpuWay way;
+    const char* function;
+    int code;
+    const char* words;
+  };
+  for (const Case& one : {Case{GpuWay::kHost, "cuMemcpyAsync", 719, "CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED"},
+                          Case{GpuWay::kHost, "cuEventQuery", 700, "CUDA error 700 (CUDA_ERROR_ILLEGAL_ADDRESS"},
+                          Case{GpuWay::kNccl, "ncclAllReduce", 5, "ncclAllReduce failed: NCCL error 5 (invalid usage)"},
+                          Case{GpuWay::kNccl, "ncclCommGetAsyncError", 3, "NCCL error 3 (internal error)"}}) {
+    in_child(30, [&] {
+      std::atomic<int> told{0};
+      standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
+      run_world(make_world(2, Wiring::kSharedMemory, with_gpu(one.way)), [&](Engine& engine, int rank) {
+        const Gpu gpu(rank);
+        float* const gradient = gpu.floats(16);
+        standin_fill(gpu.stream, gradient, 16, 1);
+        hvd_handle handle = 0;
+        EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+        const Status status = engine.wait(handle, 20000);
+        // The other one may have been done.
+        if (!status.ok()) told += has(status, HVD_INTERNAL, {one.words}) ? 1 : 100;
+        engine.release(handle);
+      });
+      EXPECT(told == 1 || told == 2);
+    });
+  }
+}
+
+TEST(an_aborted_job_ends_what_waits_in_nccl) {
+  in_child(30, [] {
+    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kNccl)), [](Engine& engine, int rank) {
+      const Gpu gpu(rank);
+      float* const gradient = gpu.floats(16);
+      if (rank == 1) standin_hold(gpu.stream);  // its input never comes, so its peer waits inside NCCL
+      standin_fill(gpu.stream, gradient, 16, 1);
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      if (rank == 1) engine.abort(1, "rank 1 has had enough");
+      EXPECT(has(engine.wait(handle, 20000), HVD_ABORTED, {"gradient", "rank 1 has had enough"}));
+      engine.release(handle);
+    });
+  });
+}
+
+// Both ranks use one GPU, which NCCL before 2.30 refuses.
+void share_a_gpu(GpuWay way, const std::function<void(const Status&, const Gpu&, const float*)>& look) {
+  in_child(30, [&] {
+    standin_nccl_version(22809);
+    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(way)), [&](Engine& engine, int rank) {
+      const Gpu gpu(0);
+      float* const gradient = gpu.floats(16);
+      standin_fill(gpu.stream, gradient, 16, static_cast<float>(rank));
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+      const Status status = engine.wait(handle, 20000);
+      look(status, gpu, gradient);
+      engine.release(handle);
+    });
+  });
+}
+
+TEST(ranks_that_share_a_gpu_go_through_host_memory_unless_nccl_was_asked_for) {
+  share_a_gpu(GpuWay::kBest, [](const Status& status, const Gpu& gpu, const float* gradient) {
+    if (!status.ok()) std::printf("%s\n", status.text().c_str());
+    EXPECT(status.ok());
+    EXPECT(gpu.read(gradient, 16)[15] == 1);
+  });
+  share_a_gpu(GpuWay::kNccl, [](const Status& status, const Gpu&, const float*) {
+    EXPECT(has(status, HVD_UNAVAILABLE,
+               {"member 0 and member 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"}));
+  });
+}
+
+TEST(an_allreduce_waits_for_its_input_and_the_reader_for_its_result) {
+  run_worlds(2, [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const gradient = gpu.floats(1000);
+    for (int step = 0; step < 20; ++step) {
+      standin_fill(gpu.stream, gradient, 1000, static_cast<float>(step + rank));
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 1000).submit(engine, &handle).ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(gpu.read(gradient, 1000)[999] == static_cast<float>(2 * step + 1));
+      engine.release(handle);
+    }
+  });
+}
+
+TEST(a_staged_operation_is_launched_once_its_input_is_there) {
+  run_world(make_world(1, Wiring::kSharedMemory, with_gpu(GpuWay::kHost)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const gradient = gpu.floats(64);
+    standin_hold(gpu.stream);
+    standin_fill(gpu.stream, gradient, 64, 3);
+    hvd_handle handle = 0;
+    EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 64).submit(engine, &handle).ok());
+    // The input has not been computed.
+    EXPECT(engine.wait_on_stream(handle, gpu.stream, 50).code() == HVD_PENDING);
+    standin_release(gpu.stream);
+    EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+    EXPECT(gpu.read(gradient, 64)[63] == 3);
+    EXPECT(engine.settle(20000).ok());
+    EXPECT(engine.poll(handle).ok());
+    engine.release(handle);
+  });
+  expect_no_races();
+}
+
+TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
+  run_worlds(3, [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    const auto mine = static_cast<float>(rank + 1);
+    const auto run = [&](GpuCall call) {
+      hvd_handle handle = 0;
+      const Status submitted = call.submit(engine, &handle);
+      if (!submitted.ok()) std::printf("%s\n", submitted.text().c_str());
+      EXPECT(submitted.ok());
+      EXPECT(engine.wait(handle, 20000).ok());
+      return handle;
+    };
+    float *const input = gpu.floats(6), *const output = gpu.floats(6), *const more = gpu.floats(100);
+    standin_fill(gpu.stream, input, 6, mine);
+    standin_fill(gpu.stream, more, 100, 10 * mine);
+    engine.release(run(std::move(
+        GpuCall(HVD_ALLREDUCE, "group", gpu).op(HVD_AVERAGE).tensor(input, output, 6).tensor(more, more, 100))));
+    EXPECT(gpu.read(output, 6) == std::vector<float>(6, 2) && gpu.read(more, 100) == std::vector<float>(100, 20));
+    engine.release(run(std::move(GpuCall(HVD_ALLREDUCE, "most", gpu).op(HVD_MAX).tensor(input, output, 6))));
+    EXPECT(gpu.read(output, 6) == std::vector<float>(6, 3));
+    engine.release(run(std::move(GpuCall(HVD_BROADCAST, "weights", gpu).root(1).tensor(input, output, 6))));
+    EXPECT(gpu.read(output, 6) == std::vector<float>(6, 2));
+    engine.release(run(std::move(GpuCall(HVD_REDUCESCATTER, "parts", gpu).tensor(input, output, 6))));
+    EXPECT(gpu.read(output, 2) == std::vector<float>(2, 6));
+    for (const hvd_kind kind : {HVD_ALLGATHER, HVD_ALLTOALL}) {
+      const hvd_handle handle = run(std::move(GpuCall(kind, name_of(kind), gpu).tensor(input, nullptr, 6)));
+      const Gathered& result = engine.find(handle)->results[0];
+      std::vector<float> values(static_cast<size_t>(result.shape[0]));
+      std::memcpy(values.data(), result.memory(), values.size() * sizeof(float));
+      const size_t each = values.size() / 3;
+      EXPECT(values.size() == (kind == HVD_ALLGATHER ? 18u : 6u));
+      for (size_t i = 0; i < values.size(); ++i) EXPECT(values[i] == static_cast<float>(i / each + 1));
+      engine.release(handle);
+    }
+  });
+  expect_no_races();
+}
+
+TEST(nccl_does_not_keep_the_host_waiting_for_the_input) {
+  run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kNccl)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const gradient = gpu.floats(64);
+    standin_hold(gpu.stream);
+    standin_fill(gpu.stream, gradient, 64, 3);
+    hvd_handle handle = 0;
+    EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 64).submit(engine, &handle).ok());
+    EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+    EXPECT(engine.poll(handle).ok());
+    EXPECT(engine.wait(handle, 50).code() == HVD_PENDING);
+    standin_release(gpu.stream);
+    EXPECT(gpu.read(gradient, 64)[63] == 6);
+    EXPECT(engine.wait(handle, 20000).ok());
+    engine.release(handle);
+  });
+  expect_no_races();
+}
+
+TEST(a_name_is_free_once_its_operation_is_launched) {
+  run_worlds(2, [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const gradient = gpu.floats(16);
+    standin_fill(gpu.stream, gradient, 16, 1);
+    std::vector<hvd_handle> handles;
+    for (int i = 0; i < 5; ++i) {
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      handles.push_back(handle);
+    }
+    EXPECT(gpu.read(gradient, 16)[15] == 32);
+    for (const hvd_handle handle : handles) {
+      EXPECT(engine.wait(handle, 20000).ok());
+      engine.release(handle);
+    }
+  });
+  expect_no_races();
+}
+
+TEST(a_rank_that_has_joined_gives_zeros_to_gpus) {
+  run_worlds(2, [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    if (rank == 0) {
+      float* const gradient = gpu.floats(16);
+      standin_fill(gpu.stream, gradient, 16, 4);
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+      EXPECT(engine.wait(handle, 20000).ok());
+      EXPECT(gpu.read(gradient, 16)[15] == 4);
+      engine.release(handle);
+    }
+    hvd_handle join = 0;
+    EXPECT(engine.join(&join).ok());
+    EXPECT(engine.wait(join, 20000).ok());
+    engine.release(join);
+  });
+}
+
+TEST(memory_of_a_gpu_does_not_match_memory_of_the_host) {
+  run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kBest)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    hvd_handle handle = 0;
+    std::vector<float> on_host(16);
+    if (rank == 0) {
+      float* const gradient = gpu.floats(16);
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
+    } else {
+      EXPECT(Call(HVD_ALLREDUCE, "gradient").tensor(on_host, HVD_FLOAT32).submit(engine, &handle).ok());
+    }
+    EXPECT(has(engine.wait(handle, 20000), HVD_MISMATCH, {"expected memory", "a GPU's", "the host's", "hint: "}));
+    engine.release(handle);
+  });
+}
+
+TEST(nothing_is_left_behind_by_a_hundred_generations) {
+  standin_counts before{};
+  for (int generation = 0; generation < 100; ++generation) {
+    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kBest)), [](Engine& engine, int rank) {
+      static const std::array<Gpu, 2> gpus{Gpu(0), Gpu(1)};
+      static const std::array<float*, 2> gradients{gpus[0].floats(1000), gpus[1].floats(1000)};
+      const Gpu& gpu = gpus[static_cast<size_t>(rank)];
+      float* const gradient = gradients[static_cast<size_t>(rank)];
+      standin_fill(gpu.stream, gradient, 1000, 1);
+      hvd_handle handle = 0;
+      EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 1000).submit(engine, &handle).ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      engine.release(handle);  // and the generation ends while the GPU is at work
+    });
+    if (generation == 10) before = standin_count();
+  }
+  const standin_counts after = standin_count();
+  EXPECT(after.streams == before.streams && after.allocations == before.allocations);
+  EXPECT(after.events <= before.events + 4 && after.pinned <= before.pinned + 2);
+  EXPECT(after.pageable_copies == 0);
+  expect_no_races();
+}
+
+TEST_MAIN

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id is the name of a file in shared
+// memory, in which each rank has a part. What a group holds runs as one piece of work on its stream, and waits there for
+// the other ranks, for ever if one never comes, until the communicator is aborted.
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "numbers.h"
+#include "standin.h"
+#include "streams.h"
+
+using namespace standin;
+
+namespace {
+
+enum : int {
+  kSuccess = 0,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6
+};
+
+constexpr size_t kPartBytes = 8 << 20;  // of a rank; what is longer goes in pieces
+constexpr int kMostRanks = 16;
+
+std::atomic<int> nccl_version{23203};
+
+// What the ranks share. Zeros are its beginning.
+struct Room {
+  std::atomic<uint32_t> arrived, round, devices_claimed;
+  std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
+};
+constexpr size_t kRoomBytes = 4096;
+
+long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, limit, nullptr, 0);
+}
+
+}  // namespace
+
+struct CommBody {
+  Room* room = nullptr;
+  std::byte* parts = nullptr;
+  size_t mapped = 0;
+  int rank = 0, size = 0, device = 0;
+  std::atomic<bool> aborted{false};
+  std::atomic<int> error{kSuccess};
+  std::map<int, double> factors;  // of the operations that were made
+
+  std::byte* part(int of_rank) const { return parts + static_cast<size_t>(of_rank) * kPartBytes; }
+
+  // False: aborted meanwhile.
+  bool meet() {
+    const uint32_t before = room->round.load();
+    if (room->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
+      room->arrived.store(0);
+      room->round.store(before + 1);
+      futex(room->round, FUTEX_WAKE, INT32_MAX, nullptr);
+      return true;
+    }
+    while (room->round.load() == before) {
+      if (aborted.load()) {
+        error = kRemoteError;
+        return false;
+      }
+      const timespec moment{0, 2000000};
+      futex(room->round, FUTEX_WAIT, before, &moment);
+    }
+    return true;
+  }
+};
+
+namespace {
+
+// A call, until its group ends.
+struct Work {
+  CommBody* comm;
+  StreamBody* stream;
+  std::string what;
+  std::vector<standin::Touched> touched;
+  std::function<bool()> run;  // false: aborted
+};
+struct Message {
+  CommBody* comm;
+  StreamBody* stream;
+  std::byte* memory;
+  size_t bytes;
+  int peer;
+  bool is_sent;
+};
+struct Group {
+  int depth = 0;
+  std::vector<Work> works;
+  std::vector<Message> messages;
+};
+thread_local Group group;
+
+// All messages of a group at once: each rank lays out what it sends by receiver, and reads what is for it.
+bool exchange(CommBody* comm, const std::vector<Message>& messages) {
+  struct Entry {
+    uint64_t at, bytes;
+  };
+  auto* const table = reinterpret_cast<Entry*>(comm->part(comm->rank));
+  std::fill_n(table, kMostRanks, Entry{});
+  size_t at = kMostRanks * sizeof(Entry);
+  for (const Message& message : messages) {
+    if (!message.is_sent) continue;
+    if (at + message.bytes > kPartBytes) {
+      comm->error = kInternalError;  // the stand-in is too small for it
+      return false;
+    }
+    table[message.peer] = {at, message.bytes};
+    std::memcpy(comm->part(comm->rank) + at, message.memory, message.bytes);
+    at += message.bytes;
+  }
+  if (!comm->meet()) return false;
+  for (const Message& message : messages) {
+    if (message.is_sent) continue;
+    const Entry& entry = reinterpret_cast<const Entry*>(comm->part(message.peer))[comm->rank];
+    if (entry.bytes != message.bytes) comm->error = kInternalError;
+    std::memcpy(message.memory, comm->part(message.peer) + entry.at, std::min<size_t>(entry.bytes, message.bytes));
+  }
+  return comm->meet();
+}
+
+int end_group() {
+  Group ended = std::exchange(group, {});
+  std::map<std::pair<CommBody*, StreamBody*>, std::vector<Message>> messages;
+  for (const Message& message : ended.messages) messages[{message.comm, message.stream}].push_back(message);
+  for (const auto& [where, some] : messages) {
+    std::vector<standin::Touched> touched;
+    for (const Message& message : some) touched.push_back({message.memory, message.bytes, !message.is_sent});
+    ended.works.push_back({where.first, where.second, "NCCL's messages", std::move(touched),
+                           [comm = where.first, some] { return exchange(comm, some); }});
+  }
+  for (Work& work : ended.works) {
+    standin::enqueue(work.stream, work.what, work.touched, std::move(work.run));
+  }
+  return kSuccess;
+}
+
+int add(CommBody* comm, StreamBody* stream, const char* what, std::vector<standin::Touched> touched,
+        std::function<bool()> run) {
+  int code = 0;
+  StreamBody* const on = standin::resolve(stream, &code);
+  if (on == nullptr || on->context->device != comm->device) return kInvalidUsage;
+  group.works.push_back({comm, on, what, std::move(touched), std::move(run)});
+  return group.depth == 0 ? end_group() : kSuccess;
+}
+
+// In pieces: all ranks lay down their inputs, and each makes what it needs of them.
+bool in_pieces(CommBody* comm, const std::byte* in, size_t bytes, const std::function<void(size_t, size_t)>& take) {
+  for (size_t at = 0; at < bytes; at += kPartBytes) {
+    const size_t length = std::min(kPartBytes, bytes - at);
+    if (in != nullptr) std::memcpy(comm->part(comm->rank), in + at, length);
+    if (!comm->meet()) return false;
+    take(at, length);
+    if (!comm->meet()) return false;
+  }
+  return true;
+}
+
+void reduce_parts(CommBody* comm, int type, int op, std::byte* to, size_t from, size_t bytes) {
+  const size_t each = bytes_of(type);
+  const auto made = comm->factors.find(op);
+  const double factor = made == comm->factors.end() ? 1 : made->second;
+  for (size_t at = 0; at < bytes; at += each) {
+    if (type == 4) {  // beyond a double's precision
+      int64_t whole = standin::load<int64_t>(comm->part(0) + from + at);
+      for (int r = 1; r < comm->size; ++r) {
+        const auto next = standin::load<int64_t>(comm->part(r) + from + at);
+        whole = op == kSum       ? whole + next
+                : op == kProduct ? whole * next
+                : op == kMax     ? std::max(whole, next)
+                                 : std::min(whole, next);
+      }
+      standin::store(to + at, whole);
+      continue;
+    }
+    double sum = as_number(type, comm->part(0) + from + at) * factor;
+    for (int r = 1; r < comm->size; ++r) {
+      const double next = as_number(type, comm->part(r) + from + at) * factor;
+      sum = type == 7 ? reduce_two<float>(op, static_cast<float>(sum), static_cast<float>(next))
+                      : reduce_two(op, sum, next);
+    }
+    store_number(type, to + at, op == kAverage ? sum / comm->size : sum);
+  }
+}
+
+bool is_reduction(CommBody* comm, int type, int op) {
+  return bytes_of(type) != 0 && (op <= kAverage || comm->factors.contains(op));
+}
+
+}  // namespace
+
+#define STANDIN_NCCL(name) \
+  if (const int planned = planned_failure(name); planned != 0) return planned;
+
+extern "C" {
+
+struct standin_id {
+  char bytes[128];
+};
+struct standin_config {
+  size_t size;
+  uint32_t magic, version;
+};
+
+int ncclGetVersion(int* version) {
+  *version = nccl_version;
+  return kSuccess;
+}
+
+int ncclGetUniqueId(standin_id* id) {
+  STANDIN_NCCL("ncclGetUniqueId")
+  static std::atomic<int> count{0};
+  std::memset(id, 0, sizeof *id);
+  std::snprintf(id->bytes, sizeof id->bytes, "/hvd-standin-%d-%d", getpid(), ++count);
+  const int fd = shm_open(id->bytes, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) return kSystemError;
+  const bool sized = ftruncate(fd, static_cast<off_t>(kRoomBytes + kMostRanks * kPartBytes)) == 0;
+  close(fd);
+  return sized ? kSuccess : kSystemError;
+}
+
+int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, standin_config* config) {
+  STANDIN_NCCL("ncclCommInitRankConfig")
+  if (size > kMostRanks || config->magic != 0xcafebeef || config->size != 40 || config->version != 21700) {
+    return kInvalidArgument;
+  }
+  int code = 0;
+  StreamBody* const current = standin::resolve(nullptr, &code);
+  if (current == nullptr) return kInvalidUsage;
+  const int fd = shm_open(id.bytes, O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) return kSystemError;
+  auto made = std::make_unique<CommBody>();
+  made->mapped = kRoomBytes + static_cast<size_t>(size) * kPartBytes;
+  void* const memory = mmap(nullptr, made->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  if (memory == MAP_FAILED) return kSystemError;
+  made->room = static_cast<Room*>(memory);
+  made->parts = static_cast<std::byte*>(memory) + kRoomBytes;
+  made->rank = rank;
+  made->size = size;
+  made->device = current->context->device;
+  made->room->device_of_rank[rank] = static_cast<uint32_t>(made->device) + 1;
+  if (!made->meet()) return kInternalError;
+  if (rank == 0) shm_unlink(id.bytes);
+  bool shared = false;
+  for (int r = 0; r < size; ++r) {
+    shared |= r != rank && made->room->device_of_rank[r] == made->room->device_of_rank[rank].load();
+  }
+  *comm = made.release();
+  return shared && nccl_version < 23000 ? kInvalidUsage : kSuccess;  // "Duplicate GPU detected"
+}
+
+int ncclCommFinalize(CommBody*) {
+  STANDIN_NCCL("ncclCommFinalize")
+  return kSuccess;
+}
+
+int ncclCommDestroy(CommBody* comm) {
+  STANDIN_NCCL("ncclCommDestroy")
+  munmap(comm->room, comm->mapped);
+  delete comm;
+  return kSuccess;
+}
+
+// Its work ends soon; what it shared stays mapped, since that work may still look at it.
+int ncclCommAbort(CommBody* comm) {
+  STANDIN_NCCL("ncclCommAbort")
+  comm->aborted = true;
+  return kSuccess;
+}
+
+int ncclCommGetAsyncError(CommBody* comm, int* error) {
+  STANDIN_NCCL("ncclCommGetAsyncError")
+  *error = comm->error;
+  return kSuccess;
+}
+
+int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int residence, CommBody* comm) {
+  STANDIN_NCCL("ncclRedOpCreatePreMulSum")
+  if (residence != 1) return kInvalidArgument;
+  *op = kFirstMade;
+  while (comm->factors.contains(*op)) ++*op;
+  comm->factors[*op] = as_number(type, static_cast<const std::byte*>(factor));
+  return kSuccess;
+}
+
+// What was enqueued with it keeps its meaning; the stand-in looks it up late, so it stays.
+int ncclRedOpDestroy(int op, CommBody* comm) { return comm->factors.contains(op) ? kSuccess : kInvalidArgument; }
+
+int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclAllReduce")
+  if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const size_t bytes = count * bytes_of(type);
+  return add(comm, stream, "ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, [=] {
+    return in_pieces(comm, static_cast<const std::byte*>(in), bytes, [&](size_t at, size_t length) {
+      reduce_parts(comm, type, op, static_cast<std::byte*>(out) + at, 0, length);
+    });
+  });
+}
+
+int ncclReduce(const void* in, void* out, size_t count, int type, int op, int root, CommBody* comm,
+               StreamBody* stream) {
+  STANDIN_NCCL("ncclReduce")
+  if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const size_t bytes = count * bytes_of(type);
+  std::vector<standin::Touched> touched = {{in, bytes, false}};
+  if (comm->rank == root) touched.push_back({out, bytes, true});
+  return add(comm, stream, "ncclReduce", std::move(touched), [=] {
+    return in_pieces(comm, static_cast<const std::byte*>(in), bytes, [&](size_t at, size_t length) {
+      if (comm->rank == root) reduce_parts(comm, type, op, static_cast<std::byte*>(out) + at, 0, length);
+    });
+  });
+}
+
+int ncclReduceScatter(const void* in, void* out, size_t count, int type, int op, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclReduceScatter")
+  if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const size_t bytes = count * bytes_of(type);
+  const size_t all = bytes * static_cast<size_t>(comm->size);
+  if (all > kPartBytes) return kInternalError;  // the stand-in is too small for it
+  return add(comm, stream, "ncclReduceScatter", {{in, all, false}, {out, bytes, true}}, [=] {
+    return in_pieces(comm, static_cast<const std::byte*>(in), all, [&](size_t, size_t) {
+      reduce_parts(comm, type, op, static_cast<std::byte*>(out), bytes * static_cast<size_t>(comm->rank), bytes);
+    });
+  });
+}
+
+int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclBroadcast")
+  const size_t bytes = count * bytes_of(type);
+  std::vector<standin::Touched> touched = {{out, bytes, true}};
+  if (comm->rank == root) touched.push_back({in, bytes, false});
+  return add(comm, stream, "ncclBroadcast", std::move(touched), [=] {
+    const auto* const mine = comm->rank == root ? static_cast<const std::byte*>(in) : nullptr;
+    return in_pieces(comm, mine, bytes, [&](size_t at, size_t length) {
+      std::memcpy(static_cast<std::byte*>(out) + at, comm->part(root), length);
+    });
+  });
+}
+
+int ncclAllGather(const void* in, void* out, size_t count, int type, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclAllGather")
+  const size_t bytes = count * bytes_of(type);
+  const size_t all = bytes * static_cast<size_t>(comm->size);
+  return add(comm, stream, "ncclAllGather", {{in, bytes, false}, {out, all, true}}, [=] {
+    return in_pieces(comm, static_cast<const std::byte*>(in), bytes, [&](size_t at, size_t length) {
+      for (int r = 0; r < comm->size; ++r) {
+        std::memcpy(static_cast<std::byte*>(out) + bytes * static_cast<size_t>(r) + at, comm->part(r), length);
+      }
+    });
+  });
+}
+
+int ncclSend(const void* in, size_t count, int type, int peer, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclSend")
+  int code = 0;
+  StreamBody* const on = standin::resolve(stream, &code);
+  if (on == nullptr || peer >= comm->size) return kInvalidUsage;
+  auto* const memory = const_cast<std::byte*>(static_cast<const std::byte*>(in));
+  group.messages.push_back({comm, on, memory, count * bytes_of(type), peer, true});
+  return group.depth == 0 ? end_group() : kSuccess;
+}
+
+int ncclRecv(void* out, size_t count, int type, int peer, CommBody* comm, StreamBody* stream) {
+  STANDIN_NCCL("ncclRecv")
+  int code = 0;
+  StreamBody* const on = standin::resolve(stream, &code);
+  if (on == nullptr || peer >= comm->size) return kInvalidUsage;
+  group.messages.push_back({comm, on, static_cast<std::byte*>(out), count * bytes_of(type), peer, false});
+  return group.depth == 0 ? end_group() : kSuccess;
+}
+
+int ncclGroupStart() {
+  STANDIN_NCCL("ncclGroupStart")
+  ++group.depth;
+  return kSuccess;
+}
+
+int ncclGroupEnd() {
+  if (const int planned = planned_failure("ncclGroupEnd"); planned != 0) {
+    group = {};
+    return planned;
+  }
+  if (group.depth == 0) return kInvalidUsage;
+  return --group.depth == 0 ? end_group() : kSuccess;
+}
+
+const char* ncclGetErrorString(int code) {
+  switch (code) {
+    case kSuccess:
+      return "no error";
+    case kSystemError:
+      return "unhandled system error";
+    case kInternalError:
+      return "internal error";
+    case kInvalidArgument:
+      return "invalid argument";
+    case kInvalidUsage:
+      return "invalid usage";
+    case kRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "unknown result code";
+  }
+}
+
+const char* ncclGetLastError(CommBody*) { return ""; }
+
+void standin_nccl_version(int version) { nccl_version = version; }
+
+const char* standin_nccl_function(int index) {
+  static constexpr const char* kNames[] = {"ncclGetVersion",
+                                           "ncclGetUniqueId",
+                                           "ncclCommInitRankConfig",
+                                           "ncclCommFinalize",
+                                           "ncclCommDestroy",
+                                           "ncclCommAbort",
+                                           "ncclCommGetAsyncError",
+                                           "ncclRedOpCreatePreMulSum",
+                                           "ncclRedOpDestroy",
+                                           "ncclAllReduce",
+                                           "ncclReduce",
+                                           "ncclReduceScatter",
+                                           "ncclBroadcast",
+                                           "ncclAllGather",
+                                           "ncclSend",
+                                           "ncclRecv",
+                                           "ncclGroupStart",
+                                           "ncclGroupEnd",
+                                           "ncclGetErrorString",
+                                           "ncclGetLastError"};
+  return static_cast<size_t>(index) < std::size(kNames) ? kNames[index] : nullptr;
+}
+
+}  // extern "C"
