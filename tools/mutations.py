@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The test of the tests: breaks the code on purpose, one small change at a time, and sees whether the tests notice.
 
-    python tools/mutations.py [--only NAME] [--list]
+    python tools/mutations.py [--only NAME] [--share K/N] [--list]
 
 Works in a scratch copy of the tracked files as they stand, which is removed at the end; builds the native library
 there, and each mutation starts from that build, so that only what it breaks is compiled. The copy must pass the same
@@ -1682,15 +1682,27 @@ def reported(outcome: str, output: str, report: str) -> str:
     return f"reported: {report}" if report in output and outcome != "ok" else "ok"
 
 
+def share_of_all(text: str) -> slice:
+    """'2/4': every fourth mutation, from the second one on."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError
+    return slice(number - 1, None, count)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="this mutation; may be given several times")
+    parser.add_argument(
+        "--share", metavar="K/N", type=share_of_all, default=slice(None), help="every Nth, from the Kth on"
+    )
     parser.add_argument("--list", action="store_true", help="print the table and exit")
     arguments = parser.parse_args()
     unknown = set(arguments.only or []) - {mutation.name for mutation in MUTATIONS}
     if unknown:
         parser.error(f"no such mutation: {', '.join(sorted(unknown))}")
     chosen = [mutation for mutation in MUTATIONS if not arguments.only or mutation.name in arguments.only]
+    chosen = chosen[arguments.share]
     if arguments.list:
         for mutation in chosen:
             show(f"{mutation.name:26} {mutation.file}\n    {mutation.why}")

@@ -366,10 +366,7 @@ Member::Finished Engine::leave(const SubmissionPtr& submission) {
 }
 
 void Engine::end(const SubmissionPtr& submission, Status status) {
-  {
-    const std::lock_guard lock(mutex_);
-    ending_->remember(status);
-  }
+  ending_->remember(status);
   in_flight_.fetch_sub(1);
   if (submission->urgent) board_->end_waiting();
   trace_.enter(submission.get(), Submission::Stage::kDone);

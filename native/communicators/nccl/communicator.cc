@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "communicators/nccl/communicator.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <bit>
 #include <cmath>
