@@ -198,6 +198,8 @@ SAID_BY_MPI = re.compile(
     r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected|(?i:mpi_errors_are_fatal)|"
     r"lost communication with a remote daemon"
 )
+# MPI_Isend of MPICH 5.0.2 writes to a request that it has not made if the peer is gone (docs/guides/mpi.md).
+CRASHES = {"mpich-data": re.compile("EXIT CODE: 11")}
 DAILY = [
     ("killed", "srun"),
     ("killed", "mpich-data"),
@@ -238,7 +240,8 @@ def test_a_failure_ends_the_job_in_time(cluster_tools: None, tmp_path: Path, fau
         assert launcher in MAY_BE_FASTER or set(survivors) <= set(told), world.shown()
         for text in told.values():
             assert re.search(what.told, text), world.shown()
-        assert told or SAID_BY_MPI.search(world.said.read_text()), world.shown()
+        said = world.said.read_text()
+        assert told or SAID_BY_MPI.search(said) or CRASHES.get(launcher, SAID_BY_MPI).search(said), world.shown()
 
 
 @pytest.mark.parametrize("_", range(int(os.environ.get("REPEAT", "1"))))
