@@ -148,7 +148,8 @@ TEST(an_aborted_job_ends_what_waits_in_nccl) {
       standin_fill(gpu.stream, gradient, 16, 1);
       hvd_handle handle = 0;
       EXPECT(GpuCall(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, 16).submit(engine, &handle).ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      const Status launched = engine.wait_on_stream(handle, gpu.stream, 20000);
+      EXPECT(launched.ok() || (rank == 0 && launched.code() == HVD_ABORTED));  // rank 1 may have been faster
       if (rank == 1) engine.abort(1, "rank 1 has had enough");
       EXPECT(has(engine.wait(handle, 20000), HVD_ABORTED, {"gradient", "rank 1 has had enough"}));
       engine.release(handle);

@@ -14,6 +14,13 @@ from horovod.jax.sync_batch_norm import averaged, checked_input, normalized, sta
 __all__ = ["SyncBatchNorm"]
 
 
+def set_value(variable: nnx.Variable[jax.Array], value: jax.Array) -> None:
+    if hasattr(variable, "set_value"):
+        variable.set_value(value)
+    else:  # flax before 0.12
+        variable.value = value
+
+
 class SyncBatchNorm(nnx.BatchNorm):
     """flax.nnx.BatchNorm over the batches of all ranks of `process_set` as if they were one.
 
@@ -42,6 +49,6 @@ class SyncBatchNorm(nnx.BatchNorm):
         else:
             mean, variance = statistics_of(x, axis, self.process_set)
             for running, new in ((self.mean, mean), (self.var, variance)):
-                running[...] = averaged(running[...], jax.lax.stop_gradient(new), self.momentum)
+                set_value(running, averaged(running[...], jax.lax.stop_gradient(new), self.momentum))
         scale, bias = (None if variable is None else variable[...] for variable in (self.scale, self.bias))
         return normalized(x, axis, (mean, variance, self.epsilon), scale, bias).astype(self.dtype or x.dtype)
