@@ -58,14 +58,18 @@ class Child {
 // What a monitor said, and a wait for it.
 class Heard {
  public:
-  Monitor::Events events() {
+  // With `pause_ms`, the monitor's thread stands still for so long after its first look.
+  Monitor::Events events(int pause_ms) {
     Monitor::Events events;
     events.on_loss = [this](int rank, const std::string& text) { say("lost " + std::to_string(rank) + ": " + text); };
     events.on_debugger = [this](const std::string& text) { say("debugger: " + text); };
     events.on_frame = [this](int peer, FrameKind kind, const std::string&) {
       say("frame " + std::to_string(static_cast<int>(kind)) + " of " + std::to_string(peer));
     };
-    events.on_tick = [this] { say(""); };
+    events.on_tick = [this, pause_ms, paused = false]() mutable {
+      if (!std::exchange(paused, true)) sleep_ms(pause_ms);
+      say("");
+    };
     events.on_pause = [] {};
     return events;
   }
@@ -102,9 +106,9 @@ struct Watching {
   std::unique_ptr<Segment> segment;
   std::unique_ptr<Monitor> monitor;  // ends first
 
-  explicit Watching(Monitor::Options options) {
+  explicit Watching(Monitor::Options options, int pause_ms = 0) {
     EXPECT(Segment::create(1, 2, 0, &segment).ok());
-    EXPECT(Monitor::start(*segment, 0, std::move(options), heard.events(), &monitor).ok());
+    EXPECT(Monitor::start(*segment, 0, std::move(options), heard.events(pause_ms), &monitor).ok());
   }
 };
 
@@ -177,6 +181,14 @@ TEST(a_process_that_beats_or_has_left_is_not_missed) {
       EXPECT(watching.heard.wait(1).empty());
     }
   }
+}
+
+TEST(a_pause_of_this_process_is_no_silence_of_the_others) {
+  const Child child;
+  Watching watching(peer(child, 2500), 4000);
+  EXPECT(watching.heard.wait(1).empty());  // ends with the pause
+  EXPECT(watching.heard.wait(2).empty());
+  EXPECT(holds(watching.heard.wait(8), "is frozen"));
 }
 
 TEST(a_far_leader_is_lost_when_it_says_nothing_and_heard_when_it_says_why) {
