@@ -229,6 +229,31 @@ def test_images_become_a_database_with_a_mean(tmp_path: Path, capfd: pytest.Capt
     assert "mean_value channel [0]: " in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--encoded"]])
+def test_an_image_that_cannot_be_read_is_named_and_left_out(
+    flags: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
+    from horovod.caffe.data.records import Lmdb
+    from horovod.caffe.tools import convert_imageset
+
+    for name in ("a.png", "d.png"):
+        cv2.imwrite(str(tmp_path / name), np.zeros((5, 4, 3), np.uint8))
+    write(tmp_path, "b.png", "this is no image")
+    listed = write(tmp_path, "list.txt", "a.png 1\nb.png 2\nc.png 3\nd.png 4\n")
+    assert convert_imageset.main([*flags, f"{tmp_path}/", listed, str(tmp_path / "db")]) == 0
+    records = Lmdb(str(tmp_path / "db"))
+    assert records.keys == [b"00000000_a.png", b"00000003_d.png"], "the keys are those of the list's lines, as Caffe's"
+    assert [datum.label for datum in records] == [1, 4]
+    printed = capfd.readouterr().err
+    assert re.search(r"^E\d{4} .*/b\.png: ", printed, re.MULTILINE), printed
+    assert re.search(r"^E\d{4} .*/c\.png: cannot be read: ", printed, re.MULTILINE), printed
+    assert "2 of 4 images could not be read" in printed and "Processed 2 files." in printed
+    none = write(tmp_path, "none.txt", "b.png 2\n")
+    assert convert_imageset.main([*flags, f"{tmp_path}/", none, str(tmp_path / "none")]) == 134
+    assert "none of its 1 images could be read" in capfd.readouterr().err
+
+
 def test_a_log_becomes_two_tables(tmp_path: Path) -> None:
     from horovod.caffe.tools.parse_log import main
 
