@@ -47,12 +47,13 @@ class LevelDb:
     """A LevelDB folder, read forwards in the order of its keys. The folder stays as it is."""
 
     def __init__(self, path: str) -> None:
-        plyvel = _plyvel()
         if not Path(path).is_dir():
             raise CaffeError(f"{path}: there is no such folder")
         if not (Path(path) / "CURRENT").is_file():
-            hint = "\nhint: it is an LMDB: set backend: LMDB" if (Path(path) / "data.mdb").is_file() else ""
+            is_lmdb = (Path(path) / "data.mdb").is_file()
+            hint = "\nhint: it is an LMDB: set backend: LMDB (the default is LEVELDB)" if is_lmdb else ""
             raise CaffeError(f"{path}: is not a LevelDB: it has no file CURRENT{hint}")
+        plyvel = _plyvel()
         self.path, self._error = path, plyvel.Error
         self._folder = tempfile.TemporaryDirectory(prefix="caffe-leveldb-")
         try:
