@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import resource
 import shutil
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +256,51 @@ def test_an_image_that_cannot_be_read_is_named_and_left_out(
     none = write(tmp_path, "none.txt", "b.png 2\n")
     assert convert_imageset.main([*flags, f"{tmp_path}/", none, str(tmp_path / "none")]) == 134
     assert "none of its 1 images could be read" in capfd.readouterr().err
+
+
+@contextmanager
+def full_disk(room_bytes: int) -> Iterator[None]:
+    """A file cannot grow beyond that size: the same failing writes as on a full disk, with another cause in the text."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("tool", ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"])
+def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
+    tool: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if tool == "leveldb":
+        pytest.importorskip("plyvel", reason="not run: plyvel is not installed")
+    if tool in ("convert_mnist_data", "leveldb"):
+        images = idx(tmp_path, "images", np.random.default_rng(0).integers(0, 256, (300, 28, 28)).astype(np.uint8))
+        arguments = [images, idx(tmp_path, "labels", np.zeros(300, np.uint8)), str(out)]
+        arguments = (["--backend=leveldb"] if tool == "leveldb" else []) + arguments
+        tool = "convert_mnist_data"
+    elif tool == "convert_imageset":
+        cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
+        cv2.imwrite(str(tmp_path / "a.png"), np.zeros((200, 200, 3), np.uint8))
+        arguments = [f"{tmp_path}/", write(tmp_path, "list.txt", "a.png 1\n"), str(out)]
+    elif tool == "compute_image_mean":
+        convert = importlib.import_module("horovod.caffe.tools.convert_mnist_data")
+        images = idx(tmp_path, "images", np.zeros((2, 100, 100), np.uint8))
+        assert convert.main([images, idx(tmp_path, "labels", np.zeros(2, np.uint8)), str(tmp_path / "db")]) == 0
+        arguments = [str(tmp_path / "db"), str(out)]
+    else:
+        line = "I1121 02:13:14.000000  42 solver.cpp:1] Iteration {0}, loss = 2.4\n"
+        line += "I1121 02:13:14.000000  42 solver.cpp:1]     Train net output #0: loss = 2.4 (* 1 = 2.4 loss)\n"
+        out.mkdir()
+        arguments = [write(tmp_path, "log", "".join(map(line.format, range(3000)))), str(out)]
+    with full_disk(20_000):
+        status = importlib.import_module(f"horovod.caffe.tools.{tool}").main(arguments)
+    printed = capfd.readouterr().err
+    assert status == 134 and "Traceback" not in printed, printed
+    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*File too large", printed, re.MULTILINE), printed
+    assert not [path for path in tmp_path.rglob("*") if "out" in path.name and path.is_file() or ".part" in path.name]
 
 
 def test_a_log_becomes_two_tables(tmp_path: Path) -> None:

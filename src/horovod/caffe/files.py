@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,17 @@ from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
 from horovod.caffe.upgrade import upgrade_net
 
-__all__ = ["State", "array_of", "blob_of", "read_blob", "read_state", "read_weights", "write_state", "write_weights"]
+__all__ = [
+    "State",
+    "array_of",
+    "blob_of",
+    "read_blob",
+    "read_state",
+    "read_weights",
+    "replacing",
+    "write_state",
+    "write_weights",
+]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Weights = dict[str, list[Array]]
@@ -42,16 +53,22 @@ def is_hdf5(path: str) -> bool:
 
 
 @contextmanager
-def _replacing(path: str) -> Iterator[str]:
-    """A name to write to, which becomes `path` once it is complete. Raises CaffeError with the cause."""
+def replacing(path: str) -> Iterator[str]:
+    """A name of a file or folder to write, which becomes `path` once it is complete. Raises CaffeError with the cause.
+
+    Nothing is left of what could not be written in full.
+    """
     partial = f"{path}.part{os.getpid()}"
     try:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be written: {error}") from error
+        raise CaffeError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        if os.path.isdir(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            Path(partial).unlink(missing_ok=True)
 
 
 def _read_binary(path: str, kind: str) -> Any:
@@ -120,7 +137,7 @@ def read_weights(path: str) -> Weights:
 
 def write_weights(path: str, net: Any, weights: Weights) -> None:
     """Writes `net`, a NetParameter, with these blobs."""
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         if is_hdf5(path):
             with _hdf5(partial, "w") as file:
                 data = file.create_group("data")
@@ -155,7 +172,7 @@ def read_state(path: str) -> State:
 
 def write_state(path: str, state: State) -> None:
     """Writes a .solverstate or .solverstate.h5."""
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         if is_hdf5(path):
             with _hdf5(partial, "w") as file:
                 file["iter"] = np.int32(state.iteration)

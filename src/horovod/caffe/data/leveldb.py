@@ -97,12 +97,12 @@ class LevelDb:
 
 
 def write_leveldb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
-    """Makes a new LevelDB of keys and Datum messages; returns how many. Raises CaffeError if the folder exists."""
-    plyvel = _plyvel()
-    if Path(path).exists():
-        raise CaffeError(f"{path}: exists already")
-    count = 0
-    database = plyvel.DB(path, create_if_missing=True, error_if_exists=True)
+    """Makes a new LevelDB of keys and Datum messages; returns how many. Raises OSError if it cannot be written."""
+    plyvel, count = _plyvel(), 0
+    try:
+        database = plyvel.DB(path, create_if_missing=True, error_if_exists=True)
+    except plyvel.Error as error:
+        raise OSError(str(error)) from error
     try:
         batch = database.write_batch()
         for key, datum in records:
@@ -113,7 +113,7 @@ def write_leveldb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
                 batch.clear()
         batch.write()
     except plyvel.Error as error:
-        raise CaffeError(f"{path}: cannot be written: {error}") from error
+        raise OSError(str(error)) from error
     finally:
         database.close()
     return count
