@@ -135,22 +135,22 @@ def read_weights(path: str) -> Weights:
     return {layer.name: [array_of(blob, path) for blob in layer.blobs] for layer in net.layer if layer.blobs}
 
 
-def write_weights(path: str, net: Any, weights: Weights) -> None:
-    """Writes `net`, a NetParameter, with these blobs."""
+def write_weights(path: str, net: Any, weights: Sequence[list[Array]]) -> None:
+    """Writes `net`, a NetParameter, with these blobs, a list for each layer."""
     with replacing(path) as partial:
         if is_hdf5(path):
             with _hdf5(partial, "w") as file:
                 data = file.create_group("data")
-                for layer in net.layer:
-                    group = data.create_group(layer.name)
-                    for index, blob in enumerate(weights.get(layer.name, ())):
+                for layer, blobs in zip(net.layer, weights, strict=True):
+                    group = data.require_group(layer.name)
+                    for index, blob in enumerate(blobs):
                         group[str(index)] = blob
             return
         complete = message("NetParameter")()
         complete.CopyFrom(net)
-        for layer in complete.layer:
+        for layer, blobs in zip(complete.layer, weights, strict=True):
             del layer.blobs[:]
-            layer.blobs.extend(map(blob_of, weights.get(layer.name, ())))
+            layer.blobs.extend(map(blob_of, blobs))
         Path(partial).write_bytes(complete.SerializeToString())
 
 
