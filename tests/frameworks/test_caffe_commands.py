@@ -32,7 +32,10 @@ for module in ("torch", "google.protobuf", "h5py", "lmdb"):
         (("train", "-solver=x", "-weights=a", "-snapshot=b"), 134, "but not both"),
         (("train", "--solver=missing.prototxt"), 134, r"missing.prototxt: cannot be read"),
         (("test",), 134, "Need a model definition to score"),
-        (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x"),
+        (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x\nhint: did you mean '--solver'\?"),
+        (("time", "-iteratons", "5"), 1, r"ERROR: unrecognized arguments: -iteratons.*\nhint: did you mean '--iterations'"),
+        (("time", "--noforwardonly"), 1, r"\nhint: did you mean '--noforward_only'\?"),
+        (("train", "--zzz"), 1, r"ERROR: unrecognized arguments: --zzz\nusage: "),
         (("device_query",), 0, r"\] Device: CPU with \d+ core"),
     ],
 )
