@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.caffe import by_rank, caffe, digits_lmdb, losses, write
+from support.caffe import by_rank, caffe, digits_lmdb, losses, small_training, write
 from support.examples import EXAMPLES, mnist_folder
 from support.world import WorldPool
 
@@ -183,6 +183,25 @@ def wrong(tmp_path: Path) -> Path:
     write(tmp_path, "net.prototxt", net)
     write(tmp_path, "solver.prototxt", 'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 5 solver_mode: CPU')
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "expected"),
+    [
+        (("--gpu=all",), "GPU", "--gpu=all: this version computes on the CPU"),
+        (("--gpu=0",), "CPU", "--gpu=0: this version computes on the CPU"),
+        ((), "GPU", "solver_mode is GPU: this version computes on the CPU"),
+    ],
+)
+def test_a_gpu_is_refused_in_the_words_that_asked_for_it(
+    flags: tuple[str, ...], mode: str, expected: str, worlds: WorldPool, tmp_path: Path
+) -> None:
+    solver = Path(small_training(tmp_path, 6))
+    text = solver.read_text().replace("solver_mode: CPU", f"solver_mode: {mode}")
+    write(tmp_path, "solver.prototxt", text.replace("max_iter: 20", "max_iter: 1"))
+    status, log = worlds(1).run(called, str(tmp_path), "train", "-solver=solver.prototxt", *flags)[0]
+    said = [line.split("] ", 1)[1] for line in log.splitlines() if "computes on the CPU" in line]
+    assert (status, said) == (0, [expected]), log
 
 
 def assert_names_the_type(status: int, log: str) -> None:
