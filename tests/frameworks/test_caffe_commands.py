@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import struct
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -321,8 +322,25 @@ def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
         status = importlib.import_module(f"horovod.caffe.tools.{tool}").main(arguments)
     printed = capfd.readouterr().err
     assert status == 134 and "Traceback" not in printed, printed
-    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*File too large", printed, re.MULTILINE), printed
+    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*(too large|output error)", printed, re.MULTILINE), printed
     assert not [path for path in tmp_path.rglob("*") if "out" in path.name and path.is_file() or ".part" in path.name]
+
+
+def test_the_error_of_a_full_disk_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real one: LMDB says "Input/output error" if the disk takes a part of what it writes."""
+    from horovod.caffe.tools import convert_mnist_data
+
+    images = idx(tmp_path, "images", np.random.default_rng(0).integers(0, 256, (900, 28, 28)).astype(np.uint8))
+    labels = idx(tmp_path, "labels", np.zeros(900, np.uint8))
+    (disk := tmp_path / "disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk], capture_output=True).returncode:
+        pytest.skip("not run: this user cannot mount")
+    try:
+        assert convert_mnist_data.main([images, labels, str(disk / "out")]) == 134
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert re.search(rf"{disk}/out: cannot be written: .*; the disk is full: \d+ bytes are left", capfd.readouterr().err)
 
 
 def test_a_log_becomes_two_tables(tmp_path: Path) -> None:

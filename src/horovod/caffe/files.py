@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Weights = dict[str, list[Array]]
+_LITTLE_BYTES = 1 << 20
 _PACKED_DATA = bytes([5 << 3 | 2])  # field 5, followed by its length
 
 
@@ -63,12 +64,20 @@ def replacing(path: str) -> Iterator[str]:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise CaffeError(f"{path}: cannot be written: {error.strerror or error}{_room(path)}") from error
     finally:
         if os.path.isdir(partial):
             shutil.rmtree(partial, ignore_errors=True)
         else:
             Path(partial).unlink(missing_ok=True)
+
+
+def _room(path: str) -> str:
+    """Whether the disk is full: LMDB calls that an input/output error."""
+    with suppress(OSError):
+        free_bytes = shutil.disk_usage(os.path.dirname(path) or ".").free
+        return f"; the disk is full: {free_bytes} bytes are left" if free_bytes < _LITTLE_BYTES else ""
+    return ""
 
 
 def _read_binary(path: str, kind: str) -> Any:
