@@ -54,6 +54,28 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, script: str, cause: str, e
     assert re.search(error, done.stderr) and "model" in done.stderr, done.stderr
 
 
+GONE_ON = STEP + """
+if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(50):
+    x = step(x)
+try:
+    hvd.allreduce(x)
+except hvd.HorovodInternalError as error:
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_call_outside_of_compiled_functions_raises_the_jobs_error_for_results_of_many_steps(tmp_path: Path) -> None:
+    """JAX's own error for such an array says once for each step that it could not go on."""
+    (tmp_path / "train.py").write_text(GONE_ON)
+    env = {**TENSORFLOW_ENV, "HOROVOD_TERMINATION_GRACE_SECONDS": "60"}
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
+    found = re.findall(r"(\w+Error): (.*)", done.stderr)
+    assert [kind for kind, _ in found] == ["RankLostError"], done.stderr
+    assert "rank 1 " in found[0][1] and "dispatching" not in done.stderr, done.stderr
+
+
 UNDER_WAY = """
 import jax, jax.numpy as jnp
 import horovod.jax as hvd
