@@ -280,8 +280,15 @@ WRONG = {
     "compression": (lambda hvd, x: hvd.allreduce(x, compression="fp16"), "hint: hvd.Compression.fp16"),
     "bool": (lambda hvd, x: hvd.allreduce(x > 0), "a bool tensor has Min"),
     "parameters": (lambda hvd, x: hvd.broadcast_parameters(x), "cannot be part of a compiled function"),
+    "join": (lambda hvd, x: hvd.join(), "join cannot be part of a function that JAX compiles"),
+    "uneven data": (lambda hvd, x: _uneven(hvd, x), "uneven_data cannot be part of a function that JAX compiles"),
     "max": (lambda hvd, x: _gradient_of_max(hvd, x), "allreduce: op=Max has no derivative"),
 }
+
+
+def _uneven(hvd: Any, x: Any) -> Any:
+    with hvd.uneven_data():
+        return x
 
 
 def _gradient_of_max(hvd: Any, x: Any) -> Any:
