@@ -34,7 +34,11 @@ for module in ("torch", "google.protobuf", "h5py", "lmdb"):
         (("train", "--solver=missing.prototxt"), 134, r"missing.prototxt: cannot be read"),
         (("test",), 134, "Need a model definition to score"),
         (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x\nhint: did you mean '--solver'\?"),
-        (("time", "-iteratons", "5"), 1, r"ERROR: unrecognized arguments: -iteratons.*\nhint: did you mean '--iterations'"),
+        (
+            ("time", "-iteratons", "5"),
+            1,
+            r"ERROR: unrecognized arguments: -iteratons.*\nhint: did you mean '--iterations'",
+        ),
         (("time", "--noforwardonly"), 1, r"\nhint: did you mean '--noforward_only'\?"),
         (("train", "--zzz"), 1, r"ERROR: unrecognized arguments: --zzz\nusage: "),
         (("device_query",), 0, r"\] Device: CPU with \d+ core"),
@@ -292,7 +296,9 @@ def full_disk(room_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("tool", ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"])
+@pytest.mark.parametrize(
+    "tool", ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"]
+)
 def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
     tool: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,7 +328,9 @@ def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
         status = importlib.import_module(f"horovod.caffe.tools.{tool}").main(arguments)
     printed = capfd.readouterr().err
     assert status == 134 and "Traceback" not in printed, printed
-    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*(too large|output error)", printed, re.MULTILINE), printed
+    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*(too large|output error)", printed, re.MULTILINE), (
+        printed
+    )
     assert not [path for path in tmp_path.rglob("*") if "out" in path.name and path.is_file() or ".part" in path.name]
 
 
@@ -340,7 +348,9 @@ def test_the_error_of_a_full_disk_says_so(tmp_path: Path, capfd: pytest.CaptureF
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)
-    assert re.search(rf"{disk}/out: cannot be written: .*; the disk is full: \d+ bytes are left", capfd.readouterr().err)
+    assert re.search(
+        rf"{disk}/out: cannot be written: .*; the disk is full: \d+ bytes are left", capfd.readouterr().err
+    )
 
 
 def test_a_log_becomes_two_tables(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def test_weights_are_written_and_read(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_layers_may_share_a_name_if_one_has_weights(tmp_path: Path, suffix: str) -> None:
     """As Caffe accepts it; the weights of the one go to a file and come back."""
-    more = 'layer { name: "ip" type: "ReLU" bottom: "y" top: "r" } layer { name: "ip" type: "TanH" bottom: "r" top: "t" }'
+    more = (
+        'layer { name: "ip" type: "ReLU" bottom: "y" top: "r" } layer { name: "ip" type: "TanH" bottom: "r" top: "t" }'
+    )
     first, second = (net_of(tmp_path, INPUT + IP + more) for _ in range(2))
     values = {"x": np.random.default_rng(0).normal(size=(2, 3))}
     expected = first.forward(values)["t"].detach().numpy()
