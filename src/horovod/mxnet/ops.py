@@ -199,7 +199,7 @@ def _check_not_recorded() -> None:
     if mx.autograd.is_recording():
         raise InvalidRequestError(
             "it changes an array in place, which autograd does not record: gradients would be wrong\n"
-            "hint: call it outside of autograd.record(), or inside of autograd.pause() if the loss does not depend on it"
+            "hint: call it outside of autograd.record(), or in autograd.pause() if the loss does not depend on it"
         )
 
 
