@@ -285,9 +285,12 @@ def test_an_image_that_cannot_be_read_is_named_and_left_out(
     assert "none of its 1 images could be read" in capfd.readouterr().err
 
 
+TOOLS = ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"]
+
+
 @contextmanager
 def full_disk(room_bytes: int) -> Iterator[None]:
-    """A file cannot grow beyond that size: the same failing writes as on a full disk, with another cause in the text."""
+    """A file cannot grow beyond that size: writes fail as on a full disk, with another cause in the text."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))
     try:
@@ -296,9 +299,7 @@ def full_disk(room_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(
-    "tool", ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"]
-)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
     tool: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
