@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import resource
 import shutil
 import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.caffe import by_rank, caffe, digits_lmdb, losses, write
+from support.caffe import by_rank, caffe, digits_lmdb, losses, small_training, write
 from support.examples import EXAMPLES, mnist_folder
 from support.world import WorldPool
 
@@ -28,7 +33,14 @@ for module in ("torch", "google.protobuf", "h5py", "lmdb"):
         (("train", "-solver=x", "-weights=a", "-snapshot=b"), 134, "but not both"),
         (("train", "--solver=missing.prototxt"), 134, r"missing.prototxt: cannot be read"),
         (("test",), 134, "Need a model definition to score"),
-        (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x"),
+        (("train", "--slover=x"), 1, r"ERROR: unrecognized arguments: --slover=x\nhint: did you mean '--solver'\?"),
+        (
+            ("time", "-iteratons", "5"),
+            1,
+            r"ERROR: unrecognized arguments: -iteratons.*\nhint: did you mean '--iterations'",
+        ),
+        (("time", "--noforwardonly"), 1, r"\nhint: did you mean '--noforward_only'\?"),
+        (("train", "--zzz"), 1, r"ERROR: unrecognized arguments: --zzz\nusage: "),
         (("device_query",), 0, r"\] Device: CPU with \d+ core"),
     ],
 )
@@ -178,6 +190,25 @@ def wrong(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("flags", "mode", "expected"),
+    [
+        (("--gpu=all",), "GPU", "--gpu=all: this version computes on the CPU"),
+        (("--gpu=0",), "CPU", "--gpu=0: this version computes on the CPU"),
+        ((), "GPU", "solver_mode is GPU: this version computes on the CPU"),
+    ],
+)
+def test_a_gpu_is_refused_in_the_words_that_asked_for_it(
+    flags: tuple[str, ...], mode: str, expected: str, worlds: WorldPool, tmp_path: Path
+) -> None:
+    solver = Path(small_training(tmp_path, 6))
+    text = solver.read_text().replace("solver_mode: CPU", f"solver_mode: {mode}")
+    write(tmp_path, "solver.prototxt", text.replace("max_iter: 20", "max_iter: 1"))
+    status, log = worlds(1).run(called, str(tmp_path), "train", "-solver=solver.prototxt", *flags)[0]
+    said = [line.split("] ", 1)[1] for line in log.splitlines() if "computes on the CPU" in line]
+    assert (status, said) == (0, [expected]), log
+
+
 def assert_names_the_type(status: int, log: str) -> None:
     assert status == 134, log
     assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in log and "did you mean 'InnerProduct'" in log
@@ -227,6 +258,100 @@ def test_images_become_a_database_with_a_mean(tmp_path: Path, capfd: pytest.Capt
         assert np.abs(read_blob(mean)[0] - np.mean(pixels, 0).transpose(2, 0, 1)).max() < 1e-4
         assert convert_imageset.main([f"{tmp_path}/", listed, database]) == 134, "a database is not overwritten"
     assert "mean_value channel [0]: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--encoded"]])
+def test_an_image_that_cannot_be_read_is_named_and_left_out(
+    flags: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
+    from horovod.caffe.data.records import Lmdb
+    from horovod.caffe.tools import convert_imageset
+
+    for name in ("a.png", "d.png"):
+        cv2.imwrite(str(tmp_path / name), np.zeros((5, 4, 3), np.uint8))
+    write(tmp_path, "b.png", "this is no image")
+    listed = write(tmp_path, "list.txt", "a.png 1\nb.png 2\nc.png 3\nd.png 4\n")
+    assert convert_imageset.main([*flags, f"{tmp_path}/", listed, str(tmp_path / "db")]) == 0
+    records = Lmdb(str(tmp_path / "db"))
+    assert records.keys == [b"00000000_a.png", b"00000003_d.png"], "the keys are those of the list's lines, as Caffe's"
+    assert [datum.label for datum in records] == [1, 4]
+    printed = capfd.readouterr().err
+    assert re.search(r"^E\d{4} .*/b\.png: ", printed, re.MULTILINE), printed
+    assert re.search(r"^E\d{4} .*/c\.png: cannot be read: ", printed, re.MULTILINE), printed
+    assert "2 of 4 images could not be read" in printed and "Processed 2 files." in printed
+    none = write(tmp_path, "none.txt", "b.png 2\n")
+    assert convert_imageset.main([*flags, f"{tmp_path}/", none, str(tmp_path / "none")]) == 134
+    assert "none of its 1 images could be read" in capfd.readouterr().err
+
+
+TOOLS = ["convert_mnist_data", "leveldb", "convert_imageset", "compute_image_mean", "parse_log"]
+
+
+@contextmanager
+def full_disk(room_bytes: int) -> Iterator[None]:
+    """A file cannot grow beyond that size: writes fail as on a full disk, with another cause in the text."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
+    tool: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if tool == "leveldb":
+        pytest.importorskip("plyvel", reason="not run: plyvel is not installed")
+    if tool in ("convert_mnist_data", "leveldb"):
+        images = idx(tmp_path, "images", np.random.default_rng(0).integers(0, 256, (300, 28, 28)).astype(np.uint8))
+        arguments = [images, idx(tmp_path, "labels", np.zeros(300, np.uint8)), str(out)]
+        arguments = (["--backend=leveldb"] if tool == "leveldb" else []) + arguments
+        tool = "convert_mnist_data"
+    elif tool == "convert_imageset":
+        cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
+        cv2.imwrite(str(tmp_path / "a.png"), np.zeros((200, 200, 3), np.uint8))
+        arguments = [f"{tmp_path}/", write(tmp_path, "list.txt", "a.png 1\n"), str(out)]
+    elif tool == "compute_image_mean":
+        convert = importlib.import_module("horovod.caffe.tools.convert_mnist_data")
+        images = idx(tmp_path, "images", np.zeros((2, 100, 100), np.uint8))
+        assert convert.main([images, idx(tmp_path, "labels", np.zeros(2, np.uint8)), str(tmp_path / "db")]) == 0
+        arguments = [str(tmp_path / "db"), str(out)]
+    else:
+        line = "I1121 02:13:14.000000  42 solver.cpp:1] Iteration {0}, loss = 2.4\n"
+        line += "I1121 02:13:14.000000  42 solver.cpp:1]     Train net output #0: loss = 2.4 (* 1 = 2.4 loss)\n"
+        out.mkdir()
+        arguments = [write(tmp_path, "log", "".join(map(line.format, range(3000)))), str(out)]
+    with full_disk(20_000):
+        status = importlib.import_module(f"horovod.caffe.tools.{tool}").main(arguments)
+    printed = capfd.readouterr().err
+    assert status == 134 and "Traceback" not in printed, printed
+    assert re.search(rf"^F\d{{4}} .*{out}\S*: cannot be written: .*(too large|output error)", printed, re.MULTILINE), (
+        printed
+    )
+    assert not [path for path in tmp_path.rglob("*") if "out" in path.name and path.is_file() or ".part" in path.name]
+
+
+def test_the_error_of_a_full_disk_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real one: LMDB says "Input/output error" if the disk takes a part of what it writes."""
+    from horovod.caffe.tools import convert_mnist_data
+
+    images = idx(tmp_path, "images", np.random.default_rng(0).integers(0, 256, (900, 28, 28)).astype(np.uint8))
+    labels = idx(tmp_path, "labels", np.zeros(900, np.uint8))
+    (disk := tmp_path / "disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk], capture_output=True).returncode:
+        pytest.skip("not run: this user cannot mount")
+    try:
+        assert convert_mnist_data.main([images, labels, str(disk / "out")]) == 134
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert re.search(
+        rf"{disk}/out: cannot be written: .*; the disk is full: \d+ bytes are left", capfd.readouterr().err
+    )
 
 
 def test_a_log_becomes_two_tables(tmp_path: Path) -> None:

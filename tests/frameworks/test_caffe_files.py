@@ -36,7 +36,10 @@ WRONG = {
     "a form": ('layer { name: "a"', r":1:\d+: .*Expected"),
     "a bottom": (INPUT + IP.replace('bottom: "x"', 'bottom: "xx"'), r":2: layer 'ip': no layer before it has the top"),
     "no layers": ("", r"the net has no layers"),
-    "a name twice": (INPUT + IP + "\n" + IP.replace('"y"', '"z"'), r":2: two layers have the name 'ip'"),
+    "a name of two layers with weights": (
+        INPUT + IP + "\n" + IP.replace('"y"', '"z"'),
+        r":2: layer 'ip' \(InnerProduct\): another layer with weights has this name",
+    ),
     "a filler": (INPUT + IP.replace("xavier", "xaviar"), r":2: .*unknown filler 'xaviar'\nhint: did you mean 'xavier'"),
     "no outputs": (INPUT + IP.replace("num_output: 2", ""), r":2: .*num_output must be at least 1"),
     "too many weights": (
@@ -126,6 +129,23 @@ def test_weights_are_written_and_read(tmp_path: Path, suffix: str) -> None:
     for mine, theirs in zip(net.layers[1].blobs, other.layers[1].blobs, strict=True):
         assert np.array_equal(mine.detach(), theirs.detach())
     assert [one.name for one in tmp_path.iterdir() if "part" in one.name] == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_layers_may_share_a_name_if_one_has_weights(tmp_path: Path, suffix: str) -> None:
+    """As Caffe accepts it; the weights of the one go to a file and come back."""
+    more = (
+        'layer { name: "ip" type: "ReLU" bottom: "y" top: "r" } layer { name: "ip" type: "TanH" bottom: "r" top: "t" }'
+    )
+    first, second = (net_of(tmp_path, INPUT + IP + more) for _ in range(2))
+    values = {"x": np.random.default_rng(0).normal(size=(2, 3))}
+    expected = first.forward(values)["t"].detach().numpy()
+    assert not np.array_equal(second.forward(values)["t"].detach().numpy(), expected)
+    first.save(str(tmp_path / f"w.caffemodel{suffix}"))
+    assert second.load(str(tmp_path / f"w.caffemodel{suffix}")) == []
+    assert np.array_equal(second.forward(values)["t"].detach().numpy(), expected)
+    tested = net_of(tmp_path, INPUT + IP + more, share=first)
+    assert tested.layers[1].blobs[0] is first.layers[1].blobs[0], "a test net takes the weights by name, too"
 
 
 def test_weights_match_by_name_and_shapes_must_agree(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_the_softmax_loss_divides_as_its_normalization_says(text: str, expected:
     assert float(net.objective()) == pytest.approx(float(expected) * (0.5 if "weight" in text else 1), rel=1e-5)
 
 
+def test_the_softmax_loss_of_a_label_without_probability_is_that_of_the_least_float(tmp_path: Path) -> None:
+    """Caffe takes the logarithm of FLT_MIN at least; the gradient is that of the probabilities as they are."""
+    import torch
+
+    net = net_of(tmp_path, inputs([2, 2], [2]) + layer("SoftmaxWithLoss", "", "ab"), phase=0)
+    scores = torch.tensor([[1e4, 0.0], [0.0, 1.0]], requires_grad=True)
+    loss = net.forward({"a": scores, "b": np.array([1, 1])})["y"]
+    assert float(loss.detach()) == pytest.approx((87.3365 + 0.3133) / 2, abs=1e-3)
+    loss.backward()
+    assert scores.grad is not None
+    assert scores.grad.numpy() == pytest.approx(np.array([[0.5, -0.5], [0.1345, -0.1345]]), abs=1e-4)
+    without = net.forward({"a": np.array([[np.inf, 0], [0, 1]]), "b": np.array([1, 1])})["y"]
+    assert np.isnan(float(without)), "a net that has diverged is not hidden"
+
+
 A, B = (np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32) for seed in (5, 6))
 CLASSES = np.array([0, 2, 1, 2], np.float32)
 PICKED = A[range(4), CLASSES.astype(int)]

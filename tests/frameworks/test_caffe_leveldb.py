@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.caffe import net_of
+from support.caffe import digits_lmdb, net_of
 from support.world import WorldPool
 
 for module in ("torch", "google.protobuf", "lmdb", "plyvel" if sys.version_info < (3, 13) else "plyvel_next"):
@@ -121,3 +121,6 @@ def test_without_plyvel_the_error_names_it(database: Path, tmp_path: Path, monke
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(CaffeError, match=r"plyvel, which is not installed .*\nhint: pip install plyvel"):
         net_of(tmp_path, NET.format(folder=database, batch=2, more=""))
+    lmdb = digits_lmdb(tmp_path / "lmdb", 2)
+    with pytest.raises(CaffeError, match=r"is not a LevelDB: .*\nhint: it is an LMDB: set backend: LMDB"):
+        net_of(tmp_path, NET.format(folder=lmdb, batch=2, more=""))

@@ -280,8 +280,15 @@ WRONG = {
     "compression": (lambda hvd, x: hvd.allreduce(x, compression="fp16"), "hint: hvd.Compression.fp16"),
     "bool": (lambda hvd, x: hvd.allreduce(x > 0), "a bool tensor has Min"),
     "parameters": (lambda hvd, x: hvd.broadcast_parameters(x), "cannot be part of a compiled function"),
+    "join": (lambda hvd, x: hvd.join(), "join cannot be part of a function that JAX compiles"),
+    "uneven data": (lambda hvd, x: _uneven(hvd, x), "uneven_data cannot be part of a function that JAX compiles"),
     "max": (lambda hvd, x: _gradient_of_max(hvd, x), "allreduce: op=Max has no derivative"),
 }
+
+
+def _uneven(hvd: Any, x: Any) -> Any:
+    with hvd.uneven_data():
+        return x
 
 
 def _gradient_of_max(hvd: Any, x: Any) -> Any:
@@ -306,6 +313,72 @@ def test_what_cannot_be_compiled_says_so(world: World, case: str) -> None:
     call, expected = WRONG[case]
     for text in world.run(run, call):
         assert expected in text
+
+
+TREES = {
+    "shape": (
+        lambda rank, ones: {"first": ones((3, 4 + rank)), "last": ones(4)},
+        r"rank 1: expected shape of tensor 1 of the group \[3, 4\], got \[3, 5\]",
+        [r"tensor 1 is \['first'\]"] * 2,
+    ),
+    "key": (
+        lambda rank, ones: {"layer": [ones(3)], ("same", "other")[rank]: ones(4)},
+        r"rank 1: expected equal keys in the pytree, got others",
+        [r"tensor 2 is \['same'\]", r"tensor 2 is \['other'\]"],
+    ),
+    "number": (
+        lambda rank, ones: [ones(3)] * (2 + rank),
+        r"rank 1: expected 2 gradients, got 3",
+        [r"tensor 1 is \[0\], tensor 2 is \[1\]\n", r"tensor 2 is \[1\], tensor 3 is \[2\]\n"],
+    ),
+    "dtype": (
+        lambda rank, ones: (ones(2), ones(3, ("float32", "float16")[rank])),
+        r"rank 1: expected dtype of tensor 2 of the group float32, got float16",
+        [r"tensor 2 is \[1\]"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TREES)
+def test_ranks_whose_gradients_differ_are_told_by_the_keys_of_the_pytree(world: World, case: str) -> None:
+    def run(make: Any) -> str:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        step = jax.jit(lambda tree: hvd.allreduce_gradients(tree, name="model"))
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(step(make(hvd.rank(), jnp.ones)))
+        assert hvd.allreduce(jnp.ones(1)).tolist() == [1.0]
+        return str(caught.value)
+
+    make, expected, words = TREES[case]
+    for text, keys in zip(world.run(run, make, timeout_s=60), words, strict=True):
+        name = r"the ranks disagree about `grouped_allreduce.model/jit__lambda\S*\.0`"
+        assert re.search(rf"FAILED_PRECONDITION: {name}; {expected}.*\non this rank, .*{keys}", text, re.DOTALL), text
+        assert "\nhint: all ranks must build the same model" in text and text.count("hint:") == 1, text
+
+
+def test_many_keys_are_compared_in_parts(world: World) -> None:
+    def run() -> str:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        tree = {f"weight{number:03}": jnp.ones(1) for number in range(100)}
+        if hvd.rank() == 1:
+            tree["weight050x"] = tree.pop("weight050")
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(jax.jit(hvd.allreduce_gradients)(tree))
+        tree = {f"weight{number}": jnp.ones(1) * number for number in range(100)}
+        reduced = jax.jit(hvd.allreduce_gradients)(tree)
+        assert all(value == tree[key] for key, value in reduced.items())
+        return str(caught.value)
+
+    for text in world.run(run):
+        assert "tensor 51 is ['weight050" in text and "weight000" not in text and "weight099" not in text, text
 
 
 def _of_inner_functions(hvd: Any, x: Any, op: Any) -> Any:

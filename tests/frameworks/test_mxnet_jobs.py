@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,42 @@ for step in range(100000):
     assert "horovodrun: rank 1 on host localhost exited with code 1" in done.stderr
     assert "[0]<stderr>:horovod.core.exceptions.RankLeftError" in done.stderr
     assert "NotRunningError" not in done.stderr, "what fails because a rank ends itself is no news there"
+
+
+LOST = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+array = mx.nd.ones((3,))
+hvd.allreduce(array, name="before").wait_to_read()
+if hvd.rank() == 1:
+    os.kill(os.getpid(), 9)
+results = [hvd.allreduce(array, name=f"result{number}") for number in range(3)]
+"""
+
+
+# Until the operations have failed, of which nobody reads one.
+WAIT = """
+import time
+from horovod.core import context
+while context.current().end_seen() is None:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("results[0].asnumpy()", "Traceback "),
+        (WAIT, "horovod: a result that nobody has read: RankLostError: "),
+    ],
+    ids=["read", "not read"],
+)
+def test_a_lost_rank_is_told_once_though_several_results_have_failed(tmp_path: Path, rest: str, expected: str) -> None:
+    done = run(tmp_path, f"{LOST}{rest}\n", HOROVOD_TERMINATION_GRACE_SECONDS="60")
+    assert done.returncode != 0
+    said = r"^\[0\]<stderr>:(Traceback |horovod: a result that nobody has read: \w+: |Exception ignored)"
+    told = re.findall(said, done.stderr, re.MULTILINE)
+    assert told == [expected], done.stderr
 
 
 @pytest.mark.thorough

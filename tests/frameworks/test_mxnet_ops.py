@@ -240,6 +240,42 @@ def test_a_failed_call_is_raised_by_who_reads_its_results_and_what_is_made_of_th
     assert worlds(2).run(run) == [True, True]
 
 
+def test_nothing_is_changed_in_place_while_autograd_records(worlds: WorldPool) -> None:
+    """The gradient would be that of another function. The rank that waits is told."""
+
+    def run() -> list[str]:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        weight = mx.nd.ones((3,))
+        weight.attach_grad()
+        texts = []
+        for call in (
+            lambda array: hvd.allreduce_(array, name="a"),
+            lambda array: hvd.allreduce_(array),
+            lambda array: hvd.grouped_allreduce_([array], name="g"),
+            lambda array: hvd.broadcast_(array, 0, name="b"),
+        ):
+            if hvd.rank() == 0:
+                with mx.autograd.record(), pytest.raises(ValueError, match="it changes an array in place") as caught:
+                    call(weight * 2)
+            else:
+                with pytest.raises(mx.base.MXNetError, match="rank 0 could not submit") as caught:
+                    call(mx.nd.ones((3,)))
+                    mx.nd.waitall()
+            texts.append(str(caught.value))
+        with mx.autograd.record():
+            with mx.autograd.pause():
+                statistic = hvd.allreduce_(mx.nd.ones((3,)) * 2, name="paused")
+            loss = (weight * statistic).sum()
+        loss.backward()
+        assert weight.grad.asnumpy().tolist() == [2, 2, 2]
+        return texts
+
+    for texts in worlds(2).run(run):
+        assert all("hint: call it outside of autograd.record()" in text for text in texts), texts
+
+
 def test_splits_are_integers(worlds: WorldPool) -> None:
     """What mx.nd.array makes of a list is float32: one rank's mistake reaches the other."""
 

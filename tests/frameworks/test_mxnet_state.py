@@ -141,6 +141,12 @@ def test_options_that_cannot_be(worlds: WorldPool) -> None:
             (lambda: hvd.DistributedOptimizer(sgd, 0.0), ValueError, "gradient_predivide_factor=0.0: expected"),
             (lambda: hvd.DistributedOptimizer(sgd, process_set=[0]), ValueError, "expected a ProcessSet"),
             (lambda: hvd.DistributedTrainer([], "sgd", compression="fp16"), ValueError, "hint: hvd.Compression.fp16"),
+            (
+                lambda: hvd.DistributedTrainer([], "sgd", kvstore="device"),
+                TypeError,
+                "does not take kvstore: Horovod re",
+            ),
+            (lambda: hvd.DistributedTrainer([], "sgd", kvstor=None), TypeError, "unexpected keyword argument 'kvstor'"),
             (lambda: hvd.DistributedTrainer([weight], "sgd"), ValueError, "start a process for each device"),
         ]
         for make, kind, text in wrong:

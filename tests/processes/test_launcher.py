@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,39 @@ def test_check_build_and_version(tmp_path: Path) -> None:
     is_there = importlib.util.find_spec("jax") is not None
     assert f"    [{'X' if is_there else ' '}] JAX" in done.stdout
     assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
+
+
+def check_build(folder: Path, without: Mapping[str, str]) -> str:
+    """What --check-build prints if these modules have other contents."""
+    for name, text in without.items():
+        (folder / f"{name}.py").write_text(text)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+    env.pop("KERAS_BACKEND", None)
+    command = [sys.executable, "-m", "horovod.launcher", "--check-build"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
+
+
+def test_check_build_finds_keras_by_any_of_its_backends(tmp_path: Path) -> None:
+    pytest.importorskip("keras", reason="not run: keras is not installed")
+    missing = "raise ImportError"
+    text = check_build(tmp_path, {"tensorflow": missing, "jax": missing})
+    assert "    [X] Keras" in text and "    [ ] TensorFlow" in text, text
+    assert "    [ ] Keras" in check_build(tmp_path, {"torch": missing})
+
+
+def test_check_build_tries_several_frameworks_at_once(tmp_path: Path) -> None:
+    """Each of two waits until the other one is imported, too."""
+    waiting = """
+import pathlib, time
+folder = pathlib.Path(__file__).parent
+(folder / f"{__name__}.begun").touch()
+while not all((folder / f"{name}.begun").exists() for name in ("tensorflow", "torch")):
+    time.sleep(0.01)
+(folder / f"{__name__}.met").touch()
+raise ImportError
+"""
+    check_build(tmp_path, {"tensorflow": waiting, "torch": waiting, "jax": "raise ImportError"})
+    assert {path.name for path in tmp_path.glob("*.met")} == {"tensorflow.met", "torch.met"}
 
 
 @pytest.mark.parametrize("flag", ["--check-build", "--version", "--help"])

@@ -2,6 +2,7 @@
 #include "shims/jax/collective.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -188,9 +189,12 @@ std::string_view string_of(const void* value) { return static_cast<const Span*>(
 
 // Attributes are int64, double or a string, as their names say.
 bool read_attribute(std::string_view name, int32_t type, const void* value, Collective* collective) {
-  if (name == "name") {
-    if (type == kStringAttribute) collective->name = string_of(value);
-    return type == kStringAttribute;
+  if (name == "name" || name == "keys" || name == "checksums") {
+    if (type != kStringAttribute) return false;
+    if (name == "name") collective->name = string_of(value);
+    if (name == "keys") collective->tree.keys = string_of(value);
+    if (name == "checksums") read_checksums(string_of(value), &collective->tree);
+    return true;
   }
   if (type != kScalarAttribute) return false;
   const void* const scalar = static_cast<const Scalar*>(value)->value;
@@ -243,10 +247,10 @@ Code code_of(int code) {
 
 bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
 
-Error* error_of(const Api* api, const hvd_status& status) {
+Error* error_of(const Api* api, const hvd_status& status, const Tree& tree) {
   const char* const name = hvd_code_name(status.code);
-  const std::string text =
-      name == nullptr ? status.text : std::string(status.text) + "\nmore: horovodrun --explain " + name;
+  std::string text = status.code == HVD_MISMATCH ? in_words(status.text, tree) : status.text;
+  if (name != nullptr) text += std::string("\nmore: horovodrun --explain ") + name;
   ErrorCreate arguments{sizeof arguments, nullptr, text.c_str(), code_of(status.code)};
   return api->error_create(&arguments);
 }
@@ -256,7 +260,8 @@ void tell_xla(const Call& call) {
     FutureSetAvailable arguments{sizeof arguments, nullptr, call.future};
     call.api->future_set_available(&arguments);
   } else {
-    FutureSetError arguments{sizeof arguments, nullptr, call.future, error_of(call.api, call.outcome)};
+    FutureSetError arguments{sizeof arguments, nullptr, call.future,
+                             error_of(call.api, call.outcome, call.collective.tree)};
     call.api->future_set_error(&arguments);
   }
 }
@@ -333,9 +338,11 @@ Error* run(CallFrame* frame) {
   call->api = frame->api;
   const std::string problem = read_frame(*frame, &call->collective);
   if (!problem.empty()) set_failure(&status, HVD_INVALID_ARGUMENT, problem);
-  if (!problem.empty() || start(call.get(), &status) != HVD_OK) return error_of(frame->api, status);
+  if (!problem.empty() || start(call.get(), &status) != HVD_OK) {
+    return error_of(frame->api, status, call->collective.tree);
+  }
   if (call->state.load() == Call::kDone) {
-    return call->outcome.code == HVD_OK ? nullptr : error_of(frame->api, call->outcome);
+    return call->outcome.code == HVD_OK ? nullptr : error_of(frame->api, call->outcome, call->collective.tree);
   }
   FutureCreate made{sizeof made, nullptr, nullptr};
   if (Error* const error = frame->api->future_create(&made); error != nullptr) {
@@ -379,6 +386,12 @@ std::string read_frame(const CallFrame& frame, Collective* collective) {
                                    static_cast<int32_t>(inputs[i]->rank),
                                    static_cast<int32_t>(dtype - std::begin(kXlaDtype))});
     collective->rows.push_back(inputs[i]->rank > 0 ? inputs[i]->dims[0] : 0);
+  }
+  if (collective->tensors.empty()) return "";
+  for (std::array<int64_t, 2>& shape : collective->tree.shapes) {
+    collective->tensors.push_back({shape.data(), shape.data(), shape.data(), static_cast<int32_t>(shape.size()),
+                                   collective->tensors.front().dtype});
+    collective->rows.push_back(0);
   }
   return "";
 }

@@ -14,6 +14,7 @@
 
 #include "horovod/horovod.h"
 #include "shims/jax/ffi.h"
+#include "shims/jax/tree.h"
 
 namespace hvd::jax {
 
@@ -28,6 +29,7 @@ struct Collective {
   // Those for whom it was compiled, and this rank's place among them.
   int32_t members = 1, member = 0;
   int32_t order_operands = 0;       // 1: the first operand is a value of the call before
+  Tree tree;                        // of gradients
   std::vector<hvd_tensor> tensors;  // their shapes are XLA's memory, which is gone when the handler has returned
   std::vector<int64_t> rows;        // the first dimension of each, 0 if it has none
 };

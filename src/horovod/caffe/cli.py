@@ -95,10 +95,11 @@ def train(flags: argparse.Namespace) -> int:
     proto, origin = read_solver(flags.solver)
     proto.train_state.level = flags.level
     proto.train_state.stage.extend(_stages(flags))
-    if flags.gpu:
-        proto.solver_mode = proto.GPU
     replicas = Replicas.of_this_job()
     log = Log(replicas.rank == 0)
+    _warn_of_gpu(flags, log)
+    if flags.gpu:
+        proto.solver_mode = proto.CPU  # said already, in the words of the command line
     with Signals(*effects, replicas) as signals:
         solver = Solver(proto, origin, replicas=replicas, log=log)
         try:

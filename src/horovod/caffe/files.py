@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,21 @@ from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
 from horovod.caffe.upgrade import upgrade_net
 
-__all__ = ["State", "array_of", "blob_of", "read_blob", "read_state", "read_weights", "write_state", "write_weights"]
+__all__ = [
+    "State",
+    "array_of",
+    "blob_of",
+    "read_blob",
+    "read_state",
+    "read_weights",
+    "replacing",
+    "write_state",
+    "write_weights",
+]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Weights = dict[str, list[Array]]
+_LITTLE_BYTES = 1 << 20
 _PACKED_DATA = bytes([5 << 3 | 2])  # field 5, followed by its length
 
 
@@ -42,16 +54,30 @@ def is_hdf5(path: str) -> bool:
 
 
 @contextmanager
-def _replacing(path: str) -> Iterator[str]:
-    """A name to write to, which becomes `path` once it is complete. Raises CaffeError with the cause."""
+def replacing(path: str) -> Iterator[str]:
+    """A name of a file or folder to write, which becomes `path` once it is complete. Raises CaffeError with the cause.
+
+    Nothing is left of what could not be written in full.
+    """
     partial = f"{path}.part{os.getpid()}"
     try:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be written: {error}") from error
+        raise CaffeError(f"{path}: cannot be written: {error.strerror or error}{_room(path)}") from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        if os.path.isdir(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            Path(partial).unlink(missing_ok=True)
+
+
+def _room(path: str) -> str:
+    """Whether the disk is full: LMDB calls that an input/output error."""
+    with suppress(OSError):
+        free_bytes = shutil.disk_usage(os.path.dirname(path) or ".").free
+        return f"; the disk is full: {free_bytes} bytes are left" if free_bytes < _LITTLE_BYTES else ""
+    return ""
 
 
 def _read_binary(path: str, kind: str) -> Any:
@@ -118,22 +144,22 @@ def read_weights(path: str) -> Weights:
     return {layer.name: [array_of(blob, path) for blob in layer.blobs] for layer in net.layer if layer.blobs}
 
 
-def write_weights(path: str, net: Any, weights: Weights) -> None:
-    """Writes `net`, a NetParameter, with these blobs."""
-    with _replacing(path) as partial:
+def write_weights(path: str, net: Any, weights: Sequence[list[Array]]) -> None:
+    """Writes `net`, a NetParameter, with these blobs, a list for each layer."""
+    with replacing(path) as partial:
         if is_hdf5(path):
             with _hdf5(partial, "w") as file:
                 data = file.create_group("data")
-                for layer in net.layer:
-                    group = data.create_group(layer.name)
-                    for index, blob in enumerate(weights.get(layer.name, ())):
+                for layer, blobs in zip(net.layer, weights, strict=True):
+                    group = data.require_group(layer.name)
+                    for index, blob in enumerate(blobs):
                         group[str(index)] = blob
             return
         complete = message("NetParameter")()
         complete.CopyFrom(net)
-        for layer in complete.layer:
+        for layer, blobs in zip(complete.layer, weights, strict=True):
             del layer.blobs[:]
-            layer.blobs.extend(map(blob_of, weights.get(layer.name, ())))
+            layer.blobs.extend(map(blob_of, blobs))
         Path(partial).write_bytes(complete.SerializeToString())
 
 
@@ -155,7 +181,7 @@ def read_state(path: str) -> State:
 
 def write_state(path: str, state: State) -> None:
     """Writes a .solverstate or .solverstate.h5."""
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         if is_hdf5(path):
             with _hdf5(partial, "w") as file:
                 file["iter"] = np.int32(state.iteration)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from horovod.caffe.errors import CaffeError
+from horovod.caffe.errors import CaffeError, nearest
 from horovod.caffe.log import Log
 from horovod.core.exceptions import HorovodInternalError, StartError
 
@@ -41,8 +42,14 @@ class Flags(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and ends with status 1, as Caffe's flags do."""
-        sys.stderr.write(f"ERROR: {message}\n{self.format_usage()}")
+        sys.stderr.write(f"ERROR: {message}{self._nearest_flag(message)}\n{self.format_usage()}")
         raise SystemExit(1)
+
+    def _nearest_flag(self, message: str) -> str:
+        """A hint for the first flag that argparse does not know."""
+        found = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
+        known = [name for name in (*self._option_string_actions, *self._booleans) if name.startswith("--")]
+        return nearest(f"--{found[1].lstrip('-')}", known) if found else ""
 
 
 def _truth(text: str) -> bool:

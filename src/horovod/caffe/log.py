@@ -32,6 +32,11 @@ class Log:
         if self.speaks:
             self._write("W", text)
 
+    def error(self, text: str) -> None:
+        """Something that failed, while the rest goes on."""
+        if self.speaks:
+            self._write("E", text)
+
     def fatal(self, text: str) -> None:
         """Why the process ends. The caller ends it."""
         self._write("F", text)

@@ -77,7 +77,8 @@ class Net:
             self.proto = filtered(proto, state)
         except CaffeError as error:
             raise origin.error(str(error)) from error
-        self._check_names()
+        if not self.proto.layer:
+            raise origin.error("the net has no layers in this phase")
         self.layers: list[Layer] = []
         self.parameters: list[Parameter] = []
         self.blobs: dict[str, Tensor] = {}
@@ -88,24 +89,16 @@ class Net:
         self._build(share)
         self._graph.optimize(self.layers)
 
-    def _check_names(self) -> None:
-        names: set[str] = set()
-        for proto in self.proto.layer:
-            if proto.name in names:
-                raise self.context.origin.error(f"two layers have the name {proto.name!r}", "name", proto.name)
-            names.add(proto.name)
-        if not self.proto.layer:
-            raise self.context.origin.error("the net has no layers in this phase")
-
     def _build(self, share: Net | None) -> None:
         self.context.building = True
-        shared = {layer.name: layer for layer in share.layers} if share else {}
+        shared = share.weighted if share else {}
         for proto in self.proto.layer:
             layer = create(proto, self.context)
             try:
                 bottoms = [self.blobs[name] for name in proto.bottom]
                 layer.setup(bottoms)
                 tops = layer.forward(bottoms)
+                self._check_name(layer)
                 self._fill_blobs(layer, shared.get(proto.name))
             except CaffeError as error:
                 raise located(error, proto, self.context) from error
@@ -120,6 +113,18 @@ class Net:
         self.shapes = {name: tuple(blob.shape) for name, blob in self.blobs.items()}
         self.blobs.clear()
         self.context.building = False
+
+    @property
+    def weighted(self) -> dict[str, Layer]:
+        """The layers that have weights, by name."""
+        return {layer.name: layer for layer in self.layers if layer.blobs}
+
+    def _check_name(self, layer: Layer) -> None:
+        """Layers may share a name, as in Caffe, if only one of them has weights, which files hold by name."""
+        if layer.blobs and layer.name in self.weighted:
+            raise CaffeError(
+                "another layer with weights has this name, and files hold weights by name\nhint: give each its own name"
+            )
 
     def _fill_blobs(self, layer: Layer, twin: Layer | None) -> None:
         specs = list(layer.proto.param)
@@ -218,7 +223,7 @@ class Net:
     def load(self, path: str) -> list[str]:
         """Copies the weights of layers with equal names; returns the names of the file's layers that are not here."""
         found = read_weights(path)
-        layers = {layer.name: layer for layer in self.layers}
+        layers = {layer.name: layer for layer in self.layers} | self.weighted
         for name, blobs in found.items():
             if name in layers:
                 self._copy(layers[name], blobs, path)
@@ -240,7 +245,7 @@ class Net:
 
     def save(self, path: str) -> None:
         """Writes a .caffemodel, or HDF5 if the name ends with .h5."""
-        blobs = {layer.name: [blob.detach().float().numpy() for blob in layer.blobs] for layer in self.layers}
+        blobs = [[blob.detach().float().numpy() for blob in layer.blobs] for layer in self.layers]
         write_weights(path, self.proto, blobs)
 
     def share_weights(self) -> None:

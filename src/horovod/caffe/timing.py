@@ -23,8 +23,8 @@ def time_net(net: Net, iterations: int, log: Log, backward: bool) -> None:
     log.info(f"Initial loss: {number(float(net.objective()))}")
     log.info("*** Benchmark begins ***")
     log.info(f"Testing for {iterations} iterations.")
-    forward_s: dict[str, float] = defaultdict(float)
-    backward_s: dict[str, float] = defaultdict(float)
+    forward_s: dict[Layer, float] = defaultdict(float)
+    backward_s: dict[Layer, float] = defaultdict(float)
     for iteration in range(iterations):
         start = time.perf_counter()
         _one_pass(net, forward_s, backward_s if backward else None)
@@ -34,7 +34,7 @@ def time_net(net: Net, iterations: int, log: Log, backward: bool) -> None:
     for layer in net.layers:
         for word, times in (("forward", forward_s), ("backward", backward_s)):
             if word == "forward" or backward:
-                log.info(f"{layer.name:>10}\t{word}: {_ms(times[layer.name] / iterations)} ms.")
+                log.info(f"{layer.name:>10}\t{word}: {_ms(times[layer] / iterations)} ms.")
     sums = [sum(forward_s.values()) / iterations, sum(backward_s.values()) / iterations]
     log.info(f"Average Forward pass: {_ms(sums[0])} ms.")
     if backward:
@@ -48,7 +48,7 @@ def _ms(seconds: float) -> str:
     return number(seconds * 1000)
 
 
-def _one_pass(net: Net, forward_s: dict[str, float], backward_s: dict[str, float] | None) -> None:
+def _one_pass(net: Net, forward_s: dict[Layer, float], backward_s: dict[Layer, float] | None) -> None:
     """Each layer has a graph of its own: its bottoms are cut off from the layers before it."""
     blobs: dict[str, Tensor] = {}
     done: list[tuple[Layer, list[Tensor], list[Tensor]]] = []
@@ -60,7 +60,7 @@ def _one_pass(net: Net, forward_s: dict[str, float], backward_s: dict[str, float
             overwrites, layer.overwrites = layer.overwrites, False
             start = time.perf_counter()
             tops = net.run(layer, list(bottoms))
-            forward_s[layer.name] += time.perf_counter() - start
+            forward_s[layer] += time.perf_counter() - start
             layer.overwrites = overwrites
             done.append((layer, bottoms, tops))
             blobs.update(zip(layer.proto.top, tops, strict=True))
@@ -72,4 +72,4 @@ def _one_pass(net: Net, forward_s: dict[str, float], backward_s: dict[str, float
         sources = [top for top in tops if top.requires_grad]
         if wanted and sources:
             torch.autograd.grad(sources, wanted, [torch.ones_like(top) for top in sources], allow_unused=True)
-        backward_s[layer.name] += time.perf_counter() - start
+        backward_s[layer] += time.perf_counter() - start

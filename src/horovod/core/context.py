@@ -165,10 +165,8 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
+        self.end_seen()  # so that the job learns it even if only a native shim was told
         status = native.Status()
-        code = self.library.hvd_end_seen(self.pointer, ctypes.addressof(status))
-        if code != native.OK:
-            self.failure_of(code, status)  # so that the job learns it even if only a native shim was told
         code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
         self.world.close()
         if code != native.OK:
@@ -231,6 +229,12 @@ class Context:
                 self.failure = self._first_cause(code, text, failed_rank)
             code, text, failed_rank = self.failure
         return native.error_of(code, text, failed_rank)
+
+    def end_seen(self) -> Exception | None:
+        """Why the generation has ended, if an operation of this rank was told so, in Python or in a native shim."""
+        status = native.Status()
+        code = self.library.hvd_end_seen(self.pointer, ctypes.addressof(status))
+        return None if code == native.OK else self.failure_of(code, status)
 
     def _first_cause(self, code: int, text: str, failed_rank: int) -> tuple[int, str, int]:
         mine = {"rank": failed_rank, "code": _FATAL[code], "text": text}

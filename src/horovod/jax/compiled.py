@@ -14,6 +14,7 @@ The gradients, and what vmap makes of a call: autograd.py.
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from jax.interpreters import mlir
 
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Sum
+from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Adasum, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
 from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect
@@ -32,6 +33,7 @@ from horovod.jax.tensors import collectives
 
 __all__ = ["bind", "collective_p", "set_of"]
 
+_PARTS = 8  # of a pytree's keys, each with a checksum
 _BY_ROWS = (ALLGATHER, ALLTOALL, REDUCESCATTER)
 
 collective_p = Primitive("horovod_collective")
@@ -50,8 +52,13 @@ def bind(
     postscale: float = 1.0,
     root_rank: int = -1,
     ordered: bool = True,
+    keys: Sequence[str] = (),
 ) -> list[Any]:
-    """The results of an operation on `tensors`. `label`: its name among users; `process_set`: the number of one."""
+    """The results of an operation on `tensors`. `label`: its name among users; `process_set`: the number of one.
+
+    name: one that ends with a slash goes on with the function's name and a number. keys: those of the
+    tensors, which all ranks must have in common, and by which errors name them.
+    """
     members, member = contexts.current().place(process_set) if kind in _BY_ROWS else (1, 0)
     results: list[Any] = collective_p.bind(
         *tensors,
@@ -66,6 +73,7 @@ def bind(
         members=members,
         member=member,
         ordered=ordered,
+        keys=tuple(keys),
     )
     return results
 
@@ -145,21 +153,34 @@ def _checked(result: Any, rows: Sequence[Any], expected: int, label: str) -> Any
     return result
 
 
+def _is_call(operation: Any) -> bool:
+    """Whether it calls the handler."""
+    if operation.operation.name != "stablehlo.custom_call":
+        return False
+    return bool(mlir.ir.StringAttr(operation.attributes["call_target_name"]).value == TARGET)
+
+
 def _calls_before(block: Any) -> list[Any]:
     """The calls of the handler that a function's body holds so far."""
-    return [
-        operation
-        for operation in block.operations
-        if operation.operation.name == "stablehlo.custom_call"
-        and mlir.ir.StringAttr(operation.attributes["call_target_name"]).value == TARGET
-    ]
+    return [operation for operation in block.operations if _is_call(operation)]
+
+
+def _count_calls(operation: Any) -> int:
+    """The calls of the handler inside of an operation of MLIR, such as a module, so far."""
+    inner = [one for region in operation.regions for block in region.blocks for one in block.operations]
+    return sum(_count_calls(one.operation) for one in inner) + _is_call(operation)
 
 
 def _unique(label: str, name: str | None, context: Any, place: int) -> str:
-    """The name under which the ranks meet: without a given one, the function's and the call's place in it."""
-    if name is None:
-        module = mlir.ir.StringAttr(context.module_context.module.operation.attributes["sym_name"]).value
-        name = f"{module}.{place}"
+    """The name under which the ranks meet.
+
+    A call without a name gets the function's, and its place in the body that holds it. Gradients get their number in
+    all of the module, as nothing else orders those of a function and of its inner functions.
+    """
+    if name is None or name.endswith("/"):
+        module = context.module_context.module.operation
+        function = mlir.ir.StringAttr(module.attributes["sym_name"]).value
+        name = f"{function}.{place}" if name is None else f"{name}{function}.{_count_calls(module)}"
     encoded = wire_name(label, name)
     assert encoded is not None
     return encoded.decode()
@@ -179,6 +200,7 @@ def _lower(
     members: int,
     member: int,
     ordered: bool,
+    keys: tuple[str, ...],
 ) -> list[Any]:
     if not has_tokens and str(context.name_stack).count("jit(") > 2:
         raise NotImplementedError(
@@ -216,6 +238,7 @@ def _lower(
         attributes={
             **{key: np.int64(number) for key, number in numbers.items()},
             "name": _unique(label, name, context, len(before)),
+            **(_of_tree(keys) if keys and op != Adasum else {}),  # Adasum is of tensors that have elements
             "prescale": np.float64(prescale),
             "postscale": np.float64(postscale),
         },
@@ -224,6 +247,14 @@ def _lower(
         after = results[0] if token else context.tokens_in.get(ordered_effect)
         context.set_tokens_out(mlir.TokenSet({ordered_effect: after}))
     return results[len(token) : -1]
+
+
+def _of_tree(keys: Sequence[str]) -> dict[str, str]:
+    """What native/shims/jax/tree.h reads."""
+    size = -(-len(keys) // _PARTS)
+    parts = [keys[start : start + size] for start in range(0, size * _PARTS, size)]  # the last may be empty
+    checksums = [zlib.crc32("\n".join(part).encode()) for part in parts]
+    return {"keys": "\n".join(keys), "checksums": " ".join(map(str, [size, *checksums]))}
 
 
 def _plain(token: Any) -> list[Any]:

@@ -3,22 +3,38 @@
 
 All gradients of a step are one call of the native handler, or one for each group. The calls have no effect (see
 compiled.py): their results are used, and a program with effects starts slowly.
+
+The ranks' gradients meet by the keys of their pytree, if they have some: in a compiled function under the function's
+name, so that ranks with different trees meet and disagree at once (compiled.py). Outside of one, under a checksum.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.gradient_list import GradientList
+from horovod.core.reduction_options import ReductionOptions
 from horovod.jax.ops import reduced_for_use
+from horovod.jax.shim import is_eager
 from horovod.jax.traces import tell
 
 __all__ = ["JaxGradients"]
 
 
 class JaxGradients(GradientList):
-    """See core/gradient_list.py."""
+    """See core/gradient_list.py. `keys`: those of the gradients, none of which is None then; () if there are none."""
+
+    def __init__(
+        self,
+        options: ReductionOptions,
+        name: str = "gradients",
+        even_alone: bool = False,
+        keys: Sequence[str] = (),
+    ) -> None:
+        super().__init__(options, name, even_alone)
+        self.keys = tuple(keys)
 
     def key_of(self, variable: Any) -> Any:
         return id(variable)
@@ -36,11 +52,19 @@ class JaxGradients(GradientList):
         groups = grouped if self.options.groups else [list(range(len(tensors)))]
         received = list(tensors)
         for group in groups:
-            label = name if len(groups) == 1 else f"{name}.{group[0]}"
-            reduced = reduced_for_use([tensors[position] for position in group], label, self.options.how)
+            label = name if len(groups) == 1 or name.endswith("/") else f"{name}.{group[0]}"
+            keys = [self.keys[position] for position in group] if self.keys else []
+            reduced = reduced_for_use([tensors[position] for position in group], label, self.options.how, keys)
             for position, result in zip(group, reduced, strict=True):
                 received[position] = result
         return received
+
+    def _name_of(self, gradients: Sequence[Any]) -> str:
+        if not self.keys:
+            return super()._name_of(gradients)
+        if not is_eager():
+            return f"{self.name}/"  # compiled.py adds the function and the place
+        return f"{super()._name_of(gradients)}{zlib.crc32(chr(10).join(self.keys).encode()):08x}"
 
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
         tell("grouped_allreduce", name, error, self.options.process_set)

@@ -164,7 +164,14 @@ def _listed(tensors: Any, label: str, name: str | None, process_set: ProcessSet 
 
 
 def traced(
-    tree: Any, kind: int, label: str, name: str | None, how: Reduction, root_rank: int = -1, ordered: bool = True
+    tree: Any,
+    kind: int,
+    label: str,
+    name: str | None,
+    how: Reduction,
+    root_rank: int = -1,
+    ordered: bool = True,
+    keys: Sequence[str] = (),
 ) -> Any:
     """An operation on a tree's leaves, as a part of what is traced.
 
@@ -190,21 +197,22 @@ def traced(
         postscale=postscale,
         root_rank=root,
         ordered=ordered,
+        keys=keys,
     )
     if moved:
         results = [restore(result) for result, (_, restore) in zip(results, moved, strict=True)]
     return structure.unflatten(results)
 
 
-def reduced_for_use(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
+def reduced_for_use(tensors: list[Any], name: str, how: Reduction, keys: Sequence[str] = ()) -> list[Any]:
     """grouped_allreduce for a caller that uses the results: no effect makes the compiled function start slowly.
 
-    But an inner function, which may be called twice, has one: that alone gives its calls an order.
+    But an inner function, which may be called twice, has one: that alone gives its calls an order. `keys`: as of bind.
     """
     if is_eager():
         return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
     ordered = has_tokens and not is_outermost(tensors)
-    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=ordered)  # type: ignore[no-any-return]
+    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=ordered, keys=keys)  # type: ignore[no-any-return]
 
 
 def _array(leaf: Any) -> Any:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import tree_util
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
@@ -17,19 +19,25 @@ from horovod.core.reduction_options import ReductionOptions
 from horovod.core.wording import shown
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
-from horovod.jax.tensors import flat
 
 __all__ = ["AccumulationState", "DistributedGradientTransformation", "allreduce_gradients", "grad", "value_and_grad"]
 
 
 def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
     """The reductions of a pytree's leaves. The gradients of integers, which hold nothing, stay as they are."""
-    leaves, structure = flat(gradients)
-    given = [None if getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf for leaf in leaves]
-    reduced = JaxGradients(options, name)(given)
-    return structure.unflatten(
-        [leaf if result is None else result for leaf, result in zip(leaves, reduced, strict=True)]
-    )
+    pairs, structure = tree_util.tree_flatten_with_path(gradients)
+    leaves = [leaf for _, leaf in pairs]
+    places = [place for place, leaf in enumerate(leaves) if getattr(leaf, "dtype", None) != jax.dtypes.float0]
+    keys = [_key(pairs[place][0]) for place in places]
+    reduced = JaxGradients(options, name, keys=keys)([leaves[place] for place in places])
+    for place, result in zip(places, reduced, strict=True):
+        leaves[place] = result
+    return structure.unflatten(leaves)
+
+
+def _key(path: Any) -> str:
+    """A leaf's place in the pytree as people write it, the same on all ranks, on one line."""
+    return re.sub(r" at 0x[0-9a-f]+|\s+", " ", tree_util.keystr(path)) or "the only one"
 
 
 def _options(arguments: dict[str, Any]) -> ReductionOptions:
@@ -50,7 +58,7 @@ def allreduce_gradients(
 ) -> Any:
     """The ranks' average of a pytree of gradients, as one operation, inside or outside of compiled functions.
 
-    The ranks match by the whole list of dtypes and shapes. groups: so many operations instead of one, which start as
+    The ranks must give equal keys, dtypes and shapes. groups: so many operations instead of one, which start as
     soon as their gradients are there. Raises ValueError for options that do not fit together; else as allreduce.
     """
     options = _options(locals())

@@ -45,6 +45,21 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return memory
 
 
+def _on_host(tensor: jax.Array) -> np.ndarray[Any, Any]:
+    """Its values, once they are computed.
+
+    If the job has ended meanwhile, JAX raises the error that a compiled function was told. Its text grows with every
+    function that went on with such results, so the job's own error is raised instead.
+    """
+    try:
+        return np.asarray(tensor)
+    except (RuntimeError, ValueError):
+        cause = contexts.current().end_seen()
+        if cause is None:
+            raise
+        raise cause from None
+
+
 class JaxAdapter(NumpyAdapter):
     """See core/tensors.py. What is staged is a NumPy array."""
 
@@ -64,7 +79,7 @@ class JaxAdapter(NumpyAdapter):
             )
         if jnp.issubdtype(tensor.dtype, jax.dtypes.extended):
             raise unsupported_dtype(tensor.dtype)
-        view = np.asarray(tensor)
+        view = _on_host(tensor)
         if view.nbytes < _COPIED_BYTES:
             return np.array(view, order="C")
         staged = _aligned(view.shape, view.dtype)

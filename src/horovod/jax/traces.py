@@ -96,8 +96,8 @@ def tell(label: str, name: Any, error: Exception, process_set: ProcessSet | None
     if first is not None:
         error = InvalidRequestError(f"the compiled function also holds {_shown(label, name)}: {error}")
         label, name, process_set = first["label"], first["name"], set_of(first["process_set"])
-    if frames and name is None:
-        name = f"{_module_of(frames[0])}.0"  # as compiled.py names the first
+    if frames and (name is None or str(name).endswith("/")):
+        name = f"{name or ''}{_module_of(frames[0])}.0"  # as compiled.py names the first
     collectives.tell(label, name, error, process_set)
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
@@ -12,20 +14,22 @@ from horovod.core.communicators import Communicator, all_communicators
 __all__ = ["check_build"]
 
 _IMPORT_TIMEOUT_S = 120
+_FRAMEWORKS = {
+    "TensorFlow": "horovod.tensorflow",
+    "PyTorch": "horovod.torch",
+    "Keras": "horovod.keras",
+    "JAX": "horovod.jax",
+    "MXNet": "horovod.mxnet",
+    "Caffe": "horovod.caffe",
+}
+_KERAS_BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def check_build() -> str:
     rows, native = _communicators()
     built = {row.name for row in rows if row.available}
     sections = {
-        "Available Frameworks": {
-            "TensorFlow": _imports("horovod.tensorflow"),
-            "PyTorch": _imports("horovod.torch"),
-            "Keras": _imports("horovod.keras"),
-            "JAX": _imports("horovod.jax"),
-            "MXNet": _imports("horovod.mxnet"),
-            "Caffe": _imports("horovod.caffe"),
-        },
+        "Available Frameworks": _frameworks(),
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
         "Available Transports": {f"{row.name} ({row.title})": row.available for row in rows},
@@ -48,10 +52,26 @@ def _communicators() -> tuple[tuple[Communicator, ...], bool]:
         return (), False
 
 
-def _imports(module: str) -> bool:
+def _frameworks() -> dict[str, bool]:
+    """Which of them can be used. As many are tried at once as there are cores, as an import takes seconds."""
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
+        return dict(zip(_FRAMEWORKS, pool.map(_is_there, _FRAMEWORKS.values()), strict=True))
+
+
+def _is_there(module: str) -> bool:
+    if module != "horovod.keras" or os.environ.get("KERAS_BACKEND"):
+        return _imports(module)
+    # Keras takes the backend of its own file, or TensorFlow; a script may choose another one.
+    return _imports(module) or any(_imports(module, KERAS_BACKEND=backend) for backend in _KERAS_BACKENDS)
+
+
+def _imports(module: str, **env: str) -> bool:
     """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
-        return subprocess.run(command, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False).returncode == 0
+        done = subprocess.run(
+            command, env={**os.environ, **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
+        )
+        return done.returncode == 0
     except subprocess.TimeoutExpired:
         return False

@@ -39,6 +39,7 @@ def _as(kind: type[Exception], error: Exception) -> Exception:
 
 def mixed(error: Exception) -> Exception:
     """An error of the core that is an MXNetError, too."""
+    generation.has_told = True
     return error if isinstance(error, MXNetError) else _as(_mixed_kind(type(error)), error)
 
 

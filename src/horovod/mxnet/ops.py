@@ -24,6 +24,7 @@ from horovod.core import context as contexts
 from horovod.core import joining, native, process_sets
 from horovod.core.collectives import Reduction, resolved
 from horovod.core.context import LOCAL_ERRORS, Context
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, BROADCAST, REDUCESCATTER, SYNC, Adasum, Average, Max, Min, Product, Sum
 from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
@@ -153,6 +154,8 @@ def _pushed(
     name = names.unnamed(process_set) if name is None else name
     try:
         check_name(name)
+        if in_place and step is None:  # what a step reduces are gradients
+            _check_not_recorded()
         _check_group(tensors)
         metas = tuple((dtype_of(tensor), tuple(tensor.shape)) for tensor in tensors)
         check_tensors(kind, label, metas)
@@ -189,6 +192,15 @@ def _check_group(tensors: Any) -> None:
         raise TypeError(f"a grouped operation takes a list of tensors, got {type(tensors).__name__}")
     for tensor in tensors:
         check(tensor)
+
+
+def _check_not_recorded() -> None:
+    """MXNet would go on with the gradient of what the array held before."""
+    if mx.autograd.is_recording():
+        raise InvalidRequestError(
+            "it changes an array in place, which autograd does not record: gradients would be wrong\n"
+            "hint: call it outside of autograd.record(), or in autograd.pause() if the loss does not depend on it"
+        )
 
 
 # What blocks.
@@ -240,7 +252,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Any:
-    """Does allreduce into `tensor` itself, which is returned."""
+    """Does allreduce into `tensor` itself, which is returned. Raises ValueError inside of autograd.record()."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
     return reduce(ALLREDUCE, "allreduce", [tensor], name, priority, how, True)[0]
 
@@ -270,7 +282,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """Does grouped_allreduce into the arrays themselves, which are returned."""
+    """Does grouped_allreduce into the arrays themselves, which are returned. Raises ValueError as allreduce_ does."""
     how = (op, average, prescale_factor, postscale_factor, process_set)
     return reduce(ALLREDUCE, "grouped_allreduce", tensors, name, priority, how, True)
 
@@ -366,7 +378,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Overwrites `tensor` with the root's and returns it."""
+    """Overwrites `tensor` with the root's and returns it. Raises ValueError inside of autograd.record()."""
     return _copy(tensor, root_rank, name, priority, process_set, True)
 
 

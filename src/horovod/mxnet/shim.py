@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import sys
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -19,7 +20,7 @@ from mxnet.base import _LIB, check_call
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
-from horovod.core.exceptions import NotRunningError, RankLeftError
+from horovod.core.exceptions import HorovodInternalError, NotRunningError, RankLeftError
 from horovod.core.settings import current_environment
 
 __all__ = ["generation", "library", "new_step", "push"]
@@ -29,9 +30,10 @@ _CPU_PRIORITIZED = c_int(3)
 
 
 class Generation:
-    """The number of the generation that runs, as the errors of its calls have it."""
+    """The generation that runs. `number`: as the errors of its calls have it; `has_told`: whether one was raised."""
 
     number = 0
+    has_told = False
 
 
 generation = Generation()
@@ -95,17 +97,28 @@ def library() -> ctypes.CDLL:
 
 def _attach(context: Context | None) -> None:
     _check_identity()
+    if context is not None:
+        generation.has_told = False
     generation.number = native.library().hvd_mxnet_attach(None if context is None else context.pointer)
 
 
 def _end() -> None:
-    """Runs at exit after shutdown, and before MXNet would raise what has failed and nobody has read."""
+    """Runs at exit after shutdown, and before MXNet would raise what has failed and nobody has read.
+
+    A script that has been told of a failure has ended for that reason, so the failures of its other calls are no news.
+    """
+    had_told, unread = generation.has_told, None
     while True:
         try:
             mx.nd.waitall()
         except (NotRunningError, RankLeftError):
             continue  # it has failed because the ranks exit, and the script has ended
-        return
+        except HorovodInternalError as error:
+            unread = unread or error
+            continue
+        break
+    if unread is not None and not had_told:
+        print(f"horovod: a result that nobody has read: {type(unread).__name__}: {unread}", file=sys.stderr)
 
 
 def _identity(array: Any) -> int | None:

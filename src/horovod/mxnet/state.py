@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mxnet as mx
 from mxnet.gluon.parameter import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
@@ -65,7 +66,8 @@ def _named(params: Any) -> list[tuple[str, Any]]:
 
 def _broadcast(value: Any, root_rank: int, name: str) -> None:
     first, *others = value.list_data() if isinstance(value, Parameter) else [value]
-    broadcast_(first, root_rank, f"parameter.{name}")
+    with mx.autograd.pause():  # a parameter may get its shape in a forward pass
+        broadcast_(first, root_rank, f"parameter.{name}")
     for other in others:
         first.copyto(other)
 

@@ -19,6 +19,21 @@ from horovod.mxnet.optimizer import DistributedOptimizer, check_groups
 __all__ = ["DistributedTrainer"]
 
 
+# Of gluon.Trainer, with what stands in their place.
+_OF_GLUON = {
+    "kvstore": "Horovod reduces the gradients, and MXNet's key-value store has no part in it",
+    "update_on_kvstore": "each rank updates its own weights, and there is no key-value store that could",
+    "compression_params": "they belong to the key-value store; compression=hvd.Compression.fp16 compresses gradients",
+}
+
+
+def _refuse(keywords: dict[str, Any]) -> None:
+    for name in keywords:
+        if name in _OF_GLUON:
+            raise TypeError(f"DistributedTrainer does not take {name}: {_OF_GLUON[name]}\nhint: leave it out")
+        raise TypeError(f"DistributedTrainer got an unexpected keyword argument {name!r}")
+
+
 class DistributedTrainer(mx.gluon.Trainer):
     """A Gluon trainer whose step() averages the gradients over the ranks of `process_set` before it updates.
 
@@ -39,7 +54,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         prefix: str | None = None,
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
+        **refused: Any,
     ) -> None:
+        _refuse(refused)
         self._hvd_options = ReductionOptions.among(locals())
         check_groups(num_groups)
         if isinstance(optimizer, DistributedOptimizer):

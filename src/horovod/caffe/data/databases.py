@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from horovod.caffe.data.leveldb import LevelDb, write_leveldb
 from horovod.caffe.data.records import Lmdb, write_lmdb
 from horovod.caffe.errors import CaffeError, nearest
+from horovod.caffe.files import replacing
 from horovod.caffe.flags import Flags
 
 __all__ = ["Database", "backend_flag", "open_database", "write_database"]
@@ -30,9 +32,15 @@ def open_database(backend: str, path: str) -> Database:
 
 
 def write_database(backend: str, path: str, records: Iterable[tuple[bytes, Any]]) -> int:
-    """Makes a new database of keys and Datum messages; returns how many. Raises CaffeError."""
+    """Makes a new database of keys and Datum messages; returns how many. Raises CaffeError.
+
+    The folder appears when it is complete.
+    """
     _check(backend)
-    return _WRITERS[backend](path, records)
+    if Path(path).exists():
+        raise CaffeError(f"{path}: exists already")
+    with replacing(path) as partial:
+        return _WRITERS[backend](partial, records)
 
 
 def _check(backend: str) -> None:

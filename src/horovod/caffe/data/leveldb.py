@@ -47,12 +47,13 @@ class LevelDb:
     """A LevelDB folder, read forwards in the order of its keys. The folder stays as it is."""
 
     def __init__(self, path: str) -> None:
-        plyvel = _plyvel()
         if not Path(path).is_dir():
             raise CaffeError(f"{path}: there is no such folder")
         if not (Path(path) / "CURRENT").is_file():
-            hint = "\nhint: it is an LMDB: set backend: LMDB" if (Path(path) / "data.mdb").is_file() else ""
+            is_lmdb = (Path(path) / "data.mdb").is_file()
+            hint = "\nhint: it is an LMDB: set backend: LMDB (the default is LEVELDB)" if is_lmdb else ""
             raise CaffeError(f"{path}: is not a LevelDB: it has no file CURRENT{hint}")
+        plyvel = _plyvel()
         self.path, self._error = path, plyvel.Error
         self._folder = tempfile.TemporaryDirectory(prefix="caffe-leveldb-")
         try:
@@ -96,12 +97,12 @@ class LevelDb:
 
 
 def write_leveldb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
-    """Makes a new LevelDB of keys and Datum messages; returns how many. Raises CaffeError if the folder exists."""
-    plyvel = _plyvel()
-    if Path(path).exists():
-        raise CaffeError(f"{path}: exists already")
-    count = 0
-    database = plyvel.DB(path, create_if_missing=True, error_if_exists=True)
+    """Makes a new LevelDB of keys and Datum messages; returns how many. Raises OSError if it cannot be written."""
+    plyvel, count = _plyvel(), 0
+    try:
+        database = plyvel.DB(path, create_if_missing=True, error_if_exists=True)
+    except plyvel.Error as error:
+        raise OSError(str(error)) from error
     try:
         batch = database.write_batch()
         for key, datum in records:
@@ -112,7 +113,7 @@ def write_leveldb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
                 batch.clear()
         batch.write()
     except plyvel.Error as error:
-        raise CaffeError(f"{path}: cannot be written: {error}") from error
+        raise OSError(str(error)) from error
     finally:
         database.close()
     return count

@@ -109,18 +109,19 @@ def image_of(datum: Any, is_color: bool | None = None, name: str = "record") -> 
 
 
 def write_lmdb(path: str, records: Iterable[tuple[bytes, Any]]) -> int:
-    """Makes a new LMDB of keys and Datum messages; returns how many. Raises CaffeError if the folder exists."""
-    if Path(path).exists():
-        raise CaffeError(f"{path}: exists already")
-    count = 0
-    with _lmdb().open(path, map_size=_MAP_SIZE, sync=False) as environment:
-        transaction = environment.begin(write=True)
-        for key, datum in records:
-            transaction.put(key, datum.SerializeToString(), append=False)
-            count += 1
-            if count % BATCH == 0:
-                transaction.commit()
-                transaction = environment.begin(write=True)
-        transaction.commit()
-        environment.sync(True)
+    """Makes a new LMDB of keys and Datum messages; returns how many. Raises OSError if it cannot be written."""
+    lmdb, count = _lmdb(), 0
+    try:
+        with lmdb.open(path, map_size=_MAP_SIZE, sync=False) as environment:
+            transaction = environment.begin(write=True)
+            for key, datum in records:
+                transaction.put(key, datum.SerializeToString(), append=False)
+                count += 1
+                if count % BATCH == 0:
+                    transaction.commit()
+                    transaction = environment.begin(write=True)
+            transaction.commit()
+            environment.sync(True)
+    except lmdb.Error as error:
+        raise OSError(str(error)) from error
     return count

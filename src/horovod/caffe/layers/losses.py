@@ -8,6 +8,7 @@ whole batch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from horovod.caffe.layers.base import Context, Layer, canonical_axis, layer
 __all__ = ["Accuracy", "SoftmaxWithLoss"]
 
 _LEAST = 1e-20  # what Caffe takes the logarithm of, at least
+_MOST = -math.log(torch.finfo(torch.float32).tiny)  # of the softmax loss: its probability is FLT_MIN at least
 
 
 class Loss(Layer):
@@ -86,6 +88,18 @@ def check_labels(labels: Tensor, classes: int, ignored: int | None) -> None:
         raise CaffeError(f"label {found}: expected 0 to {classes - 1}, because the scores are for {classes} classes")
 
 
+class _AtMost(torch.autograd.Function):
+    """The values, but none above a bound. The gradient goes through as if there were no bound, as in Caffe."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, bound: float) -> Tensor:
+        return values.clamp(max=bound)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
 @layer("SoftmaxWithLoss", "SoftmaxLoss")
 class SoftmaxWithLoss(_Normalized):
     """Softmax and the negative logarithm of the label's probability. A second top gets the probabilities."""
@@ -98,10 +112,10 @@ class SoftmaxWithLoss(_Normalized):
         check_labels(labels, scores.shape[1], self.ignored)
         ignored = -100 if self.ignored is None else self.ignored
         if scores.shape[2] == 1:
-            total = F.cross_entropy(scores[:, :, 0], labels[:, 0], ignore_index=ignored, reduction="sum")
+            each = F.cross_entropy(scores[:, :, 0], labels[:, 0], ignore_index=ignored, reduction="none")
         else:
-            total = F.cross_entropy(scores, labels, ignore_index=ignored, reduction="sum")
-        tops = [total / self.divisor(scores.shape[0], labels)]
+            each = F.cross_entropy(scores, labels, ignore_index=ignored, reduction="none")
+        tops = [_AtMost.apply(each, _MOST).sum() / self.divisor(scores.shape[0], labels)]
         if len(self.proto.top) == 2:
             tops.append(bottoms[0].softmax(canonical_axis(axis, bottoms[0].ndim)))
         return tops

@@ -11,7 +11,7 @@ import numpy as np
 from horovod.caffe.data.databases import backend_flag, open_database
 from horovod.caffe.data.records import image_of
 from horovod.caffe.errors import CaffeError
-from horovod.caffe.files import blob_of
+from horovod.caffe.files import blob_of, replacing
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.log import Log, number
 
@@ -37,10 +37,8 @@ def _main(arguments: Sequence[str]) -> int:
     mean = (total / count).astype(np.float32)
     if flags.file:
         log.info(f"Write to {flags.file}")
-        try:
-            Path(flags.file).write_bytes(blob_of(mean[None]).SerializeToString())
-        except OSError as error:
-            raise CaffeError(str(error)) from error
+        with replacing(flags.file) as partial:
+            Path(partial).write_bytes(blob_of(mean[None]).SerializeToString())
     log.info(f"Number of channels: {len(mean)}")
     for channel, values in enumerate(mean):
         log.info(f"mean_value channel [{channel}]: {number(float(values.mean()))}")

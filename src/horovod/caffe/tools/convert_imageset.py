@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a database of image files: convert_imageset [flags] ROOTFOLDER/ LISTFILE DATABASE."""
+"""Makes a database of image files: convert_imageset [flags] ROOTFOLDER/ LISTFILE DATABASE.
+
+As in Caffe, an image that cannot be read is named and left out.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.caffe.data.databases import backend_flag, write_database
+from horovod.caffe.data.transform import opencv
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.layers.data import lines_of
@@ -27,23 +31,34 @@ def records(flags: argparse.Namespace, log: Log) -> Iterator[tuple[bytes, Any]]:
         log.info("Shuffling data")
         random.shuffle(lines)
     log.info(f"A total of {len(lines)} images.")
+    opencv()  # without it, no image can be read
     size: int | None = None
+    left_out = 0
     for index, line in enumerate(lines):
         name, _, label = line.rpartition(" ")
         if not name or not label.lstrip("-").isdigit():
             raise CaffeError(f"{flags.listfile}: expected a file and a number, got {line!r}")
         datum = message("Datum")(label=int(label))
         path = flags.rootfolder + name
+        try:
+            image = load_image(path, not flags.gray, flags.resize_height, flags.resize_width)
+        except CaffeError as error:
+            log.error(str(error))
+            left_out += 1
+            continue
         if flags.encoded and not (flags.resize_height and flags.resize_width):
             datum.data, datum.encoded = Path(path).read_bytes(), True
         else:
-            image = load_image(path, not flags.gray, flags.resize_height, flags.resize_width)
             datum.channels, datum.height, datum.width = image.shape
             datum.data = image.tobytes()
             if flags.check_size and size not in (None, len(datum.data)):
                 raise CaffeError(f"{path}: has {len(datum.data)} bytes, and the images before it {size}")
             size = len(datum.data)
         yield f"{index:08d}_{name}".encode(), datum
+    if left_out == len(lines):
+        raise CaffeError(f"{flags.listfile}: none of its {left_out} images could be read")
+    if left_out:
+        log.warning(f"{left_out} of {len(lines)} images could not be read, and are left out")
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -59,10 +74,7 @@ def _main(arguments: Sequence[str]) -> int:
         parser.add_argument(name)
     flags = parser.read(arguments)
     log = Log()
-    try:
-        count = write_database(flags.backend, flags.database, records(flags, log))
-    except OSError as error:
-        raise CaffeError(str(error)) from error
+    count = write_database(flags.backend, flags.database, records(flags, log))
     log.info(f"Processed {count} files.")
     return 0
 

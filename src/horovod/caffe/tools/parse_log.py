@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError
+from horovod.caffe.files import replacing
 from horovod.caffe.flags import Flags, guarded
 
 __all__ = ["main", "parse"]
@@ -53,7 +54,7 @@ def parse(lines: Iterable[str]) -> tuple[list[Row], list[Row]]:
 
 def _write(path: Path, rows: list[Row], delimiter: str) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row)) or ["NumIters", "Seconds", "LearningRate"]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(str(path)) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, delimiter=delimiter)
         writer.writeheader()
         writer.writerows(rows)
@@ -69,10 +70,10 @@ def _main(arguments: Sequence[str]) -> int:
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
             tables = parse(lines)
-        for word, rows in zip(("train", "test"), tables, strict=True):
-            _write(Path(flags.folder) / f"{log.name}.{word}", rows, flags.delimiter)
     except OSError as error:
-        raise CaffeError(str(error)) from error
+        raise CaffeError(f"{log}: cannot be read: {error.strerror or error}") from error
+    for word, rows in zip(("train", "test"), tables, strict=True):
+        _write(Path(flags.folder) / f"{log.name}.{word}", rows, flags.delimiter)
     return 0
 
 
