@@ -269,16 +269,11 @@ def works(situation: Situation, number: int, process: Process, config: Config) -
         finished = process._replace(at="D", outbox=(*process.outbox, event))
         yield f"{number} finishes", changed(situation, number, finished)
     elif at == "R":
-        cuts = (*process.cuts, process.seen)
-        yield (
-            f"{number} arrives at a cut",
-            changed(situation, number, process._replace(at="C", arrivals=2 + len(cuts), cuts=cuts)),
-        )
+        yield f"{number} arrives at a cut", changed(situation, number, arrives(process))
     elif at == "C" and arrived(situation, process, 2 + len(process.cuts)):
         index = len(process.cuts) - 1
         agreed = max(situation.processes[other].cuts[index] for other in process.members)
-        state = (process.generation, len(process.cuts))
-        done = process._replace(at="R", passed=process.passed + 1, state=state)
+        done = process._replace(at="R")
         yield (
             f"{number} passes a cut, update {agreed}",
             changed(situation, number, attend(number, done, orderly=True) if agreed else done),
@@ -286,6 +281,13 @@ def works(situation: Situation, number: int, process: Process, config: Config) -
     # While it forms, no engine runs yet, and only the driver can tell.
     if at in "YCD" and broken(situation, number, process):
         yield f"{number} notices a loss", changed(situation, number, attend(number, process))
+
+
+def arrives(process: Process) -> Process:
+    """A commit copies the state first, and then agrees: who has copied it holds this cut, whoever else comes."""
+    cuts = (*process.cuts, process.seen)
+    state = (process.generation, len(cuts))
+    return process._replace(at="C", arrivals=2 + len(cuts), cuts=cuts, passed=process.passed + 1, state=state)
 
 
 def synced(number: int, process: Process, config: Config) -> Process:

@@ -34,7 +34,7 @@ SMALL = {
     "a joiner, settled": (ONE_MORE, 1, ("add", "remove"), Rules(1, 1, settle=True)),
     "a slot is filled again": ((("a", 2, 2),), 1, ("crash",), Rules(2, 1, **BY_WORKER)),
     "a host goes whole and comes back": ((("a", 1, 1), ("b", 1, 1)), 1, ("crash",), Rules(2, 1, cooldown=True)),
-    "no more than two": (THREE, 1, ("remove", "remove"), Rules(2, 1, max_np=2)),
+    "no more than two": (THREE, 1, ("remove",), Rules(2, 1, max_np=2)),
 }
 LARGE = {
     "a joiner, a new connection and a crash": (ONE_MORE, 2, ("add", "blip", "crash"), Rules(1, 1)),
@@ -46,7 +46,7 @@ LARGE = {
     "a freeze of three": (THREE, 1, ("freeze",), Rules(3, 2)),
     "a new connection and a crash of three": (THREE, 1, ("blip", "crash"), Rules(3, 1)),
     "two crashes of three": (THREE, 1, ("crash", "crash"), Rules(3, 1)),
-    "slots are filled again": ((("a", 2, 2),), 2, ("crash", "crash"), Rules(2, 1, **BY_WORKER)),
+    "slots are filled again": ((("a", 2, 2),), 1, ("crash", "crash"), Rules(2, 1, **BY_WORKER)),
     "a host of two fails whole": ((("a", 2, 2), ("b", 1, 1)), 1, ("crash",), Rules(3, 1, cooldown=True)),
     "three cuts": (TWO, 3, ("blip", "crash"), Rules(2, 1)),
 }

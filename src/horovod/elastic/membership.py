@@ -319,7 +319,8 @@ def _form(turn: _Turn) -> None:
     record = World(
         generation,
         in_rank_order(members, root, [host for host, _ in job.hosts]),
-        sync=len(states) > 1 or NO_STATE in states,
+        # After a loss, a state may have been copied without a cut, so its id does not vouch for it.
+        sync=job.lost or len(states) > 1 or NO_STATE in states,
         base=(generation, 0) if held[root] == NO_STATE else held[root],
         reason="; ".join(job.reasons) or usual_reason(job),
     )
