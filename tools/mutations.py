@@ -81,6 +81,7 @@ class Mutation:
         return ((self.file, self.text, self.replacement), *self.also)
 
 
+MEMBERSHIP = "tests/unit/test_membership_model.py::test_every_order_of_events_ends_well"
 CONTRACT = "tests/contract/test_results.py::test_results_are_those_of_the_reference"
 
 MUTATIONS = (
@@ -1427,6 +1428,67 @@ MUTATIONS = (
         "        initialize(data, devices)\n",
         "parameters whose shapes are known late keep each rank's own start values",
         (with_mxnet("tests/frameworks/test_mxnet_training.py", "-k", "gluon_equals and 2-shm"),),
+    ),
+    # elastic jobs: the driver, in every order of events
+    Mutation(
+        "elastic-each-decides-to-sync",
+        "src/horovod/elastic/membership.py",
+        "        turn.tell(worker.number, record)\n    if any(",
+        "        own = World(generation, record.members, held[worker.number] == NO_STATE, record.base, record.reason)\n"
+        "        turn.tell(worker.number, own)\n"
+        "    if any(",
+        "each worker syncs or not by what it holds itself: horovod#3494, a joiner waits for ever",
+        (python(f"{MEMBERSHIP}[a host goes and another comes (horovod#3494)]"),),
+    ),
+    Mutation(
+        "elastic-no-watch-on-forming",
+        "src/horovod/elastic/membership.py",
+        "    if number in job.members:\n        _leave_world(turn, orderly=False)\n",
+        "",
+        "the end of a member counts only if another member notices it, which none can while they form",
+        (python(f"{MEMBERSHIP}[a crash of two]"),),
+    ),
+    Mutation(
+        "elastic-generation-counted-by-each",
+        "src/horovod/elastic/membership.py",
+        "        turn.tell(worker.number, record)\n    if any(",
+        "        number = held[worker.number][0] + 1\n"
+        "        turn.tell(worker.number, World(number, record.members, record.sync, record.base, record.reason))\n"
+        "    if any(",
+        "each worker counts generations by itself, so one number means two worlds",
+        (python(f"{MEMBERSHIP}[a host goes and another comes (horovod#3494)]"),),
+    ),
+    Mutation(
+        "elastic-root-by-age",
+        "src/horovod/elastic/membership.py",
+        "max(members, key=lambda worker: (held[worker.number], -worker.number)).number",
+        "min(worker.number for worker in members)",
+        "the oldest worker is rank 0, though another one holds a newer state",
+        (python(f"{MEMBERSHIP}[a crash of three]"),),
+    ),
+    Mutation(
+        "elastic-survivors-not-awaited",
+        "src/horovod/elastic/membership.py",
+        "    if missing(turn.job):\n        return\n",
+        "",
+        "the next world forms before all members of the last one have come or ended",
+        (python(f"{MEMBERSHIP}[a crash of two]"),),
+    ),
+    Mutation(
+        "elastic-stale-attend-counts",
+        "src/horovod/elastic/membership.py",
+        " or said_of < job.generation):",
+        " or False):",
+        "what a worker said before it read of the newest world counts for that world",
+        (python(f"{MEMBERSHIP}[a crash and a new connection]"),),
+    ),
+    Mutation(
+        "elastic-reconnect-not-answered",
+        "src/horovod/elastic/membership.py",
+        "        turn.tell(number, job.record)\n        if job.lost",
+        "        if job.lost",
+        "a worker whose connection broke while it was told of its world is not told again",
+        (python(f"{MEMBERSHIP}[two new connections]"),),
     ),
     # Caffe
     Mutation(

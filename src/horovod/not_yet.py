@@ -19,7 +19,6 @@ __all__ = ["MODULES", "announce", "attributes_of"]
 
 MODULES = frozenset(
     (
-        "horovod.elastic",
         "horovod.keras.elastic",
         "horovod.ray",
         "horovod.spark",

@@ -19,7 +19,8 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
 ALLOWED = {
     "core": {"horovod"},
     "launcher": {"horovod", "core"},
-    "torch": {"horovod", "core"},
+    "elastic": {"horovod", "core"},
+    "torch": {"horovod", "core", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.
     "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
     "jax": {"horovod", "core"},
@@ -82,7 +83,7 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
 
 
-FOLDERS = ["core", "torch", "jax", "tensorflow/data", "keras", "mxnet", "caffe", "common", "launcher"]
+FOLDERS = ["core", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet", "caffe", "common", "launcher"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -18,6 +18,7 @@ Threads: one backward at a time drives a reducer. finish() blocks until every ra
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable
@@ -192,6 +193,16 @@ class GradientReducer(Generic[P, T]):
         for slot in self._slots:
             slot.passes = 0
             slot.spent = slot.kept = False
+
+    def abandon(self) -> None:
+        """Gives up what is in flight: its generation is over, and nobody uses the results."""
+        in_flight, self._in_flight = self._in_flight, []
+        for slot in in_flight:
+            with contextlib.suppress(Exception):  # whatever it is, the results are not wanted
+                if slot.operation is not None:
+                    slot.operation.wait()  # returns at once, but only when the engine has let go of the memory
+            slot.operation = None
+        self.begin_step()
 
     def _fill(self, slot: _Slot[P]) -> None:
         gradients, parameter = self._gradients, slot.parameter

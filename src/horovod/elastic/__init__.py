@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training: jobs that lose and gain workers. Its parts, of which none is for users yet.
+
+    membership.py  what the launcher decides: a pure function from events to orders
+    job.py         the state of that function, and what can be asked of it
+    messages.py    what the launcher and its workers tell each other, and the orders to the launcher
+    ranks.py       who gets which rank
+    session.py     what a worker needs of the driver
+    worker.py      the wrapper around a training function
+    state.py       what training continues from
+    sampler.py     which items each rank gets
+
+Scripts will use `horovod.torch.elastic` and its siblings, which are not in this version.
+"""
+
+from horovod.not_yet import attributes_of
+
+__getattr__ = attributes_of(__name__)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of an elastic job's driver (membership.py), and what can be asked of it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horovod.core.wording import counted
+from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, Place, StateId, Timer, Worker, World
+
+__all__ = [
+    "BLAME_HOST",
+    "BLAME_WORKER",
+    "GATHER",
+    "LIVE",
+    "NO_HOST_LEFT",
+    "OVER",
+    "RESET_LIMIT",
+    "SCRIPT",
+    "STATE_LOST",
+    "SUCCESS",
+    "TOO_FEW_SLOTS",
+    "Job",
+    "Rules",
+    "Waits",
+    "holds_state",
+    "missing",
+    "needed",
+    "usual_reason",
+    "waits",
+]
+
+LIVE, GATHER, OVER = "live", "gather", "over"
+
+# How a job ends.
+SUCCESS = "success"
+STATE_LOST = "state lost"
+TOO_FEW_SLOTS = "too few slots"
+NO_HOST_LEFT = "no host left"
+RESET_LIMIT = "reset limit"
+SCRIPT = "script"
+
+BLAME_HOST, BLAME_WORKER = "host", "worker"
+
+
+class Rules(NamedTuple):
+    """What the job was started with. `cooldown`: whether hosts that have failed come back after a time.
+
+    `blame`: what is not used again after a failure, the whole host or the worker's slot. `restart`: whether to start
+    afresh when nobody holds the state any more. `settle`: whether a joiner that is ready waits for others.
+    """
+
+    np: int
+    min_np: int
+    max_np: int | None = None
+    reset_limit: int | None = None
+    blame: str = BLAME_HOST
+    cooldown: bool = False
+    restart: bool = False
+    settle: bool = False
+
+
+class Job(NamedTuple):
+    """The driver's state. Workers are numbers, but in `workers`."""
+
+    phase: str = GATHER
+    generation: int = 0
+    # The newest world. `fresh`: the next one begins without a state, so nobody need hold one.
+    record: World | None = None
+    members: frozenset[int] = frozenset()
+    fresh: bool = True
+    finished: frozenset[int] = frozenset()  # members whose function has returned
+    lost: bool = False  # broken by a loss, not left in order
+    announced: int = 0  # flags of the updates that its members have been told of
+    settling: bool = False  # joiners are ready, and the members have not been told yet
+    updates: int = 0
+    # The processes: started, and not yet seen to end. `told`: to stop. `waiting`: who wants a world, with its state.
+    workers: tuple[Worker, ...] = ()
+    started: int = 0
+    told: frozenset[int] = frozenset()
+    waiting: tuple[tuple[int, StateId], ...] = ()
+    come: frozenset[int] = frozenset()  # have attended at least once
+    # The hosts that discovery lists with their slots, oldest first, and the places there that may be used.
+    hosts: tuple[tuple[str, int], ...] = ()
+    listed: frozenset[Place] = frozenset()
+    withheld: frozenset[Place] = frozenset()
+    failures: tuple[tuple[str, tuple[float, ...]], ...] = ()  # by host, when its workers have failed
+    raised: tuple[tuple[int, StateId, str], ...] = ()  # (worker, state, error) of scripts
+    reasons: tuple[str, ...] = ()  # of the next generation; nothing is decided by them
+    outcome: str = ""
+
+
+class Waits(NamedTuple):
+    """What the driver waits for, and the timer that ends it, None if something else does.
+
+    A timer runs on as long as `timer` and the generation stay the same.
+    """
+
+    text: str
+    timer: Timer | None
+
+
+def needed(job: Job, rules: Rules) -> int:
+    """How many workers the next world has at least."""
+    return rules.min_np if job.generation else rules.np
+
+
+def holds_state(job: Job, number: int) -> bool:
+    """It holds a cut; or its world began without one, and so none can have passed that it has no part in."""
+    held = dict(job.waiting).get(number, NO_STATE)
+    return held != NO_STATE or (job.record is not None and number in job.members and job.record.base[1] == 0)
+
+
+def missing(job: Job) -> list[Worker]:
+    """Members of the last world that live and have neither attended nor finished."""
+    held = dict(job.waiting)
+    return [
+        worker
+        for worker in job.workers
+        if worker.number in job.members and worker.number not in held and worker.number not in job.told
+    ]
+
+
+def waits(job: Job, rules: Rules) -> Waits | None:
+    """What the driver waits for, None if for nothing."""
+    if job.settling:
+        return Waits("other workers that are about to be ready", Timer.SETTLE)
+    if job.phase != GATHER:
+        return None
+    late = missing(job)
+    if late:
+        return Waits(f"workers of generation {job.generation}: {_names(late)}", Timer.STRAGGLERS)
+    least, slots = needed(job, rules), len(job.listed)
+    if slots < least:
+        flag = "--min-np" if job.generation else "-np"
+        lacking = counted(least - slots, "more slot")
+        return Waits(f"{lacking}: {slots} listed, {least} needed ({flag})", Timer.SLOTS)
+    held = dict(job.waiting)
+    coming = [worker for worker in job.workers if worker.number not in held]
+    # Each start has a time limit of its own, and so has each end.
+    return Waits(f"workers that start or end: {_names(coming)}", None)
+
+
+def usual_reason(job: Job) -> str:
+    """Why there is a new generation, if no worker has ended."""
+    if not job.generation:
+        return "the job starts"
+    if job.lost:
+        return "a collective failed"
+    changes = {ADDED: "workers are added", REMOVED: "places are gone", ADDED | REMOVED: "places are others"}
+    return changes.get(job.announced, "the workers left their world")
+
+
+def _names(workers: list[Worker]) -> str:
+    return ", ".join(f"{worker.number} on {worker.host}" for worker in workers)

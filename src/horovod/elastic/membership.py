@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in which world: the driver of an elastic job as one pure function, from a state and an event to orders.
+
+    job, orders = step(job, event, rules)
+
+It reads no clock and opens nothing. Whoever calls it carries the orders out, and runs the timers that `waits` names.
+Every event is legal in every phase. tests/unit/test_membership_model.py runs this file against all interleavings of
+workers that crash, freeze, reconnect, leave and join.
+
+LIVE: the newest world runs. GATHER: it is over, and its members are coming. OVER: so is the job. What keeps it right:
+
+  Only this function makes generations. All members of one get the same record, which also says whether to sync.
+  What a worker said before it read of the newest world never counts: it is told of that world again.
+  A world forms only when every member of the last one has come or is known to be gone.
+  A joiner disturbs nobody before it is ready; the others then leave their world together, at a cut, in order.
+  All continue from the newest state that any of them holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horovod.core.wording import counted
+from horovod.elastic.job import (
+    BLAME_HOST,
+    GATHER,
+    LIVE,
+    NO_HOST_LEFT,
+    OVER,
+    RESET_LIMIT,
+    SCRIPT,
+    STATE_LOST,
+    SUCCESS,
+    TOO_FEW_SLOTS,
+    Job,
+    Rules,
+    holds_state,
+    missing,
+    needed,
+    usual_reason,
+    waits,
+)
+from horovod.elastic.messages import (
+    ADDED,
+    NO_STATE,
+    REMOVED,
+    WHOLE_HOST,
+    Attached,
+    Attend,
+    Done,
+    End,
+    Ended,
+    Event,
+    Finished,
+    Kill,
+    Listed,
+    Lost,
+    Message,
+    Order,
+    Pardoned,
+    Raised,
+    Start,
+    StateId,
+    Stop,
+    Tell,
+    Timeout,
+    Timer,
+    Update,
+    Withhold,
+    Worker,
+    World,
+)
+from horovod.elastic.ranks import in_rank_order
+
+__all__ = ["begin", "step"]
+
+# With BLAME_WORKER, this many failures in this time make it the host's fault.
+_FAILURES, _WITHIN_S = 3, 300.0
+_KEPT_FAILURES = 16  # a cooldown no longer grows after so many
+
+
+def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[Job, tuple[Order, ...]]:
+    """A job with these hosts, and the orders to start its workers."""
+    return step(Job(), Listed(hosts), rules)
+
+
+def step(job: Job, event: Event, rules: Rules) -> tuple[Job, tuple[Order, ...]]:
+    """What an event makes of the job, and what is to be done, in this order."""
+    turn = _Turn(job, rules)
+    _HANDLERS[type(event)](turn, event)
+    if turn.job.phase == GATHER:
+        _form(turn)
+    return turn.job, tuple(turn.orders)
+
+
+class _Turn:
+    """One step under way: the state as it becomes, and the orders so far."""
+
+    def __init__(self, job: Job, rules: Rules) -> None:
+        self.job = job
+        self.rules = rules
+        self.orders: list[Order] = []
+
+    def set(self, **changes: Any) -> None:
+        self.job = self.job._replace(**changes)
+
+    def tell(self, worker: int, message: Message) -> None:
+        self.orders.append(Tell(worker, message))
+
+    def tell_members(self, message: Message) -> None:
+        for worker in self.job.workers:
+            if worker.number in self.job.members:
+                self.tell(worker.number, message)
+
+
+# What workers say
+
+
+def _answered(turn: _Turn, event: Attend | Finished | Attached) -> bool:
+    """Whether the event needs no more than an answer: it is late, or the worker may have missed what it was told."""
+    job, number = turn.job, event.worker
+    if all(worker.number != number for worker in job.workers):
+        return True  # its end was seen already
+    if number in job.told:
+        turn.tell(number, Done() if job.outcome == SUCCESS and number in job.finished else Stop())
+        return True
+    said_of = event.generation if isinstance(event, Attached) else event.left
+    if job.record and number in job.members and (isinstance(event, Attached) or said_of < job.generation):
+        turn.tell(number, job.record)
+        if job.lost:
+            turn.tell(number, Lost(job.generation))
+        elif job.announced:
+            turn.tell(number, Update(job.updates, job.announced))
+        return True
+    return isinstance(event, Attached)
+
+
+def _attend(turn: _Turn, event: Attend) -> None:
+    if _answered(turn, event):
+        return
+    _wait(turn, event)
+    if event.worker in turn.job.members:
+        _leave_world(turn, event.orderly)
+    elif turn.job.phase == LIVE:
+        if turn.rules.settle:
+            turn.set(settling=True)
+        else:
+            _announce(turn, ADDED)
+
+
+def _finished(turn: _Turn, event: Finished) -> None:
+    if _answered(turn, event):
+        return
+    _wait(turn, event)
+    turn.set(finished=turn.job.finished | {event.worker})
+    if turn.job.phase == LIVE and turn.job.finished == turn.job.members:
+        _finish(turn, SUCCESS, "all workers have finished")
+
+
+def _attached(turn: _Turn, event: Attached) -> None:
+    _answered(turn, event)
+
+
+def _raised(turn: _Turn, event: Raised) -> None:
+    """The same exception in two workers at the same cut is the script's, or a sample's: it would come again."""
+    job = turn.job
+    before = [other for other, state, error in job.raised if (state, error) == (event.state, event.error)]
+    turn.set(raised=(*job.raised[-_KEPT_FAILURES:], (event.worker, event.state, event.error)))
+    if job.phase != OVER and any(other != event.worker for other in before):
+        who = f"workers {before[0]} and {event.worker}"
+        _finish(turn, SCRIPT, f"{who} raised the same exception at the same place of the training: {event.error}")
+
+
+def _wait(turn: _Turn, event: Attend | Finished) -> None:
+    waiting = {**dict(turn.job.waiting), event.worker: event.state}
+    turn.set(waiting=tuple(sorted(waiting.items())), come=turn.job.come | {event.worker})
+
+
+# What happens to processes and hosts
+
+
+def _ended(turn: _Turn, event: Ended) -> None:
+    job, number = turn.job, event.worker
+    worker = next((worker for worker in job.workers if worker.number == number), None)
+    if worker is None:
+        return
+    turn.set(
+        workers=tuple(other for other in job.workers if other.number != number),
+        waiting=tuple(item for item in job.waiting if item[0] != number),
+        told=job.told - {number},
+        come=job.come - {number},
+    )
+    if job.phase == OVER:
+        return
+    if number not in job.told:
+        turn.set(reasons=(*job.reasons, f"worker {number} on {worker.host} {event.how}"))
+        _blame(turn, worker, event.at_s, started=number in job.come or number in job.members)
+    if number in job.members:
+        _leave_world(turn, orderly=False)
+    if job.generation and not job.fresh and not any(worker.number in job.members for worker in turn.job.workers):
+        _lose_state(turn)
+    _use_places(turn)
+
+
+def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
+    """Withholds the place of a failed worker, or its whole host. Whoever has left discovery is not blamed."""
+    job, host = turn.job, worker.host
+    if worker.place not in job.listed:
+        return
+    failures = dict(job.failures)
+    failures[host] = (*failures.get(host, ())[-_KEPT_FAILURES:], at_s)
+    turn.set(failures=tuple(sorted(failures.items())))
+    recent = [when for when in failures[host] if when > at_s - _WITHIN_S]
+    whole = turn.rules.blame == BLAME_HOST or not started or len(recent) >= _FAILURES
+    # The last host is not left while somebody on it goes on: the job would end.
+    others_listed = any(place[0] != host for place in job.listed)
+    others_live = any(other.host == host and other.number not in turn.job.told for other in turn.job.workers)
+    place = (host, WHOLE_HOST if whole and (others_listed or not others_live) else worker.slot)
+    turn.orders.append(Withhold(place, len(failures[host])))
+    turn.set(withheld=job.withheld | {place})
+
+
+def _discovered(turn: _Turn, event: Listed) -> None:
+    """A host that is missing once and comes back is a new one: its age and its failures are forgotten."""
+    job, now = turn.job, dict(event.hosts)
+    if job.phase == OVER:
+        return
+    kept = [(host, now[host]) for host, _ in job.hosts if host in now]
+    new = [item for item in event.hosts if item[0] not in dict(job.hosts)]
+    turn.set(
+        hosts=(*kept, *new),
+        withheld=frozenset(place for place in job.withheld if place[0] in now),
+        failures=tuple(item for item in job.failures if item[0] in now),
+    )
+    _use_places(turn)
+
+
+def _pardoned(turn: _Turn, event: Pardoned) -> None:
+    if turn.job.phase != OVER:
+        turn.set(withheld=turn.job.withheld - {event.place})
+        _use_places(turn)
+
+
+def _use_places(turn: _Turn) -> None:
+    """Follows what is listed: tells those on places that are not, and starts workers in empty ones."""
+    job, withheld = turn.job, turn.job.withheld
+    places = [(host, slot) for host, slots in job.hosts if (host, WHOLE_HOST) not in withheld for slot in range(slots)]
+    listed = frozenset(places) - withheld
+    gone = job.listed - listed
+    turn.set(listed=listed)
+    if job.phase == OVER:
+        return
+    for worker in job.workers:
+        if worker.place in gone and worker.number not in job.members and worker.number not in job.told:
+            _stop(turn, worker.number)
+        elif worker.place in gone and worker.number in job.members and job.phase == LIVE:
+            _announce(turn, REMOVED)
+    all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in withheld for host, _ in job.hosts)
+    if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
+        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host: {', '.join(host for host, _ in job.hosts)}")
+        return
+    if not job.started and len(listed) < turn.rules.np:
+        return
+    taken = {worker.place for worker in job.workers}
+    useful = sum(worker.number not in turn.job.told and worker.place in listed for worker in job.workers)
+    for place in places:
+        if place in listed and place not in taken and (turn.rules.max_np is None or useful < turn.rules.max_np):
+            worker = Worker(turn.job.started, *place)
+            turn.orders.append(Start(worker))
+            turn.set(workers=(*turn.job.workers, worker), started=worker.number + 1)
+            useful += 1
+
+
+# Worlds
+
+
+def _chosen(turn: _Turn, held: dict[int, StateId]) -> list[Worker]:
+    """The members of the next world, [] if it cannot form yet or the state is lost."""
+    job = turn.job
+    waiting = [worker for worker in job.workers if worker.number in held]
+    members = [worker for worker in waiting if worker.place in job.listed]
+    if not job.fresh and not any(holds_state(job, worker.number) for worker in members):
+        donors = [worker for worker in waiting if holds_state(job, worker.number)]
+        if not donors:
+            _lose_state(turn)
+            return []
+        if not members:
+            return []  # it would only give the state to itself
+        # Its place is gone, but nobody else has the state: it stays until the next cut.
+        members.append(max(donors, key=lambda worker: (held[worker.number], -worker.number)))
+    if len(members) < needed(job, turn.rules):
+        return []
+    if not job.generation and {worker.number for worker in job.workers} - job.told - set(held):
+        return []  # the first world is that of all that were started
+    members.sort(key=lambda worker: (not holds_state(job, worker.number), worker.number))
+    return members[: turn.rules.max_np]
+
+
+def _form(turn: _Turn) -> None:
+    """Makes the next world, once every member of the last one is accounted for and there are enough."""
+    if missing(turn.job):
+        return
+    held = dict(turn.job.waiting)
+    members = _chosen(turn, held)
+    job, rules = turn.job, turn.rules
+    if not members or job.phase == OVER:
+        return
+    if rules.reset_limit is not None and job.generation > rules.reset_limit:
+        _finish(turn, RESET_LIMIT, f"{counted(job.generation - 1, 'reset')} of {rules.reset_limit} (--reset-limit)")
+        return
+    for worker in job.workers:
+        if worker.number in held and worker.place not in job.listed and worker not in members:
+            _stop(turn, worker.number)
+    root = max(members, key=lambda worker: (held[worker.number], -worker.number)).number
+    states = {held[worker.number] for worker in members}
+    numbers = frozenset(worker.number for worker in members)
+    generation = job.generation + 1
+    record = World(
+        generation,
+        in_rank_order(members, root, [host for host, _ in job.hosts]),
+        # After a loss, a state may have been copied without a cut, so its id does not vouch for it.
+        sync=job.lost or len(states) > 1 or NO_STATE in states,
+        base=(generation, 0) if held[root] == NO_STATE else held[root],
+        reason="; ".join(job.reasons) or usual_reason(job),
+    )
+    turn.set(
+        phase=LIVE,
+        generation=generation,
+        record=record,
+        members=numbers,
+        fresh=False,
+        finished=frozenset(),
+        lost=False,
+        announced=0,
+        settling=False,
+        waiting=tuple(item for item in turn.job.waiting if item[0] not in numbers),
+        reasons=(),
+    )
+    for worker in members:
+        turn.tell(worker.number, record)
+    if any(worker.place not in job.listed for worker in members):
+        _announce(turn, REMOVED)
+
+
+def _leave_world(turn: _Turn, orderly: bool) -> None:
+    """Who leaves at a cut is followed by all others without being told. A loss is told to all."""
+    if not orderly and not turn.job.lost:
+        turn.tell_members(Lost(turn.job.generation))
+    turn.set(phase=GATHER, lost=turn.job.lost or not orderly, settling=False)
+
+
+def _announce(turn: _Turn, flags: int) -> None:
+    """Tells the members to leave at their next cut, if they do not know it yet."""
+    job = turn.job
+    if job.announced | flags != job.announced:
+        turn.set(updates=job.updates + 1, announced=job.announced | flags)
+        turn.tell_members(Update(turn.job.updates, turn.job.announced))
+
+
+def _stop(turn: _Turn, number: int) -> None:
+    waiting = tuple(item for item in turn.job.waiting if item[0] != number)
+    turn.set(told=turn.job.told | {number}, waiting=waiting)
+    turn.tell(number, Stop())
+
+
+# Ends and timers
+
+
+def _lose_state(turn: _Turn) -> None:
+    if not turn.rules.restart:
+        _finish(turn, STATE_LOST, "every worker that held the state has ended")
+        return
+    turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), lost=False, announced=0)
+    turn.set(settling=False, reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
+
+
+def _finish(turn: _Turn, outcome: str, text: str) -> None:
+    job = turn.job
+    for worker in job.workers:
+        if worker.number not in job.told:
+            turn.tell(worker.number, Done() if outcome == SUCCESS and worker.number in job.finished else Stop())
+    told = frozenset(worker.number for worker in job.workers)
+    turn.set(phase=OVER, outcome=outcome, waiting=(), told=told, settling=False)
+    turn.orders.append(End(outcome, text))
+
+
+def _late(turn: _Turn, event: Timeout) -> None:
+    """A timer has run out; it counts only if the driver still waits for that."""
+    job, wait = turn.job, waits(turn.job, turn.rules)
+    if wait is None or wait.timer != event.timer:
+        return
+    if event.timer == Timer.SETTLE:
+        turn.set(settling=False)
+        _announce(turn, ADDED)
+    elif event.timer == Timer.STRAGGLERS:
+        # Their ends are awaited before the next world forms: nobody may be left who believes in the last one.
+        turn.orders.extend(Kill(worker.number) for worker in missing(job))
+    else:
+        _finish(turn, TOO_FEW_SLOTS, f"it waited too long for {wait.text}")
+
+
+_HANDLERS: dict[type, Callable[[_Turn, Any], None]] = {
+    Attend: _attend,
+    Finished: _finished,
+    Attached: _attached,
+    Raised: _raised,
+    Ended: _ended,
+    Listed: _discovered,
+    Pardoned: _pardoned,
+    Timeout: _late,
+}

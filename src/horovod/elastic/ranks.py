@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets which rank in a generation. Pure.
+
+Rank 0 is whose state all others continue from. Its host comes first, then the others by age; inside a host, rank 0
+comes first, then the others by slot. So a worker keeps its rank as long as nothing before it changes.
+
+A local rank is a worker's place among those of its host, by slot, whatever the ranks are: it stands for a device, which
+a worker should not have to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from horovod.core.topology import Identity
+from horovod.elastic.messages import Worker
+
+__all__ = ["identities", "in_rank_order"]
+
+
+def in_rank_order(members: Iterable[Worker], root: int, hosts: Sequence[str]) -> tuple[Worker, ...]:
+    """The members by rank. `root`: the worker that becomes rank 0; `hosts`: oldest first.
+
+    A host that is not in the list, because it is about to leave, comes last unless it is the root's.
+    """
+    members = tuple(members)
+    age = {host: number for number, host in enumerate(hosts)}
+    home = next(worker.host for worker in members if worker.number == root)
+
+    def key(worker: Worker) -> tuple[bool, int, str, bool, int]:
+        is_root = worker.number == root
+        return worker.host != home, age.get(worker.host, len(age)), worker.host, not is_root, worker.slot
+
+    return tuple(sorted(members, key=key))
+
+
+def identities(members: Sequence[Worker]) -> list[Identity]:
+    """The identities by rank of members in rank order."""
+    hosts = list(dict.fromkeys(worker.host for worker in members))
+    slots = {host: sorted(worker.slot for worker in members if worker.host == host) for host in hosts}
+    found = []
+    for rank, worker in enumerate(members):
+        local_rank = slots[worker.host].index(worker.slot)
+        with_it = [host for host in hosts if len(slots[host]) > local_rank]
+        found.append(
+            Identity(
+                rank=rank,
+                size=len(members),
+                local_rank=local_rank,
+                local_size=len(slots[worker.host]),
+                cross_rank=with_it.index(worker.host),
+                cross_size=len(with_it),
+            )
+        )
+    return found

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training continues from: State, which users subclass, and ObjectState, whose values are attributes.
+
+Three copies of a state matter. The *live* one is what the script trains. The *saved* one is a rank's own copy of it,
+made by save(). restore() makes the live one of it. sync() sends rank 0's live one to all ranks, which then save it.
+
+commit() and check_host_updates() are *cuts*: calls that all ranks make equally often, so that their states are equal
+there. In them the ranks agree whether the hosts have changed, and all of them leave their world at the same call.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from horovod.core.context import is_initialized, size
+from horovod.core.exceptions import HostsUpdatedInterrupt, InvalidRequestError
+from horovod.core.wording import quoted
+from horovod.elastic import session as sessions
+from horovod.elastic.messages import ADDED, REMOVED
+
+__all__ = ["ObjectState", "State"]
+
+_FLAGS = ADDED | REMOVED
+_AGREE = "elastic.agree"  # what ranks that wait at a cut wait in: a stall report names it
+
+
+class State:
+    """A training state that survives the loss of workers. A subclass has save(), restore() and sync().
+
+    bcast_object: a function that returns rank 0's object on every rank. get_rank: a function that returns the rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
+        self._last_updated_timestamp = 0
+        self._reset_callbacks: list[Callable[[], Any]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Adds functions without arguments, which run after every change of the world, before sync().
+
+        They are the place to adapt the learning rate or to make the data loader anew.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Runs reset() and the callbacks: the world is another one now."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
+        """Notes that the hosts have changed; the next cut acts on it. May be called from any thread.
+
+        timestamp: grows with every change. update_res: 1 if hosts were removed, 2 if hosts were added, 3 for both.
+        """
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Saves the state, and raises HostsUpdatedInterrupt on all ranks if the hosts have changed.
+
+        All ranks must call it equally often.
+        """
+        self.save()
+        session = sessions.current()
+        if session is not None and session.world is not None:
+            session.held = (session.world.generation, session.cuts + 1)
+        self._cut(saved=True)
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt on all ranks if the hosts have changed.
+
+        All ranks must call it equally often. It saves nothing unless it raises.
+        """
+        self._cut(saved=False)
+
+    def save(self) -> None:
+        """Copies the live state, for restore()."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Makes the live state what it was at the last save()."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapts the state to a new world, before the reset callbacks. Does nothing unless a subclass does."""
+
+    def forget_updates(self) -> None:
+        """What has been heard so far is of a world that is over."""
+        while not self._host_messages.empty():
+            self._host_messages.get_nowait()
+
+    def _cut(self, saved: bool) -> None:
+        newest, flags = self._last_updated_timestamp, 0
+        while not self._host_messages.empty():
+            timestamp, result = self._host_messages.get_nowait()
+            if timestamp > self._last_updated_timestamp:
+                newest, flags = max(newest, timestamp), flags | result
+        heard = newest * (_FLAGS + 1) + flags if newest > self._last_updated_timestamp else 0
+        agreed, flags = divmod(_highest(heard), _FLAGS + 1)
+        interrupted = agreed > self._last_updated_timestamp
+        session = sessions.current()
+        if session is not None and session.world is not None:
+            session.cuts += 1
+            if interrupted and not saved:
+                self.save()  # training goes on from here, whoever is lost until then
+            # A commit of the user's own has saved, but has not said so.
+            if interrupted or type(self).commit is not State.commit:
+                session.held = (session.world.generation, session.cuts)
+        if interrupted:
+            self._last_updated_timestamp = agreed
+            raise HostsUpdatedInterrupt(flags == REMOVED)
+
+
+class ObjectState(State):
+    """A state whose values are the keywords that it is given, and attributes: `state.epoch += 1`.
+
+    They are copied deeply, and pickled on their way to other ranks. A name that begins with an underscore is no value.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        self._saved_state: dict[str, Any] = kwargs
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = self._copied(kwargs)
+
+    def save(self) -> None:
+        self._saved_state = self._copied(self._values())
+
+    def restore(self) -> None:
+        self._set_values(self._copied(self._saved_state))
+
+    def sync(self) -> None:
+        if self._saved_state:
+            self._set_values(self._bcast_object(self._values()))
+        self.save()
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _set_values(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+        """A deep copy, made at once, so that values that share an object go on sharing it."""
+        try:
+            return copy.deepcopy(values)
+        except Exception as error:
+            # The values' own code runs. Which one it was is what the user has to know.
+            name = next((name for name, value in values.items() if not _can_copy(value)), "")
+            raise InvalidRequestError(
+                f"{type(self).__name__}: {quoted(name)} cannot be copied ({type(error).__name__}: {error})\n"
+                "hint: keep in the state what training continues from, and make the rest in a reset callback"
+            ) from error
+
+
+def _can_copy(value: Any) -> bool:
+    try:
+        copy.deepcopy(value)
+    except Exception:
+        return False
+    return True
+
+
+def _highest(value: int) -> int:
+    """The highest of the ranks' values. A rank alone needs nobody."""
+    if not is_initialized() or size() == 1:
+        return value
+    import numpy as np
+
+    from horovod.core.arrays import operations
+    from horovod.core.native import Max
+
+    return int(operations.allreduce(np.array([value], np.int64), op=Max, name=_AGREE)[0])

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session for real ranks that no driver watches: whoever leaves a world enters the next one with the same ranks.
+
+For what states and the wrapper do in real worlds. Who is where, and who holds what, the ranks ask each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import horovod.core as hvd
+from horovod.core.objects import allgather_object
+from horovod.elastic import session as sessions
+from horovod.elastic.messages import NO_STATE, StateId, Worker, World
+
+
+class SameRanks:
+    """All ranks of a world of the tests; `log` has what each world was left for, and what was held then."""
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        self.held: StateId = NO_STATE
+        self.world: World | None = None
+        self.log: list[tuple[bool, StateId]] = []
+        self.heard: Callable[[int, int], None] | None = None
+        self.place = (hvd.rank(), hvd.size())
+        self._enter()
+
+    def _enter(self) -> World:
+        hvd.init()
+        generation = self.world.generation + 1 if self.world else 1
+        held = allgather_object(self.held, name="held")
+        members = tuple(Worker(rank, "here", rank) for rank in range(hvd.size()))
+        assert held[0] == max(held), "rank 0 is to have the newest state, in these tests"
+        was_loss = bool(self.log) and not self.log[-1][0]
+        sync = was_loss or len(set(held)) > 1 or NO_STATE in held
+        base = held[0] if held[0] != NO_STATE else (generation, 0)
+        self.world, self.cuts = World(generation, members, sync, base, "a test"), 0
+        return self.world
+
+    def join(self, orderly: bool) -> World:
+        self.log.append((orderly, self.held))
+        hvd.shutdown()
+        return self._enter()
+
+    def finish(self) -> bool:
+        return True
+
+    def raised(self, error: Exception) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def telling(self, heard: Callable[[int, int], None]) -> Iterator[None]:
+        self.heard = heard
+        try:
+            yield
+        finally:
+            self.heard = None
+
+
+@contextlib.contextmanager
+def same_ranks() -> Iterator[SameRanks]:
+    """This rank is in an elastic job while this is open."""
+    hvd.init()
+    session = SameRanks()
+    sessions.begin(session)
+    try:
+        yield session
+    finally:
+        sessions.end()

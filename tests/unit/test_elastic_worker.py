@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States, and the wrapper that takes training from one world to the next, over a session that a test writes down."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from horovod.core.exceptions import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    PeerRefusedError,
+    RankLostError,
+)
+from horovod.elastic import session as sessions
+from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, StateId, Worker, World
+from horovod.elastic.state import ObjectState, State
+from horovod.elastic.worker import run_fn
+
+
+class Script:
+    """A session whose worlds are given beforehand: (sync, size) of each. `log` has all that happens, in order."""
+
+    def __init__(self, *worlds: tuple[bool, int], joiner: bool = False, unfinished: int = 0) -> None:
+        self.log: list[Any] = []
+        self._worlds = list(worlds)
+        self._unfinished = unfinished
+        self.cuts = 0
+        self.held: StateId = NO_STATE
+        self.place = (0, worlds[0][1])
+        self.world: World | None = None
+        self.heard: Callable[[int, int], None] | None = None
+        if not joiner:
+            self._enter()
+
+    def _enter(self) -> World:
+        if not self._worlds:
+            raise SystemExit(0)
+        sync, size = self._worlds.pop(0)
+        generation = self.world.generation + 1 if self.world else 1
+        base = self.held if self.held != NO_STATE else (generation, 0)
+        self.world = World(generation, (Worker(0, "a", 0),), sync, base, "a test")
+        self.cuts, self.place = 0, (0, size)
+        return self.world
+
+    def join(self, orderly: bool) -> World:
+        self.log.append(("orderly" if orderly else "loss", self.held))
+        return self._enter()
+
+    def finish(self) -> bool:
+        self._unfinished -= 1
+        self.log.append("finish")
+        return self._unfinished < 0
+
+    def raised(self, error: Exception) -> None:
+        self.log.append(("raised", type(error)))
+
+    @contextlib.contextmanager
+    def telling(self, heard: Callable[[int, int], None]) -> Iterator[None]:
+        self.heard = heard
+        try:
+            yield
+        finally:
+            self.heard = None
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Script]]:
+    def start(*worlds: tuple[bool, int], **options: Any) -> Script:
+        script = Script(*worlds, **options)
+        sessions.begin(script)
+        return script
+
+    yield start
+    sessions.end()
+
+
+def state_of(**values: Any) -> Any:
+    return ObjectState(lambda value: value, lambda: 0, **values)
+
+
+def trained(state: State, function: Callable[..., Any], *arguments: Any) -> Any:
+    return run_fn(function, lambda: None)(state, *arguments)
+
+
+def test_in_a_static_job_the_state_is_synced_once_and_errors_are_the_scripts() -> None:
+    synced: list[int] = []
+
+    class Counted(ObjectState):
+        def sync(self) -> None:
+            synced.append(1)
+            super().sync()
+
+    state = Counted(lambda value: value, lambda: 0, epoch=0)
+
+    @contextlib.contextmanager
+    def unused() -> Iterator[None]:
+        yield
+
+    def train(state: Any, first: int, *, second: int) -> int:
+        """What it does."""
+        return first + second
+
+    wrapped = run_fn(train, unused)
+    assert wrapped(state, 1, second=2) == 3 and synced == [1]
+    assert (wrapped.__name__, wrapped.__doc__) == ("train", "What it does.")
+    with pytest.raises(HorovodInternalError, match="a rank is gone"):
+        trained(state, lambda state: (_ for _ in ()).throw(RankLostError("a rank is gone")))
+
+
+def test_a_loss_takes_values_back_to_the_commit_and_syncs(begin: Any) -> None:
+    script = begin((True, 2), (True, 1))
+    state, seen = state_of(batch=0, losses=[]), []
+
+    def train(state: Any) -> str:
+        seen.append((state.batch, list(state.losses)))
+        for _ in range(3):
+            state.batch += 1
+            state.losses.append(state.batch)
+            if state.batch == 3 and len(seen) == 1:
+                raise RankLostError("rank 1 died")
+            state.commit()
+        return "done"
+
+    assert trained(state, train) == "done"
+    assert seen == [(0, []), (2, [1, 2])], "a list that grows is a copy, too"
+    assert script.log == [("loss", (1, 2)), "finish"]
+
+
+def test_an_interrupt_keeps_live_values_and_its_cut_is_saved(begin: Any) -> None:
+    script = begin((True, 2), (False, 1), (True, 1))
+    state, seen = state_of(batch=0), []
+
+    def train(state: Any) -> None:
+        seen.append(state.batch)
+        if len(seen) == 1:
+            state.batch = 5
+            script.heard(1, REMOVED)
+            with pytest.raises(HostsUpdatedInterrupt) as caught:
+                state.check_host_updates()
+            assert caught.value.skip_sync
+            raise caught.value
+        if len(seen) == 2:
+            state.batch = 9
+            raise RankLostError("before the first commit")
+
+    trained(state, train)
+    assert seen == [0, 5, 5], "what was live at the interrupt is what a later loss comes back to"
+    assert script.log == [("orderly", (1, 1)), ("loss", (1, 1)), "finish"]
+
+
+def test_updates_are_acted_on_once_and_added_up(begin: Any) -> None:
+    script = begin((True, 2), (True, 3))
+    state, calls = state_of(), []
+
+    def train(state: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            state.commit()
+            script.heard(1, REMOVED)
+            threading.Thread(target=script.heard, args=(2, ADDED)).start()
+            while state._host_messages.qsize() < 2:
+                pass
+            with pytest.raises(HostsUpdatedInterrupt) as caught:
+                state.commit()
+            assert not caught.value.skip_sync, "not only removed"
+            state.commit()
+            script.heard(1, ADDED)
+            state.commit()
+            script.heard(3, ADDED)  # not acted on in this world
+            raise caught.value
+        state.commit()
+
+    trained(state, train)
+    assert len(calls) == 2 and state._last_updated_timestamp == 2
+
+
+def test_callbacks_run_after_every_change_before_the_sync(begin: Any) -> None:
+    begin((True, 2), (True, 1), (False, 3))
+    events: list[str] = []
+
+    class Watched(ObjectState):
+        def reset(self) -> None:
+            events.append("reset")
+
+        def sync(self) -> None:
+            events.append("sync")
+            super().sync()
+
+    state = Watched(lambda value: value, lambda: 0, x=1)
+    state.register_reset_callbacks([lambda: events.append("first"), lambda: events.append("second")])
+    errors = iter([RankLostError("1"), HostsUpdatedInterrupt()])
+
+    def train(state: Any) -> None:
+        events.append("train")
+        for error in errors:
+            raise error
+
+    trained(state, train)
+    again = ["reset", "first", "second"]
+    assert events == ["sync", "train", *again, "sync", "train", *again, "train"]
+
+
+def test_a_loss_while_syncing_or_in_a_callback_is_a_loss_like_any_other(begin: Any) -> None:
+    script = begin((True, 3), (True, 2), (True, 1))
+    failing = ["sync", "callback"]
+
+    class Failing(ObjectState):
+        def sync(self) -> None:
+            if failing[:1] == ["sync"]:
+                failing.pop(0)
+                self.x = 7
+                raise RankLostError("while syncing")
+            super().sync()
+
+    def callback() -> None:
+        if failing[:1] == ["callback"]:
+            failing.pop(0)
+            raise RankLostError("in a callback")
+
+    state: Any = Failing(lambda value: value, lambda: 0, x=1)
+    state.register_reset_callbacks([callback])
+    assert trained(state, lambda state: state.x) == 1
+    assert script.log == [("loss", NO_STATE), ("loss", NO_STATE), "finish"]
+
+
+@pytest.mark.parametrize(("planned", "callbacks"), [(3, 0), (2, 1)])
+def test_a_joiner_runs_callbacks_if_the_world_is_not_as_planned(begin: Any, planned: int, callbacks: int) -> None:
+    script = begin((True, 3), joiner=True)
+    script.place = (0, planned)
+    state, calls = state_of(x=1), []
+    state.register_reset_callbacks([lambda: calls.append(1)])
+    trained(state, lambda state: None)
+    assert len(calls) == callbacks and script.log == [("loss", NO_STATE), "finish"] and script.held == (1, 0)
+
+
+def test_who_has_finished_does_the_rest_if_another_is_lost(begin: Any) -> None:
+    script = begin((True, 2), (True, 1), unfinished=1)
+    state, seen = state_of(batch=0), []
+
+    def train(state: Any) -> int:
+        seen.append(state.batch)
+        while state.batch < 2:
+            state.batch += 1
+            state.commit()
+        state.batch = 99  # after the last commit
+        return len(seen)
+
+    assert trained(state, train) == 2
+    assert seen == [0, 2] and script.log == ["finish", ("loss", (1, 2)), "finish"]
+
+
+def test_an_error_of_the_script_is_told_and_leaves(begin: Any) -> None:
+    script = begin((True, 2))
+    with pytest.raises(ZeroDivisionError):
+        trained(state_of(), lambda state: 1 // 0)
+    assert script.log == [("raised", ZeroDivisionError)] and script.heard is None
+
+
+def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: Any) -> None:
+    script = begin((True, 2), (True, 2))
+    errors = [MismatchError("shapes differ"), PeerRefusedError("the peer's call was wrong")]
+
+    def train(state: Any) -> None:
+        if errors:
+            raise errors.pop()
+
+    with pytest.raises(MismatchError, match="shapes differ"):
+        trained(state_of(), lambda state: train(state) or train(state))
+    assert script.log == [("loss", (1, 0)), ("raised", MismatchError)]
+
+
+def test_who_is_told_to_stop_exits_well(begin: Any) -> None:
+    script = begin((True, 2))
+
+    def train(state: Any) -> None:
+        raise HostsUpdatedInterrupt
+
+    with pytest.raises(SystemExit) as caught:
+        trained(state_of(), train)
+    assert caught.value.code == 0 and script.log == [("orderly", (1, 0))]
+
+
+def test_a_state_that_commits_in_its_own_way_works(begin: Any) -> None:
+    script = begin((True, 2), (True, 1))
+
+    class Own(State):
+        def __init__(self) -> None:
+            super().__init__(lambda value: value, lambda: 0)
+            self.live, self.kept = 0, 0
+
+        def save(self) -> None:
+            self.kept = self.live
+
+        def restore(self) -> None:
+            self.live = self.kept
+
+        def sync(self) -> None:
+            self.live = self._bcast_object(self.live)
+
+        def commit(self) -> None:
+            self.save()
+            self.check_host_updates()
+
+    state, seen = Own(), []
+
+    def train(state: Any) -> None:
+        seen.append(state.live)
+        state.live += 1
+        if len(seen) == 1:
+            state.commit()
+            state.live = 50
+            raise RankLostError("1")
+
+    trained(state, train)
+    assert seen == [0, 1] and script.log[0] == ("loss", (1, 1))
+
+
+def test_what_is_set_before_the_first_sync_is_what_all_ranks_get() -> None:
+    sent: list[Any] = []
+    state: Any = ObjectState(lambda value: sent.append(dict(value)) or value, lambda: 0, epoch=0, best=None)
+    state.epoch = 4  # from a checkpoint
+    state.sync()
+    state.epoch = 9
+    state.restore()
+    assert sent == [{"epoch": 4, "best": None}] and state.epoch == 4
+    empty = ObjectState(lambda value: sent.append(value), lambda: 0)
+    empty.sync()
+    assert len(sent) == 1, "a state without values sends nothing"
+
+
+def test_values_that_share_an_object_go_on_sharing_it() -> None:
+    shared = [1]
+    state = state_of(first=shared, second=shared)
+    state.restore()
+    assert state.first is state.second is not shared
+    shared.append(2)
+    assert state.first == [1]
+
+
+def test_a_value_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(ValueError, match="ObjectState: `lock` cannot be copied"):
+        state_of(epoch=1, lock=threading.Lock())
+
+
+@pytest.mark.parametrize("method", ["save", "restore", "sync"])
+def test_a_state_of_ones_own_has_these_methods(method: str) -> None:
+    with pytest.raises(NotImplementedError):
+        getattr(State(lambda value: value, lambda: 0), method)()

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver of elastic jobs decides, case by case: who is started, blamed, stopped, and who gets which rank.
+
+test_membership_model.py has the protocol in all orders of events; this has what the model leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod.elastic import messages as m
+from horovod.elastic.job import GATHER, LIVE, OVER, Job, Rules, waits
+from horovod.elastic.membership import begin, step
+from horovod.elastic.ranks import identities
+
+TWO_HOSTS = (("a", 2), ("b", 2))
+
+
+class Driver:
+    """A driver and what it has ordered. Workers answer as they should unless a test says otherwise."""
+
+    def __init__(self, hosts: tuple[tuple[str, int], ...] = TWO_HOSTS, **rules: Any) -> None:
+        slots = sum(count for _, count in hosts)
+        self.rules = Rules(**{"np": slots, "min_np": 1, **rules})
+        self.job, self.orders = begin(hosts, self.rules)
+
+    def on(self, *events: m.Event) -> list[m.Order]:
+        """The orders that follow from these events."""
+        found: list[m.Order] = []
+        for event in events:
+            self.job, orders = step(self.job, event, self.rules)
+            found += orders
+        self.orders = tuple(found)
+        return found
+
+    def all_attend(self) -> Driver:
+        self.on(*(m.Attend(worker.number, 0, m.NO_STATE) for worker in self.job.workers))
+        return self
+
+    def leave(self, *numbers: int, cut: int = 1, orderly: bool = True) -> list[m.Order]:
+        state = (self.job.generation, cut)
+        return self.on(*(m.Attend(number, self.job.generation, state, orderly) for number in numbers))
+
+    def ends(self, *numbers: int, at_s: float = 0.0) -> list[m.Order]:
+        return self.on(*(m.Ended(number, "was killed (SIGKILL)", at_s) for number in numbers))
+
+    @property
+    def record(self) -> m.World:
+        assert self.job.record is not None
+        return self.job.record
+
+    @property
+    def ranks(self) -> list[int]:
+        return [worker.number for worker in self.record.members]
+
+    def told(self, kind: type) -> list[int]:
+        return [order.worker for order in self.orders if isinstance(order, m.Tell) and isinstance(order.message, kind)]
+
+    def started(self) -> list[m.Place]:
+        return [order.worker.place for order in self.orders if isinstance(order, m.Start)]
+
+    @property
+    def outcome(self) -> str:
+        return next((order.outcome for order in self.orders if isinstance(order, m.End)), "")
+
+
+def test_the_first_world_has_all_that_were_started_in_the_order_of_hosts() -> None:
+    driver = Driver()
+    assert driver.started() == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert driver.job.phase == GATHER
+    driver.all_attend()
+    assert driver.job.phase == LIVE and driver.ranks == [0, 1, 2, 3]
+    assert driver.record.sync and driver.record.base == (1, 0) and driver.record.reason == "the job starts"
+    assert sorted(driver.told(m.World)) == [0, 1, 2, 3]
+
+
+def test_nothing_starts_before_there_are_np_slots_and_never_more_than_max_np() -> None:
+    driver = Driver((("a", 2),), np=3, min_np=2, max_np=3)
+    assert driver.started() == []
+    wait = waits(driver.job, driver.rules)
+    assert wait == ("1 more slot: 2 listed, 3 needed (-np)", m.Timer.SLOTS)
+    driver.on(m.Listed((("a", 2), ("b", 4))))
+    assert driver.started() == [("a", 0), ("a", 1), ("b", 0)]
+    driver.on(m.Listed((("a", 1), ("b", 4))))
+    assert driver.told(m.Stop) == [1] and driver.started() == [("b", 1)], "the place of the stopped one is given on"
+
+
+def test_rank_0_has_the_newest_state_and_its_host_comes_first() -> None:
+    driver = Driver().all_attend()
+    driver.on(m.Attend(0, 1, (1, 4)), m.Attend(1, 1, (1, 4)), m.Attend(3, 1, (1, 5)), m.Attend(2, 1, (1, 4)))
+    assert driver.ranks == [3, 2, 0, 1]
+    assert driver.record.sync and driver.record.base == (1, 5)
+    local = [
+        (one.local_rank, one.local_size, one.cross_rank, one.cross_size) for one in identities(driver.record.members)
+    ]
+    assert local == [(1, 2, 0, 2), (0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 1, 2)], "a worker keeps its device"
+
+
+def test_equal_states_are_not_sent() -> None:
+    driver = Driver().all_attend()
+    driver.on(m.Listed((("a", 2),)))
+    assert sorted(driver.told(m.Update)) == [0, 1, 2, 3]
+    assert next(order.message.flags for order in driver.orders) == m.REMOVED  # type: ignore[union-attr]
+    driver.leave(0, 1, 2, 3)
+    assert driver.ranks == [0, 1] and not driver.record.sync and driver.record.base == (1, 1)
+    assert driver.record.reason == "places are gone" and driver.told(m.Stop) == [2, 3]
+
+
+def test_a_joiner_disturbs_nobody_before_it_is_ready() -> None:
+    driver = Driver((("a", 1),), settle=True).all_attend()
+    driver.on(m.Listed((("a", 1), ("b", 2))))
+    assert driver.started() == [("b", 0), ("b", 1)] and driver.told(m.Update) == []
+    driver.on(m.Attend(1, 0, m.NO_STATE))
+    assert driver.told(m.Update) == [] and waits(driver.job, driver.rules).timer == m.Timer.SETTLE  # type: ignore[union-attr]
+    driver.on(m.Attend(2, 0, m.NO_STATE), m.Timeout(m.Timer.SETTLE))
+    assert driver.told(m.Update) == [0]
+    driver.leave(0)
+    assert driver.ranks == [0, 1, 2] and driver.record.sync and driver.record.reason == "workers are added"
+
+
+def test_a_removed_place_that_comes_back_before_the_cut_changes_nothing_but_the_generation() -> None:
+    driver = Driver().all_attend()
+    driver.on(m.Listed((("a", 2),)), m.Listed(TWO_HOSTS))
+    assert driver.started() == []
+    driver.leave(0, 1, 2, 3)
+    assert driver.ranks == [0, 1, 2, 3] and driver.record.generation == 2 and not driver.record.sync
+
+
+def test_a_failure_leaves_the_whole_host_and_stops_its_other_workers_in_order() -> None:
+    driver = Driver().all_attend()
+    driver.ends(3)
+    assert m.Withhold(("b", m.WHOLE_HOST), 1) in driver.orders
+    assert sorted(driver.told(m.Lost)) == [0, 1, 2] and driver.told(m.Stop) == []
+    driver.leave(0, 1, 2, cut=7, orderly=False)
+    assert driver.ranks == [0, 1] and driver.told(m.Stop) == [2]
+    assert driver.record.reason == "worker 3 on b was killed (SIGKILL)"
+
+
+def test_a_host_that_has_left_discovery_and_returns_is_a_new_one() -> None:
+    driver = Driver((("a", 1), ("b", 1))).all_attend()
+    driver.ends(0)
+    driver.leave(1, orderly=False)
+    assert driver.ranks == [1] and driver.started() == []
+    driver.on(m.Listed((("b", 1),)), m.Listed((("a", 1), ("b", 1))))
+    assert driver.started() == [("a", 0)] and driver.job.failures == ()
+    assert driver.job.hosts == (("b", 1), ("a", 1)), "oldest first"
+
+
+def test_a_host_whose_time_is_over_is_used_again() -> None:
+    driver = Driver((("a", 1), ("b", 1)), cooldown=True).all_attend()
+    driver.ends(0)
+    assert driver.started() == []
+    driver.on(m.Pardoned(("a", m.WHOLE_HOST)))
+    assert driver.started() == [("a", 0)]
+
+
+def test_by_worker_the_slot_is_filled_again_until_the_host_is_to_blame() -> None:
+    driver = Driver(blame="worker").all_attend()
+    for failures, (number, at_s) in enumerate([(3, 0.0), (4, 250.0), (5, 299.0)], 1):
+        driver.ends(number, at_s=at_s)
+        whole = failures == 3
+        place = ("b", m.WHOLE_HOST if whole else 1)
+        assert m.Withhold(place, failures) in driver.orders
+        driver.on(m.Pardoned(place))
+        assert driver.started() == [("b", 1)]
+        number = driver.job.workers[-1].number
+        driver.on(m.Attend(number, 0, m.NO_STATE))
+    driver.ends(6, at_s=1000.0)
+    assert m.Withhold(("b", 1), 4) in driver.orders, "the others are long ago"
+
+
+def test_a_failed_start_is_the_hosts_fault() -> None:
+    driver = Driver(blame="worker")
+    driver.ends(2)
+    assert m.Withhold(("b", m.WHOLE_HOST), 1) in driver.orders and driver.told(m.Stop) == [3]
+
+
+def test_the_last_host_is_not_left_while_somebody_there_goes_on() -> None:
+    driver = Driver((("a", 3),)).all_attend()
+    driver.ends(2)
+    assert m.Withhold(("a", 2), 1) in driver.orders and driver.job.phase == GATHER
+    driver.leave(0, 1, orderly=False)
+    assert driver.ranks == [0, 1]
+
+
+def test_workers_that_fail_everywhere_at_their_start_end_the_job() -> None:
+    driver = Driver((("a", 1), ("b", 1)))
+    driver.ends(0)
+    assert driver.outcome == ""
+    driver.ends(1)
+    assert driver.outcome == "no host left" and driver.job.phase == OVER
+    patient = Driver((("a", 1), ("b", 1)), cooldown=True)
+    patient.ends(0, 1)
+    assert patient.outcome == "" and waits(patient.job, patient.rules).timer == m.Timer.SLOTS  # type: ignore[union-attr]
+
+
+def test_a_host_that_was_removed_is_not_blamed() -> None:
+    driver = Driver().all_attend()
+    driver.on(m.Listed((("a", 2),)))
+    driver.ends(2)
+    assert not any(isinstance(order, m.Withhold) for order in driver.orders)
+
+
+def test_a_removed_holder_of_the_state_stays_for_one_more_world() -> None:
+    driver = Driver((("a", 1), ("b", 1))).all_attend()
+    driver.on(m.Listed((("c", 1),)))
+    driver.leave(0, 1)
+    assert driver.job.phase == GATHER, "nobody could take the state"
+    driver.on(m.Attend(2, 0, m.NO_STATE))
+    assert driver.ranks == [0, 2] and driver.record.sync and driver.told(m.Stop) == [1]
+    assert sorted(driver.told(m.Update)) == [0, 2], "it leaves at the next cut"
+    driver.leave(0, 2)
+    assert driver.ranks == [2] and not driver.record.sync and driver.told(m.Stop) == [0]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_without_a_holder_the_state_is_lost_or_all_start_afresh(restart: bool) -> None:
+    driver = Driver((("a", 1), ("b", 1)), restart=restart, blame="worker", cooldown=True).all_attend()
+    driver.leave(0, 1, cut=3)
+    driver.on(m.Listed((("a", 1), ("b", 1), ("c", 1))), m.Attend(2, 0, m.NO_STATE))
+    driver.ends(0, 1)
+    assert driver.outcome == ("" if restart else "state lost")
+    if restart:
+        assert driver.ranks == [2] and driver.record.base == (3, 0) and driver.record.sync
+        assert driver.record.reason.endswith("nobody holds the state: all start afresh")
+
+
+def test_members_that_never_had_a_cut_hold_the_state_all_the_same() -> None:
+    driver = Driver((("a", 1), ("b", 1))).all_attend()
+    driver.ends(0)
+    driver.on(m.Attend(1, 1, m.NO_STATE))
+    assert driver.ranks == [1] and driver.record.base == (2, 0)
+
+
+def test_the_reset_limit_ends_the_job() -> None:
+    driver = Driver((("a", 1), ("b", 1)), reset_limit=1).all_attend()
+    driver.on(m.Listed((("a", 1),)))
+    driver.leave(0, 1)
+    assert driver.record.generation == 2
+    driver.on(m.Listed((("a", 1), ("b", 1))), m.Ended(1, "exited with code 0", 0.0), m.Attend(2, 0, m.NO_STATE))
+    driver.leave(0)
+    assert driver.outcome == "reset limit" and driver.orders[-1].text.endswith("(--reset-limit)")  # type: ignore[union-attr]
+
+
+def test_members_that_do_not_come_are_killed_and_only_then_is_there_a_new_world() -> None:
+    driver = Driver().all_attend()
+    driver.leave(0, 1, 3, orderly=False)
+    assert waits(driver.job, driver.rules) == ("workers of generation 1: 2 on b", m.Timer.STRAGGLERS)
+    assert driver.on(m.Timeout(m.Timer.STRAGGLERS)) == [m.Kill(2)] and driver.job.phase == GATHER
+    driver.ends(2)
+    assert driver.ranks == [0, 1]
+
+
+def test_too_few_slots_for_too_long_end_the_job_with_the_flag() -> None:
+    driver = Driver((("a", 1), ("b", 1)), min_np=2).all_attend()
+    driver.ends(1)
+    driver.leave(0, orderly=False)
+    driver.on(m.Timeout(m.Timer.STRAGGLERS))
+    assert driver.orders == (), "a timer that is not awaited does not count"
+    driver.on(m.Timeout(m.Timer.SLOTS))
+    assert driver.outcome == "too few slots" and driver.told(m.Stop) == [0]
+    assert "1 listed, 2 needed (--min-np)" in driver.orders[-1].text  # type: ignore[union-attr]
+
+
+def test_success_is_said_by_all_members_and_an_exit_is_none() -> None:
+    driver = Driver((("a", 1), ("b", 1))).all_attend()
+    driver.on(m.Finished(0, 1, (1, 9)))
+    assert driver.orders == ()
+    driver.on(m.Ended(1, "exited with code 0", 0.0))
+    assert driver.ranks == [0] and driver.record.generation == 2, "the one that has finished does the rest alone"
+    driver.on(m.Finished(0, 2, (1, 9)))
+    assert driver.outcome == "success" and driver.told(m.Done) == [0]
+    driver.on(m.Finished(0, 2, (1, 9)))
+    assert driver.told(m.Done) == [0], "it may have missed the answer"
+
+
+def test_the_same_exception_of_two_workers_at_one_cut_ends_the_job_with_its_text() -> None:
+    driver = Driver().all_attend()
+    error = "ZeroDivisionError: division by zero (train.py:12)"
+    driver.on(
+        m.Raised(0, (1, 3), error), m.Raised(0, (1, 3), error), m.Raised(1, (1, 4), error), m.Raised(2, (1, 3), "x")
+    )
+    assert driver.outcome == ""
+    driver.on(m.Raised(3, (1, 3), error))
+    assert driver.outcome == "script" and error in driver.orders[-1].text  # type: ignore[union-attr]
+
+
+EVENTS = [
+    m.Attend(0, 1, (1, 1)),
+    m.Attend(0, 0, m.NO_STATE),
+    m.Attend(0, 1, (1, 1), True),
+    m.Attend(77, 0, m.NO_STATE),
+    m.Finished(0, 1, (1, 1)),
+    m.Attached(0, 1),
+    m.Raised(0, (1, 1), "E"),
+    m.Ended(0, "ended", 0.0),
+    m.Ended(77, "ended", 0.0),
+    m.Listed(()),
+    m.Listed((("z", 3),)),
+    m.Pardoned(("a", m.WHOLE_HOST)),
+    *(m.Timeout(timer) for timer in m.Timer),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=repr)
+@pytest.mark.parametrize("phase", ["starting", "live", "gathering", "over"])
+def test_every_event_is_legal_in_every_phase(event: m.Event, phase: str) -> None:
+    driver = Driver()
+    if phase != "starting":
+        driver.all_attend()
+    if phase == "gathering":
+        driver.leave(1)
+    if phase == "over":
+        driver.on(*(m.Finished(number, 1, (1, 1)) for number in range(4)))
+    before = driver.job
+    driver.on(event)
+    driver.on(event)
+    assert isinstance(driver.job, Job)
+    if phase == "over":
+        assert driver.job.phase == OVER and not driver.started() and not driver.told(m.World)
+    if isinstance(event, m.Ended) and event.worker == 77:
+        assert driver.job == before, "nobody knows it"
