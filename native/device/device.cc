@@ -88,7 +88,8 @@ Staging::~Staging() {
 Status Device::get(const std::string& library, Ordinal ordinal, Device** out) {
   static std::mutex guard;
   static std::shared_ptr<const Driver> driver;
-  static std::map<Ordinal, Device*> devices;  // for the life of the process: the driver has no good end
+  // To the very end of the process: the driver has no good end.
+  static auto& devices = *new std::map<Ordinal, Device*>;
   const std::lock_guard lock(guard);
   Device*& device = devices[ordinal];
   if (device == nullptr) {

@@ -189,7 +189,8 @@ TEST(a_held_context_outlives_its_stop_and_free) {
   hvd_context* const held = pair.contexts[0];
   hvd_hold(held);
   pair.leave();
-  EXPECT(hvd_wait(held, handle, 20000, &status) == HVD_NOT_RUNNING);
+  const int code = hvd_wait(held, handle, 20000, &status);
+  EXPECT(code == HVD_NOT_RUNNING || code == HVD_RANK_LEFT);  // if the other one was faster
   hvd_release(held, handle);
   EXPECT(hvd_poll(held, handle, &status) == HVD_INVALID_ARGUMENT);
   hvd_free(held);

@@ -135,6 +135,7 @@ TEST(a_wait_that_is_missing_is_found_whatever_the_timing) {
   // The other side: the result is read without a wait, and its memory used again.
   standin_forget();
   EXPECT(device().copy(result, gradient, 32, ours).ok());
+  standin_drain(ours);
   standin_fill(theirs, result, 8, 2);
   EXPECT(races().find("fill on stream") == 0);
   standin_drain(theirs);
@@ -148,6 +149,7 @@ TEST(an_event_orders_what_came_before_it_and_nothing_later) {
   Event too_early;
   EXPECT(device().record(theirs, &too_early).ok());
   standin_fill(theirs, gradient, 8, 1);
+  standin_drain(theirs);
   EXPECT(device().wait(ours, too_early).ok());
   EXPECT(device().copy(result, gradient, 32, ours).ok());
   EXPECT(!races().empty());
