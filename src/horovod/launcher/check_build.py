@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
+from horovod.core.settings import current_environment
 
 __all__ = ["check_build"]
 
@@ -59,7 +60,7 @@ def _frameworks() -> dict[str, bool]:
 
 
 def _is_there(module: str) -> bool:
-    if module != "horovod.keras" or os.environ.get("KERAS_BACKEND"):
+    if module != "horovod.keras" or current_environment().get("KERAS_BACKEND"):
         return _imports(module)
     # Keras takes the backend of its own file, or TensorFlow; a script may choose another one.
     return _imports(module) or any(_imports(module, KERAS_BACKEND=backend) for backend in _KERAS_BACKENDS)
@@ -70,7 +71,7 @@ def _imports(module: str, **env: str) -> bool:
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(
-            command, env={**os.environ, **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
+            command, env={**current_environment(), **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
         )
         return done.returncode == 0
     except subprocess.TimeoutExpired:
