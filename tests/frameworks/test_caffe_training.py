@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.caffe import RECORDS, by_rank, caffe_command, losses, small_training
+from support.caffe import RECORDS, by_rank, losses, small_training
 from support.world import WorldPool
 
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
@@ -164,24 +163,6 @@ def test_a_signal_to_any_rank_stops_all_with_a_snapshot(worlds: WorldPool, tmp_p
     assert [(result["done"], result["iteration"]) for result in results] == [(False, 5)] * 2
     assert "Optimization stopped early." in results[0]["log"]
     assert (tmp_path / "s6_iter_5.solverstate").exists() and (tmp_path / "s6_iter_5.caffemodel").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["SIGINT", "SIGHUP"])
-def test_a_signal_to_horovodrun_stops_with_a_snapshot(number: signal.Signals, tmp_path: Path) -> None:
-    """The ranks get SIGTERM. The time until SIGKILL is long, because this machine may be busy."""
-    path = Path(small_training(tmp_path, 6))
-    path.write_text(path.read_text().replace("max_iter: 20", "max_iter: 1000000"))
-    command, env = caffe_command("train", f"-solver={path}", ranks=2)
-    env["HOROVOD_TERMINATION_GRACE_SECONDS"] = "60"
-    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as job:
-        assert job.stderr is not None
-        assert any("Iteration 3 " in line for line in job.stderr)
-        job.send_signal(number)
-        rest = job.stderr.read()
-    assert job.returncode == 128 + number, rest
-    assert "Optimization stopped early." in rest, rest
-    reached = re.search(r"Snapshotting solver state to binary proto file \S+_iter_(\d+)\.solverstate", rest)
-    assert reached and (tmp_path / f"s6_iter_{reached[1]}.solverstate").exists(), rest
 
 
 def test_a_hangup_takes_a_snapshot_and_goes_on(worlds: WorldPool, tmp_path: Path) -> None:

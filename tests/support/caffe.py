@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RECORDS", "by_rank", "caffe", "caffe_command", "digits_lmdb", "losses", "net_of", "small_training", "write"]
+__all__ = ["RECORDS", "by_rank", "caffe", "digits_lmdb", "losses", "net_of", "small_training", "write"]
 
 RECORDS = 60
 _NET = """
@@ -97,20 +97,15 @@ def by_rank(path: Path, count: int, batch: int, ranks: int) -> None:
     records.close()
 
 
-def caffe_command(*arguments: str, ranks: int = 1) -> tuple[list[str], dict[str, str]]:
-    """The command and its environment; with several ranks, under horovodrun."""
+def caffe(
+    *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """The command; with several ranks, under horovodrun."""
     command = [sys.executable, "-m", "horovod.caffe", *arguments]
     if ranks > 1:
         command = [sys.executable, "-m", "horovod.launcher", "-np", str(ranks), *command]
     path = os.pathsep.join(filter(None, sys.path))
-    return command, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-
-
-def caffe(
-    *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 240
-) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
-    command, env = caffe_command(*arguments, ranks=ranks)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=env)
 
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SIGINT and SIGHUP do to a training or test run: stop, snapshot, or nothing.
-
-Ranks get SIGTERM instead if the signal goes to horovodrun or mpirun. It ends the job, and is followed by SIGKILL: so it
-stops the run, with a snapshot, unless SIGINT is to do nothing.
-"""
+"""What SIGINT and SIGHUP do to a training or test run: stop, snapshot, or nothing."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ class Signals:
     """Remembers signals until agreed() asks. Used as a context, it puts the earlier handlers back at its end."""
 
     def __init__(self, interrupt: int = STOP, hangup: int = SNAPSHOT, replicas: Replicas | None = None) -> None:
-        terminate = NONE if interrupt == NONE else STOP
-        self._effects = {signal.SIGINT: interrupt, signal.SIGHUP: hangup, signal.SIGTERM: terminate}
+        self._effects = {signal.SIGINT: interrupt, signal.SIGHUP: hangup}
         self._replicas = replicas or Replicas()
         self._wanted = NONE
         self._before: dict[int, Any] = {}
