@@ -214,7 +214,7 @@ class _Start:
         if self.opener is not None:
             self.links.append(self.opener.link())
         return World(
-            **dataclasses.asdict(self.identity),
+            **dataclasses.asdict(self.shown),
             generation=self.generation,
             host_of_rank=list(digest.topology.host_of_rank),
             links=self.links,
@@ -277,6 +277,9 @@ class _Start:
             )
         place = entry.get("place") if self.job is None else self._place(self.job)
         self.identity, self.hostname = identity_of(self.settings, place)
+        # An elastic job's launcher may show the script another local rank than the engine's.
+        shown = place.get("shown") if isinstance(place, dict) else None
+        self.shown = self.identity if shown is None else identity_of(self.settings, {**shown, "hostname": ""})[0]
         self.size = self.identity.size
         self.meeting = self._meeting(self.identity, self.hostname)
         if self.size > 1:

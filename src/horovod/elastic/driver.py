@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod.core.topology import Identity
+from horovod.core.topology import Identity, Topology
 from horovod.core.wording import counted
 from horovod.elastic import job as jobs
 from horovod.elastic.job import GATHER, OVER, Job, Rules, waits
@@ -196,11 +196,7 @@ class Driver:
 
     def _lead(self, record: World) -> None:
         self._led = record.generation
-        places = [
-            {**dataclasses.asdict(identity), "hostname": member.host}
-            for identity, member in zip(identities(record.members), record.members, strict=True)
-        ]
-        self._office.lead(record.generation, places)
+        self._office.lead(record.generation, _places(record.members))
         if record.generation > 1:
             root = record.members[0]
             state = f"state of cut {record.base[0]}/{record.base[1]} from worker {root.number} on {root.host}"
@@ -291,3 +287,16 @@ class Driver:
         if self._timer[0] == Timer.STRAGGLERS:
             return f"; they are ended in {left_s} (HOROVOD_ELASTIC_STRAGGLER_SECONDS)"
         return f"; the job ends in {left_s} (--elastic-timeout)"
+
+
+def _places(members: Sequence[Worker]) -> list[dict[str, Any]]:
+    """By rank, what a worker is told of its place.
+
+    The engines number the ranks of a host by rank; `shown` is what the script sees, which goes by slot.
+    """
+    hosts = list(dict.fromkeys(member.host for member in members))
+    topology = Topology.of([[rank for rank, one in enumerate(members) if one.host == host] for host in hosts])
+    return [
+        {**dataclasses.asdict(topology.identity(rank)), "hostname": member.host, "shown": dataclasses.asdict(shown)}
+        for rank, (member, shown) in enumerate(zip(members, identities(members), strict=True))
+    ]

@@ -69,6 +69,7 @@ class ElasticJob(Supervision):
         self._exits: dict[int, RankExit] = {}
         self._listed: dict[str, int] = {}  # what discovery says: hosts with their slots
         self._ready: set[str] = set()
+        self._first: set[str] = set()  # hosts that the job begins with, and that have not answered
         self._ask_again: dict[str, float] = {}  # hosts that were not ready, and when they are asked again
         self._problems: list[str] = []
         self._fenced: list[tuple[float, int, str]] = []  # when workers of a lost host have surely ended, and how
@@ -97,6 +98,7 @@ class ElasticJob(Supervision):
                 self.could_not_start(str(error), 1)
                 return
             self._stack.callback(poller.stop)
+        self._first = {host for host, _ in hosts}
         self._on_hosts(hosts)
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -155,29 +157,32 @@ class ElasticJob(Supervision):
     def on_roll_call(self, call: RollCall) -> None:
         problems = call.report()
         (host,) = call.hosts
+        self._first.discard(host)
         if self.asked:
             return
         if problems is None:
             self.agents.start(call.hosts, stay=True)
             self._ready.add(host)
-            self._list_hosts()
         else:
             self._problems.append(problems)
             self._ready.discard(host)
             if not self._is_fixed:
                 self.warn(f"{problems}\nhint: it is asked again in {_RETRY_S:g} s")
                 self._ask_again[host] = time.monotonic() + _RETRY_S
+        self._list_hosts()
         self._end_if_too_few()
 
     def _end_if_too_few(self) -> None:
         """Hosts that nobody will ever add: whatever is lacking now is lacking for good."""
-        answered = len(self._ready) + len(self._problems) == len(self._listed)
-        slots = sum(self._listed[host] for host in self._ready)
-        if self._is_fixed and answered and self._problems and slots < self._plan.rules.np:
+        if not self._is_fixed or not self._problems or len(self._ready) + len(self._problems) < len(self._listed):
+            return
+        if sum(self._listed[host] for host in self._ready) < self._plan.rules.np:
             self.could_not_start("\n".join(self._problems), 1)
 
     def _list_hosts(self) -> None:
-        self._driver.list_hosts([item for item in self._listed.items() if item[0] in self._ready])
+        """The first ones together, so that ranks follow their order."""
+        if not self._first and not self.asked:
+            self._driver.list_hosts([item for item in self._listed.items() if item[0] in self._ready])
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         self._lose_host(agent, why)
