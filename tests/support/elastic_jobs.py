@@ -83,6 +83,14 @@ class ElasticJob(Job):
         pattern = rf"enter (\d+) \d+ {size} \d+ (\d+)"
         return {int(found[1]): int(found[2]) for found in self.wait_for_line(pattern, count=size)}
 
+    def pid_of(self, worker: int) -> int:
+        """A worker's pid on this machine, also if a cluster's host calls it another."""
+        mine = f"HOROVOD_ELASTIC_WORKER={worker}".encode()
+        for pid in self.pids():
+            if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+        raise AssertionError(f"worker {worker} does not run")
+
     def finish(self) -> str:
         """Lets the workers come to their end; what was printed. The job must succeed."""
         (self.directory / "end").touch()
