@@ -17,6 +17,7 @@ std::atomic<bool> fault_points_armed{false};
 namespace {
 
 struct Fault {
+  std::string specification;
   std::string point;
   std::string action;
   int pid = 0;  // 0: this process
@@ -41,7 +42,10 @@ bool known(const std::string& action) {
 
 bool arm_fault_point(const std::string& specification) {
   const std::lock_guard lock(mutex);
+  // Passes are counted through all generations of the process.
+  if (specification == fault.specification && fault.passes_left > 0) return true;
   Fault next;
+  next.specification = specification;
   if (!specification.empty()) {
     const size_t colon = specification.find(':');
     if (colon == std::string::npos) return false;

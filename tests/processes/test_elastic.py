@@ -100,6 +100,32 @@ def test_a_host_comes_back_after_its_cooldown(tmp_path: Path) -> None:
         job.finish()
 
 
+# One pass through each of the first two for each world; those through the others are inside of the script's.
+FAULTS = [("rendezvous@2", "shm"), ("attach@2", "shm"), ("shutdown", "shm"), ("shm@700", "shm")]
+FAULTS += [("count@40", "shm"), ("append@4", "shm"), ("rendezvous@2", "tcp"), ("shutdown", "tcp"), ("tcp@300", "tcp")]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("point", "transport"), FAULTS)
+def test_a_worker_is_lost_at_any_moment(tmp_path: Path, point: str, transport: str, action: str, victim: int) -> None:
+    """While a fourth worker joins, or at a collective."""
+    env = {
+        "FAULT": f"{victim} {point}:{action}",
+        "HOROVOD_ELASTIC_BLAME": "worker",
+        "HOROVOD_FROZEN_TIMEOUT_SECONDS": "1.5",
+        "HOROVOD_TRANSPORT": transport,
+    }
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", hosts=f"{ONE}:3", env=env) as job:
+        job.wait_for_world(3)
+        job.set_hosts(f"{ONE}:4")
+        job.wait_for_line(r"horovod: fault point \w+: ", "stderr")
+        while victim in job.wait_for_world(4):
+            pass
+        said = job.finish()
+    assert f"worker {victim} on localhost was " in said
+
+
 def test_an_exception_in_one_worker_is_a_loss(tmp_path: Path) -> None:
     act = "if worker == 1 and state.step == 20: raise RuntimeError('out of luck')"
     with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", act=act) as job:

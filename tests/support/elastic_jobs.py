@@ -12,7 +12,8 @@ from typing import Any
 from support.jobs import Job
 
 # Counts: after n steps every weight is n (n + 1) / 2, however many workers there are, if no step is lost or done twice.
-# It goes on until there is a file `end`. `ACT` is code for a step, with the names of this script.
+# It goes on until there is a file `end`. `ACT` is code for a step, with the names of this script. `FAULT`:
+# a worker, and its HOROVOD_FAULT_POINT.
 SCRIPT = """
 import os, signal, sys, time
 import numpy as np
@@ -22,6 +23,9 @@ from horovod.elastic.state import ObjectState
 from horovod.elastic.worker import run_fn
 
 worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
+victim, _, fault = os.environ.get("FAULT", "").partition(" ")
+if victim == str(worker):
+    os.environ["HOROVOD_FAULT_POINT"] = fault
 act = compile(os.environ.get("ACT", ""), "act", "exec")
 hvd.init()
 state = ObjectState(broadcast_object, hvd.rank, step=0, weights=np.zeros(1000))
