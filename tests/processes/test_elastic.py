@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -227,3 +228,41 @@ def test_a_killed_launcher_takes_all_with_it(tmp_path: Path) -> None:
         job.wait_for_world(3)
         job.process.kill()
         job.assert_gone()
+
+
+RUN = """
+import os, signal, sys, time
+import horovod
+import horovod.torch as hvd
+import numpy as np
+
+def train(steps):
+    hvd.init()
+    state = hvd.elastic.TorchState(step=0)
+
+    @hvd.elastic.run
+    def loop(state):
+        while state.step < steps:
+            if state.step == 5 and os.environ["HOROVOD_ELASTIC_WORKER"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.step += 1
+            state.commit()
+            time.sleep(0.05)
+        return hvd.rank(), hvd.size(), state.step
+
+    return loop(state)
+
+if __name__ == "__main__":
+    print(horovod.run(train, (100,), np=2, min_np=1, max_np=2))
+"""
+
+
+def test_horovod_run_gives_the_results_of_the_last_world(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(RUN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] in ("[(0, 2, 100), (1, 2, 100)]", "[(0, 1, 100)]"), done.stdout
+    assert "1 loss survived: worker 1 on localhost was killed by SIGKILL" in done.stderr

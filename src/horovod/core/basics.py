@@ -96,7 +96,15 @@ def _enter(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         if isinstance(process_sets, (list, tuple)):
             there = range(assignment.size)
             process_sets = [one for one in process_sets if set(getattr(one, "ranks", None) or []) <= set(there)]
+        if assignment.generation > 1 and settings.timeline:
+            settings = dataclasses.replace(settings, timeline=_of_generation(settings.timeline, assignment.generation))
         _start(settings, comm, process_sets, assignment)
+
+
+def _of_generation(timeline: str, generation: int) -> str:
+    """Each generation has a timeline of its own: timeline.json, then timeline.2.json, and so on."""
+    root, extension = os.path.splitext(timeline)
+    return timeline if timeline.upper() == "DYNAMIC" else f"{root}.{generation}{extension}"
 
 
 def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignment | None = None) -> None:

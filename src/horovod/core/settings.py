@@ -173,8 +173,8 @@ class Settings:
         "HOROVOD_FAULT_POINT",
         kinds.text(),
         "",
-        "POINT[@N]:kill, :stop or :exitN ends or stops this process at its Nth pass through a named moment, counted from "
-        "its first init on. For tests.",
+        "POINT[@N]:kill, :stop or :exitN ends or stops this process at its Nth pass through a named moment, counted "
+        "from its first init on. For tests.",
     )
     log_level: str = setting(
         "HOROVOD_LOG_LEVEL",

@@ -35,7 +35,7 @@ from horovod.launcher import cli, processes
 from horovod.launcher.exchange import Exchange
 from horovod.launcher.foreign import ForeignCommand
 from horovod.launcher.hosts import is_local
-from horovod.launcher.job import Job
+from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.run_task import Answer, dumps
 
 __all__ = ["run"]
@@ -79,6 +79,8 @@ def run(
 ) -> list[Any]:
     """Runs func(*args, **kwargs) in `num_proc` ranks; returns the results in rank order.
 
+    With `min_num_proc` or a host discovery script the job is elastic: the results are those of the last world's ranks.
+
     `np` is another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The
     function calls init() itself. The ranks, also those on other hosts, have this process' working directory,
     environment and module path. Their output goes to this process' stdout and stderr.
@@ -121,12 +123,15 @@ def run(
     flags: list[str] = []
     for flag, value in options.items():
         if value is not None and value is not False:
-            flags += [flag] if value is True else [flag, str(value)]
+            values = value if isinstance(value, (list, tuple)) else [value]
+            flags += [flag] if value is True else [flag, *map(str, values)]
     python = executable or sys.executable
     job = cli.check([*flags, python])
+    plan = job.elastic if isinstance(job, Job) else None
+    places = size if plan is None else _most_workers(plan)
     task = dumps({"path": sys.path, "call": dumps((func, tuple(args), dict(kwargs or {})), "func")}, "func")
     with contextlib.ExitStack() as stack:
-        names = ["task", *(f"result-{rank}" for rank in range(size))]
+        names = ["task", *(f"result-{rank}" for rank in range(places))]
         far = _has_other_hosts(job)
         paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
         Path(paths[0]).write_bytes(task)
@@ -138,11 +143,32 @@ def run(
             code = _supervised(last_words, [], [*flags, *command, *paths])
         answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
         words = Path(last_words).read_text(errors="replace")
+    if plan is not None and code == 0:
+        # What lost workers have left is not of the last world.
+        answers = [answer for answer in answers if answer is not None and answer.error is None]
     return _results(answers, code, words)
 
 
+def _most_workers(plan: ElasticPlan) -> int:
+    most = plan.rules.max_np or sum(slots for _, slots in plan.hosts)
+    if not most:
+        raise ValueError(
+            "horovod.run: max_num_proc is missing: with a host discovery script nothing else says how many results "
+            "there may be"
+        )
+    return most
+
+
 def _has_other_hosts(job: Job | ForeignCommand) -> bool:
-    names = job.hosts if isinstance(job, ForeignCommand) else [one.hostname for one in job.ranks]
+    names: Sequence[str]
+    if isinstance(job, ForeignCommand):
+        names = job.hosts
+    elif job.elastic is None:
+        names = [one.hostname for one in job.ranks]
+    elif job.elastic.discovery is not None:
+        return True  # it may list some
+    else:
+        names = [host for host, _ in job.elastic.hosts]
     return not all(is_local(name) for name in dict.fromkeys(names))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings, current_environment
 from horovod.core.starters import recognise
+from horovod.elastic import session as sessions
 from horovod.launcher.exchange import ask_for_task, bring_answer
 
 __all__ = ["Answer", "dumps"]
@@ -62,19 +63,19 @@ class _Caller(Protocol):
 
     def task(self) -> bytes: ...
 
-    def answer(self, data: bytes) -> None: ...
+    def answer(self, rank: int, data: bytes) -> None: ...
 
 
 @dataclasses.dataclass
 class _Files:
     given: str
-    result: str
+    results: list[str]
 
     def task(self) -> bytes:
         return Path(self.given).read_bytes()
 
-    def answer(self, data: bytes) -> None:
-        Path(self.result).write_bytes(data)
+    def answer(self, rank: int, data: bytes) -> None:
+        Path(self.results[rank]).write_bytes(data)
 
 
 @dataclasses.dataclass
@@ -82,13 +83,12 @@ class _Connections:
     address: str
     port: int
     secret: bytes
-    rank: int
 
     def task(self) -> bytes:
         return ask_for_task(self.address, self.port, self.secret)
 
-    def answer(self, data: bytes) -> None:
-        bring_answer(self.address, self.port, self.secret, self.rank, data)
+    def answer(self, rank: int, data: bytes) -> None:
+        bring_answer(self.address, self.port, self.secret, rank, data)
 
 
 def _called(rank: int, caller: _Caller) -> Answer:
@@ -121,6 +121,14 @@ def _portable(answer: Answer) -> tuple[Answer, bytes]:
     return answer, data
 
 
+def _last_rank(rank: int, worker: int | None) -> int:
+    """Workers of elastic jobs change their ranks. `rank`: of a job's that does not."""
+    session = sessions.current()
+    if session is None or session.world is None:
+        return rank
+    return [member.number for member in session.world.members].index(worker or 0)
+
+
 def main() -> int:
     settings = Settings.from_environment()
     rank = settings.rank
@@ -130,15 +138,16 @@ def main() -> int:
     caller: _Caller
     if sys.argv[1] == "--port":
         secret = read_secret(settings.secret_file)
-        caller = _Connections(settings.rendezvous_address, int(sys.argv[2]), secret, rank)
+        caller = _Connections(settings.rendezvous_address, int(sys.argv[2]), secret)
     else:
-        caller = _Files(sys.argv[1], sys.argv[2 + rank])
+        caller = _Files(sys.argv[1], sys.argv[2:])
     answer = _called(rank, caller)
+    answer.rank = _last_rank(rank, settings.worker)
     answer.time_ns = time.monotonic_ns()
     if answer.error is not None:
         print(answer.traceback, end="", file=sys.stderr)
     answer, data = _portable(answer)
-    caller.answer(data)
+    caller.answer(answer.rank, data)
     return 0 if answer.error is None else 1
 
 
