@@ -75,6 +75,7 @@ class Agent:
         self._common: dict[str, Any] = {}  # of all ranks: command, directory, environment
         self._rank_ends: dict[int, float] = {}  # by pid: when a rank that was told to end is killed
         self._suspended = False  # all ranks, by order or with the launcher
+        self._stop_again_at = 0.0
         self._launcher = os.getppid()
         self._with_launcher = False
         self._launcher_gone = False
@@ -194,6 +195,7 @@ class Agent:
 
     def _suspend(self) -> None:
         self._suspended = True
+        self._stop_again_at = time.monotonic() + _LAUNCHER_LOOK_S
         processes.signal_descendants(os.getpid(), signal.SIGSTOP)
 
     def _resume(self) -> None:
@@ -203,6 +205,8 @@ class Agent:
     def _follow_launcher(self) -> None:
         if self._ending or self._launcher_gone:
             return
+        if self._suspended and time.monotonic() >= self._stop_again_at:
+            self._suspend()  # a process that was being forked while the others were stopped
         stopped = processes.state(self._launcher) == "T"
         if stopped and not self._suspended:
             self._with_launcher = True
