@@ -9,6 +9,8 @@
     worker.py      the wrapper around a training function
     state.py       what training continues from
     sampler.py     which items each rank gets
+    discovery.py   which hosts there are
+    cooldown.py    how long a host is left alone after a failure
 
 Scripts will use `horovod.torch.elastic` and its siblings, which are not in this version.
 """
