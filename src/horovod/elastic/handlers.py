@@ -77,5 +77,6 @@ class HandledState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name != "_handlers" and name in self._handlers:
-            self._handlers[name].set_value(value)
+        handler = self.__dict__.get("_handlers", {}).get(name)  # a subclass may set attributes before it calls ours
+        if handler is not None:
+            handler.set_value(value)
