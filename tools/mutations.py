@@ -82,6 +82,7 @@ class Mutation:
 
 
 MEMBERSHIP = "tests/unit/test_membership_model.py::test_every_order_of_events_ends_well"
+KERAS_ELASTIC = "tests/frameworks/test_keras_elastic.py::"
 CONTRACT = "tests/contract/test_results.py::test_results_are_those_of_the_reference"
 
 MUTATIONS = (
@@ -1489,6 +1490,55 @@ MUTATIONS = (
         "        if job.lost",
         "a worker whose connection broke while it was told of its world is not told again",
         (python(f"{MEMBERSHIP}[two new connections]"),),
+    ),
+    # elastic jobs: states, callbacks, discovery
+    Mutation(
+        "elastic-keras-commits-before-it-counts",
+        "src/horovod/keras/elastic_callbacks.py",
+        "        for callback in counters:\n            callback._hvd_batch_done(batch)\n",
+        "",
+        "the documented order of callbacks commits the counters of one batch ago: horovod#2844",
+        (python(f"{KERAS_ELASTIC}test_the_same_orders_with_tf_keras"),),
+    ),
+    Mutation(
+        "elastic-keras-resumes-whole-epochs",
+        "src/horovod/keras/elastic_callbacks.py",
+        "            self.model.stop_training = self._hvd_stop\n",
+        "",
+        "an epoch that was interrupted is trained from its first batch on",
+        (python(f"{KERAS_ELASTIC}test_the_same_interrupts_with_tf_keras"),),
+    ),
+    Mutation(
+        "elastic-keras-no-slots",
+        "src/horovod/elastic/keras_state.py",
+        "            build_optimizer(optimizer, model.trainable_variables)\n",
+        "",
+        "an optimizer that has made no step has no slots, so they are not sent to it: horovod#2652",
+        (python(f"{KERAS_ELASTIC}test_the_same_with_tf_keras"),),
+    ),
+    Mutation(
+        "elastic-errors-of-frameworks",
+        "src/horovod/elastic/decorator.py",
+        "if not isinstance(cause, HorovodInternalError):",
+        "if True:",
+        "the loss of a worker in a compiled step ends the others, because TensorFlow's error is not Horovod's",
+        (python("tests/frameworks/test_tensorflow_elastic.py", "-k", "survives and function"),),
+    ),
+    Mutation(
+        "elastic-order-of-hosts",
+        "src/horovod/elastic/discovery.py",
+        "if dict(hosts) != dict(self._hosts)",
+        "if hosts != self._hosts",
+        "a discovery script that lists the same hosts in another order interrupts the training",
+        (python("tests/unit/test_elastic_discovery.py", "-k", "changes_only"),),
+    ),
+    Mutation(
+        "elastic-mxnet-keeps-failures",
+        "src/horovod/mxnet/elastic_state.py",
+        "        _forget_failures()\n",
+        "",
+        "arrays keep the failure of the world that is over, though they have other values now",
+        (with_mxnet("tests/frameworks/test_mxnet_elastic.py", "-k", "survives"),),
     ),
     # Caffe
     Mutation(

@@ -22,12 +22,12 @@ ALLOWED = {
     "elastic": {"horovod", "core"},
     "torch": {"horovod", "core", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.
-    "tensorflow": {"horovod", "core", "common", "keras", "launcher"},
-    "jax": {"horovod", "core"},
-    "mxnet": {"horovod", "core", "common"},
-    "keras": {"horovod", "core", "tensorflow", "torch", "jax"},  # the package of its backend
-    "common": {"core"},
-    "runner": {"launcher"},
+    "tensorflow": {"horovod", "core", "elastic", "common", "keras", "launcher"},
+    "jax": {"horovod", "core", "elastic"},
+    "mxnet": {"horovod", "core", "elastic", "common"},
+    "keras": {"horovod", "core", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
+    "common": {"core", "elastic"},
+    "runner": {"core", "elastic", "launcher"},
     "bench": {"horovod", "core", "launcher", "torch"},
     "caffe": {"horovod", "core", "torch"},
 }

@@ -30,9 +30,12 @@ LEFT_OUT = dict.fromkeys(
 DIFFERENT = {"horovod.keras": ["horovod.keras.allreduce: average=None, expected True"]}
 OLD_PLACES = [
     "horovod.common",
+    "horovod.common.elastic",
     "horovod.common.exceptions",
     "horovod.common.process_sets",
     "horovod.runner",
+    "horovod.runner.elastic",
+    "horovod.runner.elastic.worker",
     "horovod.runner.launch",
     "horovod.tensorflow.functions",
     "horovod.tensorflow.mpi_ops",
@@ -40,7 +43,12 @@ OLD_PLACES = [
     "horovod.torch.mpi_ops",
 ]
 # What is in these is for old scripts alone.
-OLD_PLACES_WITH_CODE = ["horovod.common.basics", "horovod.common.util"]
+OLD_PLACES_WITH_CODE = [
+    "horovod.common.basics",
+    "horovod.common.util",
+    "horovod.runner.elastic.discovery",
+    "horovod.runner.elastic.settings",
+]
 
 
 def load(module: str) -> Any:

@@ -8,7 +8,14 @@
     session.py     what a worker needs of the driver
     worker.py      the wrapper around a training function
     state.py       what training continues from
+    decorator.py   the same, for frameworks that raise errors of their own
+    handlers.py    states whose values are changed in place
+    variables.py   values that are lists of variables
+    keras_state.py a model of Keras and its optimizer
     sampler.py     which items each rank gets
+    discovery.py   which hosts there are
+    cooldown.py    how long a host is left alone after a failure
+    notices.py     what Horovod calls the notices that hosts have changed
 
 Scripts will use `horovod.torch.elastic` and its siblings, which are not in this version.
 """

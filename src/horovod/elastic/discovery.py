@@ -29,7 +29,7 @@ SCRIPT_LIMIT_S = 10.0
 _LONGEST_OUTPUT = 1 << 20  # bytes
 # A name that begins with a dash would be a flag to ssh.
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9_.][A-Za-z0-9_.-]*)(?::(?P<slots>[0-9]{1,6}))?")
-_END_WAIT_S = 1.0
+_END_WAIT_S, _END_TRIES = 1.0, 20
 # By the exit codes of a shell.
 _HINTS = {126: "\nhint: chmod +x makes it executable", 127: "\nhint: give its path, as in ./discover_hosts.sh"}
 
@@ -196,9 +196,11 @@ class Poller:
     def stop(self) -> None:
         """Asks no more. Blocks for at most a second, if a subclass' question does not end."""
         self._is_over.set()
-        self._discovery.end()
-        if self._thread.is_alive():
-            self._thread.join(_END_WAIT_S)
+        for _ in range(_END_TRIES):
+            if not self._thread.is_alive():
+                return
+            self._discovery.end()  # again: it may only be about to begin
+            self._thread.join(_END_WAIT_S / _END_TRIES)
 
     def _poll(self) -> None:
         while not self._is_over.wait(self._interval_s):

@@ -15,8 +15,8 @@ from horovod.core import context as contexts
 from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
-from horovod.core.operations import synchronize
-from horovod.core.wording import counted
+from horovod.core.variables import broadcast_arrays
+from horovod.elastic.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
 from horovod.keras.distributed import is_distributed, start_from
 
@@ -28,43 +28,15 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
 
     Raises MismatchError if the ranks' variables differ in number, shape or dtype.
     """
-    described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    everybody = allgather_object(described, "broadcast_variables.shapes")
-    for rank, theirs in enumerate(everybody):
-        if theirs != everybody[0]:
-            seen = next((pair for pair in zip(everybody[0], theirs, strict=False) if pair[0] != pair[1]), None)
-            difference = (
-                f"{len(everybody[0])} and {counted(len(theirs), 'variable')}"
-                if seen is None
-                else f"{seen[0]}, {seen[1]}"
-            )
-            raise MismatchError(
-                f"broadcast of variables: rank 0 and rank {rank} differ: {difference}\n"
-                "hint: build the same model and optimizer on all ranks"
-            )
-    mine = [_value(variable) for variable in variables]
-    handles = [operations.broadcast_async(value, root_rank, f"variable.{index}") for index, value in enumerate(mine)]
-    for variable, value, handle in zip(variables, mine, handles, strict=True):
-        variable.assign(np.asarray(synchronize(handle)).reshape(value.shape))
+    received = broadcast_arrays([_value(variable) for variable in variables], root_rank, "broadcast_variables")
+    for variable, value in zip(variables, received, strict=True):
+        variable.assign(value)
 
 
 def _value(variable: Any) -> np.ndarray[Any, Any]:
     if isinstance(variable, keras.Variable):
         return np.asarray(keras.ops.convert_to_numpy(variable))
     return np.asarray(variable.numpy())
-
-
-def _optimizer_variables(optimizer: Any) -> list[Any]:
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
-
-
-def _build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes the slots, as the first update would."""
-    if hasattr(optimizer, "_create_all_weights"):
-        optimizer._create_all_weights(list(variables))
-    elif not getattr(optimizer, "built", getattr(optimizer, "_built", True)):
-        optimizer.build(list(variables))
 
 
 class Broadcast:
@@ -126,8 +98,8 @@ class Broadcast:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         variables = list(model.weights)
         if optimizer is not None:
-            _build_optimizer(optimizer, model.trainable_variables)
-            variables += _optimizer_variables(optimizer)
+            build_optimizer(optimizer, model.trainable_variables)
+            variables += optimizer_variables(optimizer)
         wanted = [variable for variable in variables if id(variable) not in self._hvd_local]
         in_tensorflow = backends.of_tensorflow()
         if in_tensorflow is not None and in_tensorflow.is_traced():

@@ -85,6 +85,12 @@ class Sums:
         """Zeros, for the next step. In a graph of TensorFlow 1: the node that writes them."""
         return tf.group(*(total.assign(tf.zeros_like(total)) for total in get_not_none_from_list(self._sums)))
 
+    def restart(self) -> None:
+        """Forgets the passes of a step that is not complete. Eagerly only."""
+        if self._counter is not None and tf.executing_eagerly():
+            self._counter.assign(0)
+            self.clear()
+
 
 def _variable(name: str, shape: Any, dtype: Any) -> Any:
     if tf.compat.v1.executing_eagerly_outside_functions():

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from horovod.elastic.handlers import StateHandler
 from horovod.torch.elastic_sampler import ElasticSampler
 from horovod.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -25,33 +26,6 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
-
-
-class StateHandler:
-    """Saves, restores and syncs one value of a TorchState. A subclass has save(), restore() and sync()."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def save(self) -> None:
-        """Copies the value, for restore()."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Makes the value what it was at the last save()."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Gives all ranks the value of rank 0."""
-        raise NotImplementedError
-
-    def set_value(self, value: Any) -> None:
-        """Another object takes the value's place, and is saved."""
-        self.value = value
-        self.save()
-
-    def reset(self) -> None:
-        """The world is another one now. Does nothing unless a subclass does."""
 
 
 class StateDictHandler(StateHandler):

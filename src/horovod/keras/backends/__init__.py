@@ -3,7 +3,7 @@
 
     gradient_list(options, name)   how a list of gradients is reduced (core/gradient_list.py)
     accumulation(options)          sums the gradients of several passes: called with a pass' gradients and with what
-                                   applies the sums
+                                   applies the sums; restart() forgets them
     can_compile()                  whether XLA can hold the reductions
 
 tensorflow.py has more: what Keras' callbacks and tf-keras need in graphs.

@@ -52,6 +52,10 @@ class _Accumulation:
 
         return tf.cond(self._sums.is_last, last, lambda: tf.constant(False))
 
+    def restart(self) -> None:
+        """Forgets the passes of a step that is not complete."""
+        self._sums.restart()
+
 
 accumulation = _Accumulation
 

@@ -68,6 +68,10 @@ class _Accumulation:
         sums, self._sums = self._sums, []
         return apply([None if total is None else total / self._divisor for total in sums])
 
+    def restart(self) -> None:
+        """Forgets the passes of a step that is not complete."""
+        self._count, self._sums = 0, []
+
 
 def accumulation(options: ReductionOptions) -> Any:
     """See horovod.keras.backends."""

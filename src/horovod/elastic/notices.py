@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices that the hosts have changed, as scripts and platforms written for Horovod name them.
+
+A state hears of changes from its worker's session (elastic/session.py). What is here only hands on what it is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from horovod.elastic.messages import ADDED, REMOVED
+
+__all__ = ["HostUpdateResult", "HostsUpdatedRequest", "WorkerNotificationManager", "notification_manager"]
+
+
+class HostUpdateResult(enum.IntFlag):
+    """What has changed about the hosts."""
+
+    no_update = 0
+    removed = REMOVED
+    added = ADDED
+    mixed = REMOVED | ADDED
+
+
+@dataclasses.dataclass
+class HostsUpdatedRequest:
+    """A notice. `timestamp` grows with every one."""
+
+    timestamp: int
+    res: HostUpdateResult = HostUpdateResult.no_update
+
+
+class WorkerNotificationManager:
+    """Tells those who listen that the hosts have changed: whatever has on_hosts_updated(timestamp, update_res)."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Any] = []
+
+    def init(
+        self,
+        rendezvous_addr: str | None = None,
+        rendezvous_port: int | None = None,
+        nic: str | None = None,
+        hostname: str | None = None,
+        local_rank: int | None = None,
+    ) -> None:
+        """Does nothing: a worker has its connection with the launcher."""
+
+    def register_listener(self, listener: Any) -> None:
+        """It is told from now on."""
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Any) -> None:
+        """It is told no more."""
+        self._listeners.remove(listener)
+
+    def handle_hosts_updated(self, timestamp: int, update_res: int) -> None:
+        """Tells all listeners."""
+        for listener in list(self._listeners):
+            listener.on_hosts_updated(timestamp, update_res)
+
+
+notification_manager = WorkerNotificationManager()
