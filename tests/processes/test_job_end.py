@@ -20,6 +20,8 @@ import pytest
 from support.extent import SLACK_S
 from support.jobs import TIMEOUT_S, Job, python, run_job
 
+from horovod.launcher import processes
+
 WAIT = "ready(); signal.pause()"
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank == 0 and sys.exit(4)\nwhile True: signal.pause()"
 WAIT_FOR_USR1 = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
@@ -386,6 +388,38 @@ def wait_until(condition: Callable[[], bool], job: Job) -> None:
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_processes_that_are_forked_during_the_suspension_are_suspended_too(tmp_path: Path) -> None:
+    """Some are being forked while the others are stopped."""
+
+    def runs(job: Job) -> list[int]:
+        ranks = [pid for pid, command in job.pids().items() if "horovod.launcher" not in command]
+        return [pid for pid in ranks if processes.state(pid) not in ("T", "Z", "")]
+
+    code = """
+import time
+ready()
+children = []
+while True:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    children.append(child)
+    if len(children) > 50:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children.pop(0), 0)
+    time.sleep(0.001)
+"""
+    with Job(tmp_path, "-np", "2", python(code)) as job:
+        job.wait_ready(2)
+        job.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not runs(job), job)
+        job.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: bool(runs(job)), job)
+        job.process.send_signal(signal.SIGTERM)
+        job.wait()
 
 
 def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class Agent:
         self._unsent = bytearray()
         self._started = False
         self._suspended = False  # all ranks, by order or with the launcher
+        self._stop_again_at = 0.0
         self._launcher = os.getppid()
         self._with_launcher = False
         self._launcher_gone = False
@@ -183,6 +184,7 @@ class Agent:
 
     def _suspend(self) -> None:
         self._suspended = True
+        self._stop_again_at = time.monotonic() + _LAUNCHER_LOOK_S
         processes.signal_descendants(os.getpid(), signal.SIGSTOP)
 
     def _resume(self) -> None:
@@ -192,6 +194,8 @@ class Agent:
     def _follow_launcher(self) -> None:
         if self._ending or self._launcher_gone:
             return
+        if self._suspended and time.monotonic() >= self._stop_again_at:
+            self._suspend()  # a process that was being forked while the others were stopped
         stopped = processes.state(self._launcher) == "T"
         if stopped and not self._suspended:
             self._with_launcher = True
