@@ -106,6 +106,7 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
 
 Status DeviceBatches::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   is_fetching_ = false;
+  ++(by_nccl_ ? counts_.by_nccl : counts_.staged);
   if (by_nccl_) return run_by_nccl(batch, closed);
   const Parts parts = std::exchange(parts_, {});
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed));
@@ -174,13 +175,20 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
   HVD_RETURN_IF_ERROR(give_zeros(closed, batch, gpu, &zeros));
   const Carrier carrier{gpu.carrier.get(), gpu.device, gpu.stream};
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
-  auto launch = std::make_shared<Launch>();
-  launch->device = gpu.device;
-  launch->carrier = gpu.carrier;
-  HVD_RETURN_IF_ERROR(gpu.device->record(gpu.stream, &launch->done));
-  for (const auto& [_, part] : parts) {
-    for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
+  for (const auto& [device, part] : parts) {
+    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));
   }
+  return {};
+}
+
+Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
+                             std::shared_ptr<const nccl::NcclCommunicator> carrier,
+                             const std::vector<Tensor>& tensors) {
+  auto launch = std::make_shared<Launch>();
+  launch->device = &device;
+  launch->carrier = std::move(carrier);
+  HVD_RETURN_IF_ERROR(device.record(stream, &launch->done));
+  for (const Tensor& tensor : tensors) tensor.submission->on_device->launch = launch;
   return {};
 }
 
@@ -248,11 +256,7 @@ Status DeviceBatches::bring_back(cuda::Device& device, const Part& part) {
     void* const output = tensor.submission->on_device->outputs[tensor.index];
     HVD_RETURN_IF_ERROR(device.copy(output, tensor.output, tensor.output_bytes, part.stream));
   }
-  auto launch = std::make_shared<Launch>();
-  launch->device = &device;
-  HVD_RETURN_IF_ERROR(device.record(part.stream, &launch->done));
-  for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
-  return {};
+  return launch(device, part.stream, nullptr, part.tensors);
 }
 
 }  // namespace hvd

@@ -58,6 +58,11 @@ class DeviceBatches {
   // Then. On success, the submissions of the batch have its launch.
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
 
+  struct Counts {
+    std::atomic<uint64_t> by_nccl{0}, staged{0};  // batches
+  };
+  const Counts& counts() const { return counts_; }  // any thread
+
  private:
   struct Tensor {
     Submission* submission;
@@ -79,6 +84,9 @@ class DeviceBatches {
   Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, const ProcessSet::OnGpu& gpu,
                     std::vector<cuda::DeviceMemory>* zeros);
+  // The end of what has been enqueued on the stream is that of its tensors.
+  static Status launch(cuda::Device& device, cuda::Stream stream, std::shared_ptr<const nccl::NcclCommunicator> carrier,
+                       const std::vector<Tensor>& tensors);
   static Status wait_for_inputs(cuda::Device& device, const Part& part, cuda::Stream stream);
   Status begin(cuda::Device& device, Part* part);
   Status bring_back(cuda::Device& device, const Part& part);
@@ -89,6 +97,7 @@ class DeviceBatches {
   bool is_fetching_ = false;
   bool by_nccl_ = false;  // the batch that is being fetched
   Parts parts_;
+  Counts counts_;
 };
 
 }  // namespace hvd

@@ -74,8 +74,13 @@ class Engine : private Readers, private Driver {
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
   Status poll(hvd_handle handle);
+  Status poll_launch(hvd_handle handle);
   Status wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms);
-  Status settle(int32_t timeout_ms);
+  Status settle(int32_t timeout_ms);  // also HVD_OK if nothing runs, but not after an error that ended the generation
+  // A result whose size was not known before; HVD_PENDING if it is not there yet. Lives as long as the submission.
+  Status find_result(hvd_handle handle, uint32_t index, SubmissionPtr* submission, Gathered** result) const;
+  // Onto the GPU that the inputs lie on, in the order of the stream.
+  Status copy_result(hvd_handle handle, uint32_t index, void* to, cuda::Stream stream);
   SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
   void release(hvd_handle handle) { handles_.release(handle); }
 
@@ -106,6 +111,7 @@ class Engine : private Readers, private Driver {
   Status refuse_if_over();
   static uint64_t deadline_in(int32_t timeout_ms);
   Status wait_for(const std::atomic<bool>& done, uint64_t deadline_ns);
+  Status await_launched(int32_t timeout_ms);
   Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 

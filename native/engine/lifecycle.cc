@@ -208,7 +208,8 @@ Status Engine::stop(uint32_t timeout_ms) {
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
   // What GPUs still do for this rank belongs to it, and ends soon or with an error that has been told.
-  if (const Status settled = settle(static_cast<int32_t>(timeout_ms)); !settled.ok() && options_.settings.warnings) {
+  if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms));
+      !settled.ok() && options_.settings.warnings) {
     warn("what was launched on a GPU has not ended: " + settled.text(), options_.settings.log_time);
   }
   if (!ending_->begin_stop(deadline_ns)) return {};
@@ -295,6 +296,8 @@ std::string Engine::statistics() {
   field("control_messages", std::to_string(service_ == nullptr ? 0 : service_->messages()));
   field("engine_wakes", std::to_string(wakeup_->engine_wakes()));
   field("names_evicted", std::to_string(service_ == nullptr ? 0 : service_->names_evicted()));
+  field("batches_by_nccl", std::to_string(device_batches_->counts().by_nccl.load()));
+  field("batches_staged", std::to_string(device_batches_->counts().staged.load()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";
 }

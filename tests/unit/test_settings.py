@@ -109,6 +109,9 @@ def test_the_native_core_gets_strings() -> None:
         ("frozen_timeout_ms", "3000"),
         ("lost_timeout_ms", "5000"),
         ("fault_point", ""),
+        *((f"gpu_{kind}", "best") for kind in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")),
+        ("cuda_library", ""),
+        ("nccl_library", ""),
         ("transport", "auto"),
         ("instruction_set", "best"),
         ("log_level", "warning"),
@@ -118,6 +121,12 @@ def test_the_native_core_gets_strings() -> None:
     assert (off["stall_warning_ms"], off["stall_shutdown_ms"]) == ("0", "0")
     for shown in ({"log_hide_time": False}, {"log_timestamp": True}):
         assert dict(Settings(**shown).native_settings())["log_time"] == "1"
+
+
+def test_an_operation_may_go_another_way_on_gpus_than_the_others() -> None:
+    environment = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_ALLGATHER": "MPI", "HOROVOD_GPU_ALLTOALL": "host"}
+    native = dict(Settings.from_environment(environment).native_settings())
+    assert (native["gpu_allreduce"], native["gpu_allgather"], native["gpu_alltoall"]) == ("nccl", "host", "host")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ KIND_NAMES = (
     "remove_process_set",
 )
 
+# hvd_place
+ON_HOST, ON_CUDA = range(2)
+
 # hvd_request.flags
 SYNC = 1
 
@@ -174,6 +177,8 @@ class Result(ctypes.Structure):
         ("data", c_void_p),
         ("shape", POINTER(c_int64)),
         ("rows", POINTER(c_int64)),
+        ("place", c_int32),
+        ("device", c_int32),
     ]
 
 
@@ -193,6 +198,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
     "hvd_code_name": (c_char_p, [c_int32]),
     "hvd_dtype_bytes": (c_int32, [c_int32]),
+    "hvd_cuda_version": (c_int32, [c_char_p, c_void_p]),
+    "hvd_nccl_version": (c_int32, [c_char_p, c_char_p, c_void_p]),
     "hvd_rows_of_member": (c_int64, [c_int64, c_int32, c_int32]),
     "hvd_build_info": (c_char_p, []),
     "hvd_communicators": (c_char_p, []),
@@ -209,6 +216,10 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_release_entry": (None, [c_void_p, c_void_p]),
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_submit_entry_on": (
+        ctypes.c_int,
+        [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
     "hvd_run_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
@@ -217,6 +228,10 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
+    "hvd_poll_launch": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
+    "hvd_wait_on_stream": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_int32, c_void_p]),
+    "hvd_settle": (ctypes.c_int, [c_void_p, c_int32, c_void_p]),
+    "hvd_copy_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
     "hvd_release": (None, [c_void_p, c_uint64]),
     "hvd_start_timeline": (ctypes.c_int, [c_void_p, c_char_p, c_char_p, c_int32, c_void_p]),

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+GPU_WAYS = ("best", "nccl", "host", "mpi")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
 # What the variables of mpirun, srun and torchrun begin with.
 _OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
@@ -107,6 +108,33 @@ class Settings:
         kinds.choice(*INSTRUCTION_SETS),
         "best",
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
+    )
+
+    # GPUs
+    gpu_operations: str = setting(
+        "HOROVOD_GPU_OPERATIONS",
+        kinds.choice(*GPU_WAYS),
+        "best",
+        "How tensors travel that lie on GPUs. nccl: by NCCL, or an error. host: through host memory (mpi means the "
+        "same). best: by NCCL if all ranks of the operation have it, each with a GPU of its own, else through host "
+        "memory.",
+    )
+    gpu_allreduce: str = setting(
+        "HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same for allreduce alone; so those that follow."
+    )
+    gpu_allgather: str = setting("HOROVOD_GPU_ALLGATHER", kinds.choice(*GPU_WAYS), "", "For allgather.")
+    gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
+    gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
+    gpu_reducescatter: str = setting("HOROVOD_GPU_REDUCESCATTER", kinds.choice(*GPU_WAYS), "", "For reducescatter.")
+    cuda_library: str = setting(
+        "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
+    )
+    nccl_library: str = setting(
+        "HOROVOD_NCCL_LIBRARY",
+        kinds.text(),
+        "",
+        "NCCL's file; default: the copy that the framework has loaded, then that of the package nvidia-nccl, then "
+        "libnccl.so.2 of the system.",
     )
 
     dynamic_process_sets: bool = setting(
@@ -303,11 +331,28 @@ class Settings:
             ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
             ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
             ("fault_point", self.fault_point),
+            *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
+            ("cuda_library", self.cuda_library),
+            ("nccl_library", self.nccl_library),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
             ("log_time", spelled(self.log_time)),
         ]
+
+    @property
+    def _gpu_ways(self) -> dict[str, str]:
+        return {
+            "allreduce": self.gpu_allreduce,
+            "allgather": self.gpu_allgather,
+            "broadcast": self.gpu_broadcast,
+            "alltoall": self.gpu_alltoall,
+            "reducescatter": self.gpu_reducescatter,
+        }
+
+    def _gpu_way(self, of_operation: str) -> str:
+        way = of_operation or self.gpu_operations
+        return "host" if way == "mpi" else way
 
     def _log_start(self) -> str:
         return f"{datetime.datetime.now():[%Y-%m-%d %H:%M:%S.%f] }" if self.log_time else ""

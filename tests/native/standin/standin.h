@@ -55,6 +55,12 @@ void standin_free(void* memory);
 /* A framework's kernels: what a stream reads and writes. `elements` of float32. */
 void standin_fill(void* stream, float* to, size_t elements, float value);
 void standin_copy(void* stream, void* to, const void* from, size_t bytes);
+/* Work that does nothing to this memory, but counts as if it did. */
+void standin_touch(void* stream, const void* memory, size_t bytes, int writes);
+/* What `later` gets from now on comes after what `sooner` has. */
+void standin_order(void* sooner, void* later);
+/* As standin_free, in the order of the stream. */
+void standin_free_on(void* stream, void* memory);
 
 /* How many there are, for tests that look for leaks, and how many copies had to wait for memory that is not pinned. */
 typedef struct {
