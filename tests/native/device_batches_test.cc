@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -264,6 +265,44 @@ TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
     }
   });
   expect_no_races();
+}
+
+// Rank 2 sends no rows, and gets some or none. Those of the others differ: few, none, and more than fits at once.
+void exchange_rows(Engine& engine, int rank, int size, bool rank_2_gets_some) {
+  const Gpu gpu(rank);
+  const auto rows = [&](int from, int to) -> int64_t {
+    if (from == 2 || (to == 2 && !rank_2_gets_some)) return 0;
+    return from == 0 && to == 1 ? 40000 : from + 2 * to;  // none from 0 to itself
+  };
+  std::vector<int64_t> splits;
+  for (int to = 0; to < size; ++to) splits.push_back(rows(rank, to));
+  const int64_t sent = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  float* const mine = gpu.floats(static_cast<size_t>(sent) + 1);
+  standin_fill(gpu.stream, mine, static_cast<size_t>(sent), static_cast<float>(rank + 1));
+  hvd_handle handle = 0;
+  EXPECT(on_gpu(HVD_ALLTOALL, "uneven", gpu)
+             .splits(splits)
+             .tensor(mine, nullptr, HVD_FLOAT32, {sent})
+             .submit(engine, &handle)
+             .ok());
+  EXPECT(engine.wait(handle, 20000).ok());
+  std::vector<float> expected;
+  for (int from = 0; from < size; ++from) {
+    expected.insert(expected.end(), static_cast<size_t>(rows(from, rank)), static_cast<float>(from + 1));
+  }
+  float* const result = gpu.floats(expected.size() + 1);
+  EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+  EXPECT(engine.copy_result(handle, 0, result, gpu.stream).ok());
+  engine.release(handle);
+  EXPECT(gpu.read(result, expected.size()) == expected);
+}
+
+TEST(a_rank_without_rows_in_an_alltoall_keeps_nobody_waiting) {
+  for (const int size : {3, 4}) {
+    for (const bool some : {true, false}) {
+      run_worlds(size, [&](Engine& engine, int rank) { exchange_rows(engine, rank, size, some); });
+    }
+  }
 }
 
 TEST(nccl_does_not_keep_the_host_waiting_for_the_input) {

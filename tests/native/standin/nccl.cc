@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,12 +44,22 @@ constexpr int kMostRanks = 16;
 
 std::atomic<int> nccl_version{23203};
 
-// What the ranks share. Zeros are its beginning.
-struct Room {
-  std::atomic<uint32_t> arrived, round, devices_claimed;
-  std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
+// From one rank to another: a piece of a message at a time.
+struct Mail {
+  std::atomic<bool> is_full;
+  size_t of_bytes, length;  // of the message, of the piece
 };
-constexpr size_t kRoomBytes = 4096;
+constexpr size_t kMailBytes = 64 << 10;
+
+// What the ranks share. Zeros are its beginning. The pieces of mail follow, and then the parts.
+struct Room {
+  std::atomic<uint32_t> arrived, round, moved;
+  std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
+  Mail mail[kMostRanks * kMostRanks];                // by sender and receiver
+};
+constexpr size_t kRoomBytes = 16384;
+static_assert(sizeof(Room) <= kRoomBytes);
+constexpr size_t kPartsAt = kRoomBytes + kMostRanks * kMostRanks * kMailBytes;
 
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, limit, nullptr, 0);
@@ -65,6 +76,10 @@ struct CommBody {
   std::atomic<int> error{kSuccess};
   std::map<int, double> factors;  // of the operations that were made
 
+  Mail& mail(int from, int to) const { return room->mail[from * kMostRanks + to]; }
+  std::byte* paper(const Mail& mail) const {
+    return reinterpret_cast<std::byte*>(room) + kRoomBytes + static_cast<size_t>(&mail - room->mail) * kMailBytes;
+  }
   std::byte* part(int of_rank) const { return parts + static_cast<size_t>(of_rank) * kPartBytes; }
 
   // False: aborted meanwhile.
@@ -76,13 +91,18 @@ struct CommBody {
       futex(room->round, FUTEX_WAKE, INT32_MAX, nullptr);
       return true;
     }
-    while (room->round.load() == before) {
+    return wait_while(room->round, before);
+  }
+
+  // Until it is another value. False: aborted meanwhile.
+  bool wait_while(std::atomic<uint32_t>& word, uint32_t value) {
+    while (word.load() == value) {
       if (aborted.load()) {
         error = kRemoteError;
         return false;
       }
       const timespec moment{0, 2000000};
-      futex(room->round, FUTEX_WAIT, before, &moment);
+      futex(word, FUTEX_WAIT, value, &moment);
     }
     return true;
   }
@@ -105,6 +125,7 @@ struct Message {
   size_t bytes;
   int peer;
   bool is_sent;
+  size_t done = 0;
 };
 struct Group {
   int depth = 0;
@@ -113,32 +134,45 @@ struct Group {
 };
 thread_local Group group;
 
-// All messages of a group at once: each rank lays out what it sends by receiver, and reads what is for it.
-bool exchange(CommBody* comm, const std::vector<Message>& messages) {
-  struct Entry {
-    uint64_t at, bytes;
-  };
-  auto* const table = reinterpret_cast<Entry*>(comm->part(comm->rank));
-  std::fill_n(table, kMostRanks, Entry{});
-  size_t at = kMostRanks * sizeof(Entry);
-  for (const Message& message : messages) {
-    if (!message.is_sent) continue;
-    if (at + message.bytes > kPartBytes) {
-      comm->error = kInternalError;  // the stand-in is too small for it
+// Moves what it can of a message; true: all of it. What is sent in one direction between two ranks arrives in the order
+// in which it was sent.
+bool move_some(CommBody* comm, Message* message, bool* moved) {
+  Mail& mail = message->is_sent ? comm->mail(comm->rank, message->peer) : comm->mail(message->peer, comm->rank);
+  std::byte* const paper = comm->paper(mail);
+  if (message->is_sent == mail.is_full.load()) return false;
+  const size_t left = message->bytes - message->done;
+  if (message->is_sent) {
+    mail.of_bytes = message->bytes;
+    mail.length = std::min(left, kMailBytes);
+    std::memcpy(paper, message->memory + message->done, mail.length);
+  } else {
+    if (mail.of_bytes != message->bytes) comm->error = kInternalError;
+    mail.length = std::min(left, mail.length);
+    std::memcpy(message->memory + message->done, paper, mail.length);
+  }
+  message->done += mail.length;
+  mail.is_full.store(message->is_sent);
+  *moved = true;
+  return message->done == message->bytes;
+}
+
+// All messages of a group at once. A rank waits for those that it sends to or hears from, and for nobody else.
+bool exchange(CommBody* comm, std::vector<Message> messages) {
+  while (!messages.empty()) {
+    const uint32_t before = comm->room->moved.load();
+    bool moved = false;
+    std::set<std::pair<int, bool>> busy;  // with which peer, in which direction
+    std::erase_if(messages, [&](Message& message) {
+      return busy.emplace(message.peer, message.is_sent).second && move_some(comm, &message, &moved);
+    });
+    if (moved) {
+      comm->room->moved.fetch_add(1);
+      futex(comm->room->moved, FUTEX_WAKE, INT32_MAX, nullptr);
+    } else if (!comm->wait_while(comm->room->moved, before)) {
       return false;
     }
-    table[message.peer] = {at, message.bytes};
-    std::memcpy(comm->part(comm->rank) + at, message.memory, message.bytes);
-    at += message.bytes;
   }
-  if (!comm->meet()) return false;
-  for (const Message& message : messages) {
-    if (message.is_sent) continue;
-    const Entry& entry = reinterpret_cast<const Entry*>(comm->part(message.peer))[comm->rank];
-    if (entry.bytes != message.bytes) comm->error = kInternalError;
-    std::memcpy(message.memory, comm->part(message.peer) + entry.at, std::min<size_t>(entry.bytes, message.bytes));
-  }
-  return comm->meet();
+  return true;
 }
 
 int end_group() {
@@ -236,7 +270,7 @@ int ncclGetUniqueId(standin_id* id) {
   std::snprintf(id->bytes, sizeof id->bytes, "/hvd-standin-%d-%d", getpid(), ++count);
   const int fd = shm_open(id->bytes, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) return kSystemError;
-  const bool sized = ftruncate(fd, static_cast<off_t>(kRoomBytes + kMostRanks * kPartBytes)) == 0;
+  const bool sized = ftruncate(fd, static_cast<off_t>(kPartsAt + kMostRanks * kPartBytes)) == 0;
   close(fd);
   return sized ? kSuccess : kSystemError;
 }
@@ -252,12 +286,12 @@ int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, s
   const int fd = shm_open(id.bytes, O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) return kSystemError;
   auto made = std::make_unique<CommBody>();
-  made->mapped = kRoomBytes + static_cast<size_t>(size) * kPartBytes;
+  made->mapped = kPartsAt + static_cast<size_t>(size) * kPartBytes;
   void* const memory = mmap(nullptr, made->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (memory == MAP_FAILED) return kSystemError;
   made->room = static_cast<Room*>(memory);
-  made->parts = static_cast<std::byte*>(memory) + kRoomBytes;
+  made->parts = static_cast<std::byte*>(memory) + kPartsAt;
   made->rank = rank;
   made->size = size;
   made->device = current->context->device;
