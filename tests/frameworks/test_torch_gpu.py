@@ -20,7 +20,7 @@ from support import frameworks, reference, standin
 from support.extent import THOROUGH
 from support.world import World, WorldPool
 
-from horovod.core.native import DTYPE_NAMES
+from horovod.core.native import DTYPE_NAMES, OP_NAMES
 
 NAME = "torch_gpu"
 OF_RESULTS = [("best", 2, dtype) for dtype in (DTYPE_NAMES if THOROUGH else ("float32", "bfloat16", "int16"))]
@@ -67,12 +67,37 @@ def test_results_over_sets(gpu_worlds: Any) -> None:
 
 
 def test_special_floats(worlds: WorldPool) -> None:
-    """Through host memory: by NCCL, the sign of a zero is NCCL's."""
+    """Through host memory."""
 
     def on_host(size: int, env: Mapping[str, str] | None = None) -> World:
         return world_of(worlds, "host", size)
 
     results.test_special_floats_propagate_and_zeros_keep_their_sign(on_host, NAME)  # type: ignore[arg-type]
+
+
+def test_special_floats_by_nccl(gpu_worlds: Any) -> None:
+    """NCCL's Min and Max take the numbers if some ranks have NaN, as CUDA's fmin and fmax do. Zeros keep their sign."""
+
+    def run() -> list[str]:
+        gpu = frameworks.load(NAME)
+        rank, size = gpu.hvd.rank(), gpu.hvd.size()
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 5e-324]
+        wrong = []
+        for dtype in ("float16", "float32", "float64"):
+            inputs = [np.roll(np.array(special), r).astype(dtype) for r in range(size)]
+            numbers = {
+                "Max": [np.where(np.isnan(a), -np.inf, a).astype(dtype) for a in inputs],
+                "Min": [np.where(np.isnan(a), np.inf, a).astype(dtype) for a in inputs],
+            }
+            for op in ("Sum", "Product", "Min", "Max"):
+                number = OP_NAMES.index(op)
+                expected = reference.allreduce(numbers.get(op, inputs), number)
+                seen = gpu.array(gpu.hvd.allreduce(gpu.tensor(inputs[rank]), op=number))
+                if not reference.same_bits(seen, expected):
+                    wrong.append(f"{op} {dtype}: expected {expected}, got {seen}")
+        return wrong
+
+    assert gpu_worlds(3).run(run) == [[], [], []]
 
 
 def test_many_in_flight(gpu_worlds: Any) -> None:
