@@ -373,6 +373,25 @@ TEST(a_rank_that_has_joined_gives_zeros_to_gpus) {
   });
 }
 
+// A rank that ends before it has used a GPU: the others cannot know whether it has one, and ask again each time.
+TEST(ranks_that_cannot_meet_in_nccl_ask_it_for_no_ids) {
+  const int64_t before = standin_count().unique_ids;
+  run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kBest)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    for (int step = 0; step < 20 && rank == 0; ++step) {
+      float* const gradient = gpu.floats(16);
+      standin_fill(gpu.stream, gradient, 16, 4);
+      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu).tensor(gradient, gradient, HVD_FLOAT32, {16}).run(engine, 0).ok());
+      EXPECT(gpu.read(gradient, 16)[15] == 4);
+    }
+    hvd_handle join = 0;
+    EXPECT(engine.join(&join).ok());
+    EXPECT(engine.wait(join, 20000).ok());
+    engine.release(join);
+  });
+  EXPECT(standin_count().unique_ids == before);
+}
+
 TEST(memory_of_a_gpu_does_not_match_memory_of_the_host) {
   run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kBest)), [](Engine& engine, int rank) {
     const Gpu gpu(rank);

@@ -55,7 +55,8 @@ def environment(way: str = "best", **more: str) -> dict[str, str]:
 
 class Counts(ctypes.Structure):
     _fields_ = [
-        (name, c_int64) for name in ("streams", "events", "allocations", "pinned", "pageable_copies", "launches")
+        (name, c_int64)
+        for name in ("streams", "events", "allocations", "pinned", "pageable_copies", "launches", "unique_ids")
     ]
 
 

@@ -288,7 +288,6 @@ Status Joined::alltoall(const void* mine, std::span<const int64_t> bytes, void* 
 struct Card {
   int32_t version = 0;  // 0: it has no NCCL
   int32_t has_gpu = 0;
-  UniqueId id{};
   char gpu[16] = {};  // its UUID
   char why[256] = {};
 };
@@ -371,16 +370,19 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   } else {
     mine.version = parts.library->version();
     HVD_RETURN_IF_ERROR(parts.device->uuid(mine.gpu));
-    if (host.member() == 0) {
-      HVD_RETURN_IF_ERROR(
-          parts.library->checked(parts.library->call().get_unique_id(&mine.id), "ncclGetUniqueId", nullptr));
-    }
   }
   std::vector<Card> cards(static_cast<size_t>(host.size()));
   HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
   HVD_RETURN_IF_ERROR(compare(cards));
+  // Only now: an id costs member 0 a thread and a socket, until all have met by it.
+  UniqueId id{};
+  if (host.member() == 0) {
+    HVD_RETURN_IF_ERROR(parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr));
+  }
+  std::vector<UniqueId> ids(cards.size());
+  HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
-  HVD_RETURN_IF_ERROR(meet(parts, host, cards[0].id, &comm));
+  HVD_RETURN_IF_ERROR(meet(parts, host, ids[0], &comm));
   *out = std::make_shared<Joined>(host, parts, comm);
   // A rank that still allocates on its GPU could wait for a peer's kernel that waits for it.
   return host.barrier();

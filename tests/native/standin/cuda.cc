@@ -481,7 +481,8 @@ void standin_free_on(void* stream, void* memory) {
 }
 
 standin_counts standin_count() {
-  return {streams_made, events_made, standin::allocations(), standin::pinned_ranges(), pageable_copies, launches};
+  return {streams_made,    events_made, standin::allocations(), standin::pinned_ranges(),
+          pageable_copies, launches,    state().unique_ids};
 }
 
 }  // extern "C"

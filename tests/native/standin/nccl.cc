@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id is the name of a file in shared
-// memory, in which each rank has a part. What a group holds runs as one piece of work on its stream, and waits there for
+// The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id names a file in memory that a process
+// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as one piece of work on its stream, and waits there for
 // the other ranks, for ever if one never comes, until the communicator is aborted.
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -265,14 +266,13 @@ int ncclGetVersion(int* version) {
 
 int ncclGetUniqueId(standin_id* id) {
   STANDIN_NCCL("ncclGetUniqueId")
-  static std::atomic<int> count{0};
+  // It stays open until rank 0 has met the others, so an id that nobody uses costs something, as with NCCL.
+  const int fd = memfd_create("hvd-standin", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(kPartsAt + kMostRanks * kPartBytes)) != 0) return kSystemError;
   std::memset(id, 0, sizeof *id);
-  std::snprintf(id->bytes, sizeof id->bytes, "/hvd-standin-%d-%d", getpid(), ++count);
-  const int fd = shm_open(id->bytes, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0) return kSystemError;
-  const bool sized = ftruncate(fd, static_cast<off_t>(kPartsAt + kMostRanks * kPartBytes)) == 0;
-  close(fd);
-  return sized ? kSuccess : kSystemError;
+  std::snprintf(id->bytes, sizeof id->bytes, "/proc/%d/fd/%d", getpid(), fd);
+  ++standin::state().unique_ids;
+  return kSuccess;
 }
 
 int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, standin_config* config) {
@@ -283,7 +283,7 @@ int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, s
   int code = 0;
   StreamBody* const current = standin::resolve(nullptr, &code);
   if (current == nullptr) return kInvalidUsage;
-  const int fd = shm_open(id.bytes, O_RDWR | O_CLOEXEC, 0600);
+  const int fd = open(id.bytes, O_RDWR | O_CLOEXEC);
   if (fd < 0) return kSystemError;
   auto made = std::make_unique<CommBody>();
   made->mapped = kPartsAt + static_cast<size_t>(size) * kPartBytes;
@@ -297,7 +297,7 @@ int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, s
   made->device = current->context->device;
   made->room->device_of_rank[rank] = static_cast<uint32_t>(made->device) + 1;
   if (!made->meet()) return kInternalError;
-  if (rank == 0) shm_unlink(id.bytes);
+  if (rank == 0) close(std::atoi(std::strrchr(id.bytes, '/') + 1));  // which has made the id
   bool shared = false;
   for (int r = 0; r < size; ++r) {
     shared |= r != rank && made->room->device_of_rank[r] == made->room->device_of_rank[rank].load();

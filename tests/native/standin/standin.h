@@ -62,9 +62,10 @@ void standin_order(void* sooner, void* later);
 /* As standin_free, in the order of the stream. */
 void standin_free_on(void* stream, void* memory);
 
-/* How many there are, for tests that look for leaks, and how many copies had to wait for memory that is not pinned. */
+/* How many there are, for tests that look for leaks; how many copies had to wait for memory that is not pinned; for how
+ * many ids NCCL was asked. */
 typedef struct {
-  int64_t streams, events, allocations, pinned, pageable_copies, launches;
+  int64_t streams, events, allocations, pinned, pageable_copies, launches, unique_ids;
 } standin_counts;
 standin_counts standin_count(void);
 

@@ -2,6 +2,7 @@
 // The stand-in's streams, events and contexts, for cuda.cc and nccl.cc.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -49,6 +50,7 @@ namespace standin {
 struct State {
   std::mutex mutex;
   Order order;
+  std::atomic<int64_t> unique_ids{0};
 };
 State& state();
 
