@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import threading
+import traceback
 from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -152,17 +153,32 @@ class Memory:
         library().standin_touch(stream, plain.data_ptr(), span * plain.element_size(), int(writes))
 
 
+class SparseMemory:
+    """A plain COO tensor over the memory of its indices and its values."""
+
+    def __init__(self, indices: Memory, values: Memory, shape: Any, is_coalesced: bool) -> None:
+        self.parts = indices, values
+        self.block = values.block
+        with torch.sparse.check_sparse_tensor_invariants(False):
+            self.plain = _plain_sparse(indices.plain, values.plain, shape, is_coalesced=is_coalesced)
+
+    def touch(self, stream: int, writes: bool) -> None:
+        for part in self.parts:
+            part.touch(stream, writes)
+
+
 class GpuTensor(torch.Tensor):
     """To torch's core a tensor on the CPU; to whoever asks it, as horovod.torch does, a CUDA tensor."""
 
-    _memory_of: Memory
+    _memory_of: Memory | SparseMemory
 
     @staticmethod
-    def __new__(cls: type[GpuTensor], memory: Memory) -> GpuTensor:
+    def __new__(cls: type[GpuTensor], memory: Memory | SparseMemory) -> GpuTensor:
         plain = memory.plain
-        made: GpuTensor = torch.Tensor._make_wrapper_subclass(
-            cls, plain.shape, strides=plain.stride(), storage_offset=plain.storage_offset(), dtype=plain.dtype
-        )
+        how: dict[str, Any] = {"dtype": plain.dtype, "layout": plain.layout}
+        if plain.layout is torch.strided:
+            how.update(strides=plain.stride(), storage_offset=plain.storage_offset())
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(cls, plain.shape, **how)
         made._memory_of = memory
         return made
 
@@ -185,13 +201,20 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "horovod":  # torch.compile's operators, whose kernel is for tensors of all devices
+            return torch._library.custom_ops.OPDEFS[function._schema.name]._init_fn(*args)
         given = [value for value in pytree.tree_flatten((args, kwargs or {}))[0] if isinstance(value, torch.Tensor)]
         on_gpu = [value for value in given if isinstance(value, GpuTensor)]
         original = {id(_plain(value)): value for value in given}
         if not _only_looks(function):
             _run_on_stream(on_gpu, [on for on in on_gpu if _is_written(function, args, kwargs or {}, on)])
+        if function._schema.name == "aten::_local_scalar_dense":
+            reads_back.append("".join(traceback.format_stack(limit=8)))
         result = function(*pytree.tree_map(_plain, args), **pytree.tree_map(_plain, kwargs or {}))
         return pytree.tree_map(lambda value: _wrapped(value, original, on_gpu), result)
+
+
+reads_back: list[str] = []  # the stacks of those who made the host wait for a number
 
 
 def _plain(value: Any) -> Any:
@@ -228,13 +251,18 @@ def _wrapped(value: Any, original: dict[int, Any], on_gpu: list[GpuTensor]) -> A
         return value
     if id(value) in original:
         return original[id(value)]
-    if value.layout is not torch.strided:
-        return value.clone()  # in host memory, whatever its parts lay in
-    storage = value.untyped_storage().data_ptr()
-    for tensor in on_gpu:
-        if tensor._memory_of.plain.untyped_storage().data_ptr() == storage and storage:
-            return GpuTensor(Memory(tensor._memory_of.block, value))
+    if value.layout is torch.strided:
+        storage = value.untyped_storage().data_ptr()
+        for memory in _dense_memory_of(on_gpu):
+            if memory.plain.untyped_storage().data_ptr() == storage and storage:
+                return GpuTensor(Memory(memory.block, value))
     return to_gpu(value, on_gpu[0]._memory_of.block.gpu)
+
+
+def _dense_memory_of(tensors: list[GpuTensor]) -> Iterator[Memory]:
+    for tensor in tensors:
+        memory = tensor._memory_of
+        yield from memory.parts if isinstance(memory, SparseMemory) else (memory,)
 
 
 _gpus: dict[int, Gpu] = {}
@@ -258,6 +286,9 @@ def to_gpu(plain: Any, on: Gpu | None = None) -> Any:
     """A copy of a tensor in the memory of a GPU, with the same strides."""
     plain = plain.detach()
     on = on or gpu()
+    if plain.layout is torch.sparse_coo:
+        parts = [to_gpu(part.contiguous(), on)._memory_of for part in (plain._indices(), plain._values())]
+        return GpuTensor(SparseMemory(*parts, plain.shape, plain.is_coalesced()))
     room = 1 + sum((length - 1) * stride for length, stride in zip(plain.shape, plain.stride(), strict=True))
     room = room if plain.numel() else 0
     block = Block(on, room * plain.element_size())
@@ -282,8 +313,20 @@ def module_to_gpu(module: Any) -> Any:
     return module
 
 
+_plain_sparse = torch.sparse_coo_tensor
+
+
+def _sparse_coo_tensor(indices: Any, values: Any, *size: Any, **how: Any) -> Any:
+    """As torch's, whose check of the indices looks into memory past the dispatcher."""
+    if not isinstance(values, GpuTensor):
+        return _plain_sparse(indices, values, *size, **how)
+    _run_on_stream([indices, values], [])
+    return to_gpu(_plain_sparse(_plain(indices), _plain(values), *size, **how), values._memory_of.block.gpu)
+
+
 def with_gpus() -> None:
     """From now on horovod.torch takes GpuTensors for CUDA tensors."""
     from horovod.torch import gpus
 
+    vars(torch)["sparse_coo_tensor"] = _sparse_coo_tensor
     gpus.gpu_of = lambda tensor: tensor._memory_of.block.gpu if isinstance(tensor, GpuTensor) else None
