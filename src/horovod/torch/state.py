@@ -214,4 +214,6 @@ def _fitting(mine: Any, described: tuple[tuple[int, ...], torch.dtype, bool], pa
     if isinstance(mine, Tensor) and tuple(mine.shape) == shape and mine.dtype == dtype and mine.is_cpu == on_host:
         return mine
     # Adam keeps its step counter on the host whatever the parameter's device is.
-    return torch.empty(shape, dtype=dtype) if on_host else parameter.detach().new_empty(shape, dtype=dtype)
+    return (
+        torch.empty(shape, dtype=dtype, device="cpu") if on_host else parameter.detach().new_empty(shape, dtype=dtype)
+    )
