@@ -1348,6 +1348,69 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
     ),
     Mutation(
+        "gpu-result-awaited-on-the-default-stream",
+        "src/horovod/core/gpus.py",
+        "        stream = self.waiting = self.gpu.current_stream()",
+        "        stream = self.waiting = 0",
+        "a GPU's default stream waits for the end of a call, and not the stream that uses its result",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-moment-of-a-call-before-its-result-is-allocated",
+        "native/engine/submit.cc",
+        "  return prepared.device->record(stream, &(*out)->ready);",
+        "  static cuda::Event sooner;\n"
+        "  cuda::Event now;\n"
+        "  HVD_RETURN_IF_ERROR(prepared.device->record(stream, &now));\n"
+        "  if (!sooner) HVD_RETURN_IF_ERROR(prepared.device->record(stream, &sooner));\n"
+        "  (*out)->ready = std::exchange(sooner, std::move(now));\n"
+        "  return {};",
+        "a call on a GPU waits for what its stream had done at the call before",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "last_use_of_its_memory"),),
+    ),
+    Mutation(
+        "gpu-latest-moment-of-any-stream",
+        "native/engine/device_batches.cc",
+        "    const cuda::Event*& latest = ready[there.stream];",
+        "    const cuda::Event*& latest = ready[nullptr];",
+        "of a batch whose tensors come from several streams of a GPU, one stream is waited for",
+        (native("device_batches_test", "several_streams"),),
+    ),
+    Mutation(
+        "gpu-end-recorded-before-the-work",
+        "native/engine/device_batches.cc",
+        "  HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));\n",
+        "",
+        "a framework's stream waits for a moment before NCCL's work, which is enqueued behind it",
+        (native("device_batches_test", "an_allreduce_waits"),),
+        also=(
+            (
+                "native/engine/device_batches.cc",
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));\n  }\n  return {};",
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));\n  }\n"
+                "  return execution_.run(batch, closed, &carrier);",
+            ),
+        ),
+    ),
+    Mutation(
+        "gpu-staging-memory-lent-while-it-is-in-use",
+        "native/device/device.cc",
+        "      if (!idle) {",
+        "      if (false) {",
+        "pinned memory goes to another stream while a copy from it has not begun",
+        (native("device_test", "once_the_first_is_done"),),
+    ),
+    Mutation(
+        "gpu-called-without-a-context",
+        "native/device/device.cc",
+        "Status Device::record(Stream stream, Event* out) {\n"
+        "  const Current current(*driver_, context_);\n"
+        "  HVD_RETURN_IF_ERROR(current.status());\n",
+        "Status Device::record(Stream stream, Event* out) {\n",
+        "a thread that no framework has prepared cannot use the GPU, or uses another one",
+        (native("device_test", "every_thread_has_a_context"),),
+    ),
+    Mutation(
         "gpu-request-under-the-key-of-the-hosts",
         "src/horovod/torch/gpus.py",
         "        self.dtype = (tensor.dtype, gpu.ordinal)",

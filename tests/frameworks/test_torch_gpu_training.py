@@ -77,6 +77,19 @@ def test_the_stream_of_the_call_and_the_stream_of_the_wait_may_differ(world: Wor
     assert world.run(run) == ["", ""]
 
 
+def test_a_result_is_written_after_the_last_use_of_its_memory(world: World) -> None:
+    """Its memory is new at each call, and may have been another tensor's a moment ago; the input is an old one."""
+
+    def run() -> str:
+        hvd = started()
+        tensor = standin.to_gpu(torch.ones(1000))
+        for _ in range(5):
+            assert hvd.allreduce(tensor, op=hvd.Sum, name="again").cpu()[0] == hvd.size()
+        return standin.races()
+
+    assert world.run(run) == ["", ""]
+
+
 def test_a_call_that_nobody_waits_for_keeps_its_tensors(world: World) -> None:
     def run() -> str:
         hvd = started()

@@ -267,6 +267,31 @@ TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
   expect_no_races();
 }
 
+// As of hooks whose forward ran on different streams: of each stream, its latest tensor's moment counts.
+TEST(tensors_of_several_streams_may_travel_in_one_batch) {
+  run_worlds(2, [](Engine& engine, int rank) {
+    const std::array<Gpu, 2> gpus{Gpu(rank), Gpu(rank)};
+    constexpr const char* kNames[] = {"a", "b", "c", "d", "e", "f"};
+    for (int step = 0; step < 20; ++step) {
+      std::vector<std::pair<hvd_handle, float*>> calls;
+      for (size_t i = 0; i < std::size(kNames); ++i) {
+        const Gpu& gpu = gpus[i % 2];
+        float* const gradient = gpu.floats(16);
+        standin_fill(gpu.stream, gradient, 16, static_cast<float>(i));
+        Call call = on_gpu(HVD_ALLREDUCE, kNames[i], gpu);
+        calls.emplace_back(0, gradient);
+        EXPECT(call.tensor(gradient, gradient, HVD_FLOAT32, {16}).submit(engine, &calls.back().first).ok());
+      }
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const auto [handle, gradient] = calls[i];
+        EXPECT(engine.wait_on_stream(handle, gpus[0].stream, 20000).ok());
+        EXPECT(gpus[0].read(gradient, 16)[15] == static_cast<float>(2 * i));
+        engine.release(handle);
+      }
+    }
+  });
+}
+
 // Rank 2 sends no rows, and gets some or none. Those of the others differ: few, none, and more than fits at once.
 void exchange_rows(Engine& engine, int rank, int size, bool rank_2_gets_some) {
   const Gpu gpu(rank);
