@@ -1401,6 +1401,33 @@ MUTATIONS = (
         (native("device_test", "once_the_first_is_done"),),
     ),
     Mutation(
+        "gpu-communicator-of-the-generation-before",
+        "native/engine/device_batches.cc",
+        "  const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);",
+        "  static std::shared_ptr<nccl::NcclCommunicator> first;\n"
+        "  Status joined;\n"
+        "  if (first == nullptr) joined = nccl::join(*set->communicator, parts, &first);\n"
+        "  set->gpu.carrier = first;",
+        "a generation reduces by the NCCL communicator of one that has ended",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "next_generation"),),
+    ),
+    Mutation(
+        "gpu-work-not-aborted-with-the-job",
+        "native/engine/lifecycle.cc",
+        "    if (set->gpu.carrier != nullptr && !in_order) set->gpu.carrier->abort();\n",
+        "",
+        "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),
+    ),
+    Mutation(
+        "nccl-start-not-agreed-upon",
+        "native/communicators/nccl/communicator.cc",
+        "  const Status all = agree(host, met);",
+        "  const Status all = met;",
+        "a rank that could not start NCCL goes through host memory, and the others wait for it in NCCL",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and fails"),),
+    ),
+    Mutation(
         "gpu-called-without-a-context",
         "native/device/device.cc",
         "Status Device::record(Stream stream, Event* out) {\n"

@@ -3,10 +3,12 @@
 
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "communicators/nccl/communicator.h"
 #include "engine/process_set.h"
+#include "platform/clock.h"
 #include "platform/warning.h"
 
 namespace hvd {
@@ -39,6 +41,7 @@ size_t output_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
 void LaunchedCalls::add(SubmissionPtr call) {
   if (call->prepared->done != nullptr) ++with_callbacks_;
   const std::lock_guard lock(mutex_);
+  if (calls_.empty()) since_ns_ = now_ns();
   calls_.push_back(std::move(call));
   ++count_;
 }
@@ -53,6 +56,7 @@ SubmissionPtr LaunchedCalls::take_ended(Status* how) {
   if (how->ok() && launch.carrier != nullptr) *how = launch.carrier->health();
   if (how->ok() && !done) return nullptr;
   calls_.pop_front();
+  since_ns_ = now_ns();
   --count_;
   if (call->prepared->done != nullptr) --with_callbacks_;
   return call;
@@ -64,6 +68,20 @@ std::vector<SubmissionPtr> LaunchedCalls::take_all() {
   calls_.clear();
   count_ = with_callbacks_ = 0;
   return all;
+}
+
+Status LaunchedCalls::find_stuck(uint64_t limit_ns, Stuck* out) const {
+  const std::lock_guard lock(mutex_);
+  if (calls_.empty() || now_ns() - since_ns_ < limit_ns) return {};
+  const std::shared_ptr<Launch>& first = calls_.front()->on_device->launch;
+  if (first->carrier == nullptr) return {};
+  bool has_inputs = true;
+  for (const SubmissionPtr& call : calls_) {
+    if (call->on_device->launch != first || !has_inputs) break;
+    HVD_RETURN_IF_ERROR(first->device->is_done(call->on_device->ready, &has_inputs));
+  }
+  *out = {calls_.front(), since_ns_, has_inputs};
+  return {};
 }
 
 SubmissionPtr LaunchedCalls::last() const {
@@ -93,6 +111,7 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
   if (!is_fetching_) {
     parts_ = parts_of(batch, closed);
     is_fetching_ = true;
+    fetching_since_ns_ = now_ns();
     HVD_RETURN_IF_ERROR(choose(batch, closed, &by_nccl_));
     if (by_nccl_) return {};
     for (auto& [device, part] : parts_) HVD_RETURN_IF_ERROR(begin(*device, &part));
@@ -135,6 +154,7 @@ Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
   parts.device = set->gpu.device = device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
+  parts.inside = inside_nccl_;
   if (device != nullptr) {
     HVD_RETURN_IF_ERROR(device->stream(0, &set->gpu.stream));
     parts.stream = set->gpu.stream;
@@ -143,6 +163,11 @@ Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
   }
   const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);
   set->gpu.tried = joined.code() != HVD_JOINED;
+  if (joined.ok()) {
+    const std::lock_guard lock(carriers_mutex_);
+    std::erase_if(carriers_, [](const auto& carrier) { return carrier.expired(); });
+    carriers_.push_back(set->gpu.carrier);
+  }
   if (!set->gpu.tried) return {};  // until it uses one, the others' tensors go through host memory
   if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
   set->gpu.why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
@@ -152,6 +177,15 @@ Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
          settings_.log_time);
   }
   return {};
+}
+
+void DeviceBatches::abort_nccl_elsewhere() {
+  const std::lock_guard lock(carriers_mutex_);
+  std::thread([carriers = carriers_] {
+    for (const auto& one : carriers) {
+      if (const auto carrier = one.lock()) carrier->abort();
+    }
+  }).detach();
 }
 
 Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed) {

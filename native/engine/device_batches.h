@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "communicators/nccl/communicator.h"
 #include "device/device.h"
 #include "engine/execute.h"
 #include "engine/process_set.h"
@@ -39,12 +41,21 @@ class LaunchedCalls {
   SubmissionPtr take_ended(Status* how);
   std::vector<SubmissionPtr> take_all();
   SubmissionPtr last() const;  // null: there is none
+  bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }
+  // The call that has to end next, if the GPU has ended nothing for longer than the limit, and NCCL carries it.
+  struct Stuck {
+    SubmissionPtr call;  // null: there is none
+    uint64_t since_ns = 0;
+    bool has_inputs = false;  // all that run with it have
+  };
+  Status find_stuck(uint64_t limit_ns, Stuck* out) const;
   // When it is time to look again; negative: there is none. `waited_for`: a caller waits until one has ended.
   int64_t look_again_in_ns(bool waited_for) const;
 
  private:
   mutable std::mutex mutex_;
   std::deque<SubmissionPtr> calls_;
+  uint64_t since_ns_ = 0;  // when the GPU got to the first one, or ended one before it
   std::atomic<int> count_{0}, with_callbacks_{0};
 };
 
@@ -55,6 +66,7 @@ class DeviceBatches {
 
   // Called again until its inputs are there, which the GPU may still be computing.
   Status fetch(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* ready);
+  uint64_t fetching_since_ns() const { return fetching_since_ns_; }
   // Then. On success, the submissions of the batch have its launch.
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
 
@@ -62,6 +74,11 @@ class DeviceBatches {
     std::atomic<uint64_t> by_nccl{0}, staged{0};  // batches
   };
   const Counts& counts() const { return counts_; }  // any thread
+
+  // For how long a call of NCCL has not returned; 0: none is under way. Any thread.
+  uint64_t inside_nccl_ns() const { return inside_nccl_->for_ns(); }
+  // By a thread of its own, since the one with the token is inside a call of NCCL. Any thread.
+  void abort_nccl_elsewhere();
 
  private:
   struct Tensor {
@@ -95,9 +112,13 @@ class DeviceBatches {
   const EngineSettings& settings_;
   const Interrupt interrupt_;
   bool is_fetching_ = false;
+  uint64_t fetching_since_ns_ = 0;
   bool by_nccl_ = false;  // the batch that is being fetched
   Parts parts_;
   Counts counts_;
+  const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();
+  std::mutex carriers_mutex_;
+  std::vector<std::weak_ptr<nccl::NcclCommunicator>> carriers_;
 };
 
 }  // namespace hvd

@@ -35,6 +35,7 @@
 #include "engine/device_batches.h"
 #include "engine/ending.h"
 #include "engine/execute.h"
+#include "engine/gpu_watch.h"
 #include "engine/monitor.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
@@ -102,7 +103,7 @@ class Engine : private Readers, private Driver {
   Status make_communicator();
   CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
-  void drop_communicators();
+  void drop_communicators(bool in_order);
 
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
@@ -132,7 +133,9 @@ class Engine : private Readers, private Driver {
   void go_on();
   bool has_run(size_t call) const;
   void fail(const SubmissionPtr& call);
+  Status cause_for(const Submission& call) const;
   Status await_inputs(const Batch& batch, bool* ready);
+  Status of_this_rank(Status status) const;
   Status run_next(const Batch& batch);
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void communicator_failed(const Status& status, const std::string& doing);
@@ -200,6 +203,7 @@ class Engine : private Readers, private Driver {
   Execution execution_;
   std::optional<DeviceBatches> device_batches_;
   LaunchedCalls launched_;
+  GpuWatch gpu_watch_;
   struct Running {  // what was closed last
     std::vector<SubmissionPtr> calls;
     std::vector<Batch> batches;        // point into the calls

@@ -26,7 +26,8 @@ Engine::Engine(EngineOptions options)
       topology_(options_.host_of_rank),
       map_(topology_, options_.rank),
       world_(std::make_shared<ProcessSet>()),
-      execution_(options_.rank, options_.settings.instruction_set) {
+      execution_(options_.rank, options_.settings.instruction_set),
+      gpu_watch_(options_.settings, options_.rank) {
   options_.host_of_rank = topology_.host_of_rank();
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
   world_->member = map_.rank;
@@ -171,6 +172,7 @@ Status Engine::start_monitor() {
                           std::to_string(options_.settings.start_timeout_ms) +
                           " ms (setting start_timeout_ms), says rank " + std::to_string(map_.rank));
     }
+    gpu_watch_.tick(*device_batches_, *ending_);
     answer_stack_question(*segment_, map_.local_rank, *bells_);
     if (service_ == nullptr) return;
     service_->tick();
@@ -245,16 +247,17 @@ Status Engine::stop(uint32_t timeout_ms) {
   fail_all(cause);
   for (const SubmissionPtr& submission : launched_.take_all()) end(submission, cause);
   if (service_ != nullptr) service_->finish_sending();
-  drop_communicators();
+  drop_communicators(!ending_->poisoned());
   wakeup_->drop_token();
   trace_.stop();
   return {};
 }
 
-void Engine::drop_communicators() {
+// Not in order: what waits in NCCL for other ranks is aborted.
+void Engine::drop_communicators(bool in_order) {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) {
-    if (set->gpu.carrier != nullptr && ending_->poisoned()) set->gpu.carrier->abort();
+    if (set->gpu.carrier != nullptr && !in_order) set->gpu.carrier->abort();
     set->gpu.carrier.reset();  // lives on in what it has launched
     set->communicator.reset();
   }
@@ -268,7 +271,7 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  drop_communicators();
+  drop_communicators(false);
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }

@@ -76,6 +76,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"cuda_library", [&](auto& text) { return out->cuda_library = text, true; }},
       {"nccl_library", [&](auto& text) { return out->nccl_library = text, true; }},
       {"nccl_found", [&](auto& text) { return out->nccl_found = text, true; }},
+      {"nccl_timeout_ms", [&](auto& text) { return parse_integer(text, &out->nccl_timeout_ms); }},
       {"gpu_allreduce", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLREDUCE]); }},
       {"gpu_allgather", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLGATHER]); }},
       {"gpu_broadcast", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_BROADCAST]); }},

@@ -31,6 +31,7 @@ struct EngineSettings {
   std::string nccl_library;                    // the user's word; empty: found
   std::string nccl_found;                      // where Python has found one
   GpuWay gpu_way[HVD_REDUCESCATTER + 1] = {};  // of each hvd_kind
+  uint64_t nccl_timeout_ms = 600000;           // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;
   bool warnings = true;   // on stderr
   bool log_time = false;  // ... with the time in front

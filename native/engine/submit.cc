@@ -218,7 +218,12 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, submission->inputs, submission->outputs, map_.rank));
-  HVD_RETURN_IF_ERROR(take_moment(*prepared, stream, &submission->on_device));
+  if (Status moment = of_this_rank(take_moment(*prepared, stream, &submission->on_device)); !moment.ok()) {
+    // The GPU has failed, for the operations of other ranks as well.
+    ending_->poison(std::move(moment).while_doing(quote_name(prepared->name)));
+    ending_->remember(ending_->cause());
+    return ending_->cause();
+  }
   if (submission->on_device != nullptr) {
     submission->outputs.resize(tensors);
     submission->on_device->inputs = std::exchange(submission->inputs, std::vector<const void*>(tensors));

@@ -76,11 +76,13 @@ TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
     const char* function;
     int code;
     const char* words;
+    hvd_code outcome;
   };
-  for (const Case& one : {Case{GpuWay::kHost, "cuMemcpyAsync", 719, "CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED"},
-                          Case{GpuWay::kHost, "cuEventQuery", 700, "CUDA error 700 (CUDA_ERROR_ILLEGAL_ADDRESS"},
-                          Case{GpuWay::kNccl, "ncclAllReduce", 5, "ncclAllReduce failed: NCCL error 5 (invalid usage)"},
-                          Case{GpuWay::kNccl, "ncclCommGetAsyncError", 3, "NCCL error 3 (internal error)"}}) {
+  for (const Case& one :
+       {Case{GpuWay::kHost, "cuMemcpyAsync", 719, "CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED", HVD_DEVICE_LOST},
+        Case{GpuWay::kHost, "cuEventQuery", 700, "CUDA error 700 (CUDA_ERROR_ILLEGAL_ADDRESS", HVD_DEVICE_LOST},
+        Case{GpuWay::kNccl, "ncclAllReduce", 5, "ncclAllReduce failed: NCCL error 5 (invalid usage)", HVD_INTERNAL},
+        Case{GpuWay::kNccl, "ncclCommGetAsyncError", 3, "NCCL error 3 (internal error)", HVD_INTERNAL}}) {
     in_child(30, [&] {
       std::atomic<int> told{0};
       standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
@@ -95,7 +97,7 @@ TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
                    .ok());
         const Status status = engine.wait(handle, 20000);
         // The other one may have been done.
-        if (!status.ok()) told += has(status, HVD_INTERNAL, {one.words}) ? 1 : 100;
+        if (!status.ok()) told += has(status, one.outcome, {one.words, ": rank "}) ? 1 : 100;
         engine.release(handle);
       });
       EXPECT(told == 1 || told == 2);
@@ -118,8 +120,8 @@ TEST(whoever_settles_hears_of_an_error_that_nobody_has_waited_for) {
       standin_fail("cuEventQuery", 0, 700, 1 << 30);
       standin_release(gpu.stream);
       engine.release(handle);
-      for (int i = 0; i < 2; ++i) EXPECT(has(engine.settle(20000), HVD_INTERNAL, {"CUDA error 700"}));
-      EXPECT(has(call.submit(engine, &handle), HVD_INTERNAL, {"CUDA error 700"}));
+      for (int i = 0; i < 2; ++i) EXPECT(has(engine.settle(20000), HVD_DEVICE_LOST, {"CUDA error 700"}));
+      EXPECT(has(call.submit(engine, &handle), HVD_DEVICE_LOST, {"CUDA error 700"}));
     });
   });
 }

@@ -274,7 +274,7 @@ TEST(a_failure_has_the_codes_name) {
   EXPECT(device().record(our_stream(), &event).ok());
   bool done = false;
   EXPECT(device().is_done(event, &done).ok());
-  EXPECT(says(device().is_done(event, &done), HVD_INTERNAL,
+  EXPECT(says(device().is_done(event, &done), HVD_DEVICE_LOST,
               "cuEventQuery failed: CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED"));
   EXPECT(device().is_done(event, &done).ok());
   standin_drain(our_stream());

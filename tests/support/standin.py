@@ -65,6 +65,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "standin_races": (c_char_p, []),
     "standin_forget": (None, []),
     "standin_fail": (None, [c_char_p, c_int, c_int, c_int]),
+    "standin_block": (None, [c_char_p, c_int, c_int]),
+    "standin_nccl_version": (None, [c_int]),
     "standin_stream": (c_void_p, [c_int]),
     "standin_hold": (None, [c_void_p]),
     "standin_release": (None, [c_void_p]),

@@ -105,6 +105,7 @@ class Joined final : public NcclCommunicator {
         call_(library_->call()),
         device_(*parts.device),
         stream_(parts.stream),
+        inside_(parts.inside),
         comm_(comm) {}
   ~Joined() override;
 
@@ -135,12 +136,14 @@ class Joined final : public NcclCommunicator {
   const Functions& call_;
   cuda::Device& device_;
   const cuda::Stream stream_;
+  const std::shared_ptr<Inside> inside_;
   const Comm comm_;
   std::atomic<bool> aborted_{false};
 };
 
 Joined::~Joined() {
   if (aborted_.load()) return;
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   if (!current.status().ok() || call_.finalize(comm_) != kSuccess) {
     abort();
@@ -158,11 +161,13 @@ Status Joined::health() const {
 
 void Joined::abort() {
   if (aborted_.exchange(true)) return;
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   (void)call_.abort(comm_);  // the generation has its cause already
 }
 
 Status Joined::grouped(const std::function<Status()>& enqueue) {
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   HVD_RETURN_IF_ERROR(current.status());
   HVD_RETURN_IF_ERROR(checked(call_.begin_group(), "ncclGroupStart"));
@@ -326,6 +331,26 @@ Status meet(const Parts& parts, const Communicator& host, const UniqueId& id, Co
 
 std::string member_in_words(int member) { return "member " + std::to_string(member); }
 
+// The same answer on all members: HVD_UNAVAILABLE if one of them could not meet the others. It is a barrier, too: a rank
+// that still allocates on its GPU could wait for a peer's kernel that waits for it.
+Status agree(Communicator& host, const Status& mine) {
+  enum : int32_t { kGood, kWaitedInVain, kFailed };
+  struct Outcome {
+    int32_t how;
+    char why[512];
+  } own{mine.ok() ? kGood : mine.code() == HVD_UNAVAILABLE ? kWaitedInVain : kFailed, {}};
+  mine.text().copy(own.why, sizeof own.why - 1);
+  std::vector<Outcome> all(static_cast<size_t>(host.size()));
+  HVD_RETURN_IF_ERROR(host.exchange(&own, sizeof own, all.data()));
+  for (const int32_t how : {kFailed, kWaitedInVain}) {  // who waited did so for the one that failed
+    for (size_t m = 0; m < all.size(); ++m) {
+      if (all[m].how != how) continue;
+      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(m)) + ": " + all[m].why};
+    }
+  }
+  return {};
+}
+
 // The same answer on all members.
 Status compare(const std::vector<Card>& cards) {
   constexpr int kSharesGpus = 23000;
@@ -382,10 +407,14 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   std::vector<UniqueId> ids(cards.size());
   HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
-  HVD_RETURN_IF_ERROR(meet(parts, host, ids[0], &comm));
-  *out = std::make_shared<Joined>(host, parts, comm);
-  // A rank that still allocates on its GPU could wait for a peer's kernel that waits for it.
-  return host.barrier();
+  const Status met = meet(parts, host, ids[0], &comm);
+  if (met.code() == HVD_ABORTED) return met;
+  std::shared_ptr<NcclCommunicator> joined;
+  if (met.ok()) joined = std::make_shared<Joined>(host, parts, comm);
+  const Status all = agree(host, met);
+  if (!all.ok() && joined != nullptr) joined->abort();
+  if (all.ok()) *out = std::move(joined);
+  return all;
 }
 
 }  // namespace hvd::nccl

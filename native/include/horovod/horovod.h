@@ -46,7 +46,8 @@ typedef enum {
   HVD_FORKED = 12,         /* the caller is a forked child */
   HVD_INTERNAL = 13,       /* a defect of this library */
   HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
-  HVD_JOINED = 15          /* a rank has joined and gives no data to the operation, which is no allreduce */
+  HVD_JOINED = 15,         /* a rank has joined and gives no data to the operation, which is no allreduce */
+  HVD_DEVICE_LOST = 16     /* a rank's GPU cannot be used any more by its process */
 } hvd_code;
 
 typedef enum {

@@ -35,7 +35,12 @@ FIRST_CAUSE_TIMEOUT_S = 1.0
 LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
-_FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
+_FATAL = {
+    native.RANK_LOST: "RANK_LOST",
+    native.RANK_LEFT: "RANK_LEFT",
+    native.ABORTED: "ABORTED",
+    native.DEVICE_LOST: "DEVICE_LOST",
+}
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 

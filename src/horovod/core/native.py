@@ -51,6 +51,7 @@ FORKED = 12
 INTERNAL = 13
 REFUSED = 14
 JOINED = 15
+DEVICE_LOST = 16
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
@@ -285,6 +286,8 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         return exceptions.RankLostError(text, failed_rank)
     if code == RANK_LEFT:
         return exceptions.RankLeftError(text, failed_rank)
+    if code == DEVICE_LOST:
+        return exceptions.DeviceLostError(text, failed_rank)
     kinds: dict[int, type[Exception]] = {
         INVALID_ARGUMENT: exceptions.InvalidRequestError,
         DUPLICATE_NAME: exceptions.DuplicateNameError,

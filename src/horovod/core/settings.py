@@ -129,6 +129,12 @@ class Settings:
     cuda_library: str = setting(
         "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
     )
+    nccl_timeout_s: float = setting(
+        "HOROVOD_NCCL_TIMEOUT_SECONDS",
+        kinds.number(0),
+        600.0,
+        "How long a GPU may take for what the other ranks wait for, in seconds: then the job ends. 0 means for ever.",
+    )
     nccl_library: str = setting(
         "HOROVOD_NCCL_LIBRARY",
         kinds.text(),
@@ -334,6 +340,7 @@ class Settings:
             *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
             ("cuda_library", self.cuda_library),
             ("nccl_library", self.nccl_library),
+            ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),

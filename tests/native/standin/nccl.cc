@@ -3,9 +3,7 @@
 // has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as one piece of work on its stream, and waits there for
 // the other ranks, for ever if one never comes, until the communicator is aborted.
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +22,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "room.h"
 #include "standin.h"
 #include "streams.h"
 
@@ -31,85 +30,7 @@ using namespace standin;
 
 namespace {
 
-enum : int {
-  kSuccess = 0,
-  kSystemError = 2,
-  kInternalError = 3,
-  kInvalidArgument = 4,
-  kInvalidUsage = 5,
-  kRemoteError = 6
-};
-
-constexpr size_t kPartBytes = 8 << 20;  // of a rank; what is longer goes in pieces
-constexpr int kMostRanks = 16;
-
 std::atomic<int> nccl_version{23203};
-
-// From one rank to another: a piece of a message at a time.
-struct Mail {
-  std::atomic<bool> is_full;
-  size_t of_bytes, length;  // of the message, of the piece
-};
-constexpr size_t kMailBytes = 64 << 10;
-
-// What the ranks share. Zeros are its beginning. The pieces of mail follow, and then the parts.
-struct Room {
-  std::atomic<uint32_t> arrived, round, moved;
-  std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
-  Mail mail[kMostRanks * kMostRanks];                // by sender and receiver
-};
-constexpr size_t kRoomBytes = 16384;
-static_assert(sizeof(Room) <= kRoomBytes);
-constexpr size_t kPartsAt = kRoomBytes + kMostRanks * kMostRanks * kMailBytes;
-
-long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, limit, nullptr, 0);
-}
-
-}  // namespace
-
-struct CommBody {
-  Room* room = nullptr;
-  std::byte* parts = nullptr;
-  size_t mapped = 0;
-  int rank = 0, size = 0, device = 0;
-  std::atomic<bool> aborted{false};
-  std::atomic<int> error{kSuccess};
-  std::map<int, double> factors;  // of the operations that were made
-
-  Mail& mail(int from, int to) const { return room->mail[from * kMostRanks + to]; }
-  std::byte* paper(const Mail& mail) const {
-    return reinterpret_cast<std::byte*>(room) + kRoomBytes + static_cast<size_t>(&mail - room->mail) * kMailBytes;
-  }
-  std::byte* part(int of_rank) const { return parts + static_cast<size_t>(of_rank) * kPartBytes; }
-
-  // False: aborted meanwhile.
-  bool meet() {
-    const uint32_t before = room->round.load();
-    if (room->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
-      room->arrived.store(0);
-      room->round.store(before + 1);
-      futex(room->round, FUTEX_WAKE, INT32_MAX, nullptr);
-      return true;
-    }
-    return wait_while(room->round, before);
-  }
-
-  // Until it is another value. False: aborted meanwhile.
-  bool wait_while(std::atomic<uint32_t>& word, uint32_t value) {
-    while (word.load() == value) {
-      if (aborted.load()) {
-        error = kRemoteError;
-        return false;
-      }
-      const timespec moment{0, 2000000};
-      futex(word, FUTEX_WAIT, value, &moment);
-    }
-    return true;
-  }
-};
-
-namespace {
 
 // A call, until its group ends.
 struct Work {
@@ -240,6 +161,11 @@ void reduce_parts(CommBody* comm, int type, int op, std::byte* to, size_t from, 
   }
 }
 
+const CommBody* comm_of_group() {
+  if (!group.works.empty()) return group.works.front().comm;
+  return group.messages.empty() ? nullptr : group.messages.front().comm;
+}
+
 bool is_reduction(CommBody* comm, int type, int op) {
   return bytes_of(type) != 0 && (op <= kAverage || comm->factors.contains(op));
 }
@@ -248,6 +174,8 @@ bool is_reduction(CommBody* comm, int type, int op) {
 
 #define STANDIN_NCCL(name) \
   if (const int planned = planned_failure(name); planned != 0) return planned;
+
+static bool never() { return false; }
 
 extern "C" {
 
@@ -277,6 +205,7 @@ int ncclGetUniqueId(standin_id* id) {
 
 int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, standin_config* config) {
   STANDIN_NCCL("ncclCommInitRankConfig")
+  standin::block_as_planned("ncclCommInitRankConfig", never);
   if (size > kMostRanks || config->magic != 0xcafebeef || config->size != 40 || config->version != 21700) {
     return kInvalidArgument;
   }
@@ -321,13 +250,14 @@ int ncclCommDestroy(CommBody* comm) {
 // Its work ends soon; what it shared stays mapped, since that work may still look at it.
 int ncclCommAbort(CommBody* comm) {
   STANDIN_NCCL("ncclCommAbort")
+  standin::block_as_planned("ncclCommAbort", never);
   comm->aborted = true;
   return kSuccess;
 }
 
 int ncclCommGetAsyncError(CommBody* comm, int* error) {
-  STANDIN_NCCL("ncclCommGetAsyncError")
-  *error = comm->error;
+  const int planned = planned_failure("ncclCommGetAsyncError");  // it tells of failures, and seldom fails itself
+  *error = planned != 0 ? planned : comm->error.load();
   return kSuccess;
 }
 
@@ -438,6 +368,13 @@ int ncclGroupEnd() {
     return planned;
   }
   if (group.depth == 0) return kInvalidUsage;
+  if (const CommBody* const comm = comm_of_group(); comm != nullptr) {
+    standin::block_as_planned("ncclGroupEnd", [comm] { return comm->aborted.load(); });
+    if (comm->aborted.load()) {
+      group = {};
+      return kInternalError;
+    }
+  }
   return --group.depth == 0 ? end_group() : kSuccess;
 }
 

@@ -37,8 +37,13 @@ const char* standin_races(void);
 /* Forgets accesses: what follows is ordered after all that was. The streams must be idle. */
 void standin_forget(void);
 
-/* From the `after`th call of this function from now on (0: the next one), each call fails with `code`, `count` times. */
+/* From the `after`th call of this function from now on (0: the next one), each call fails with `code`, `count` times.
+ * ncclCommGetAsyncError tells of a failure with this code instead. */
 void standin_fail(const char* function, int after, int code, int count);
+
+/* Likewise a call that takes so long; a negative time: until NCCL's communicator is aborted, if it has one. It knows
+ * ncclCommInitRankConfig, ncclGroupEnd and ncclCommAbort. */
+void standin_block(const char* function, int after, int milliseconds);
 
 /* Streams as a framework has them; `device` counts from 0. They are never destroyed. */
 void* standin_stream(int device);
