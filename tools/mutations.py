@@ -1386,8 +1386,8 @@ MUTATIONS = (
         also=(
             (
                 "native/engine/device_batches.cc",
-                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));\n  }\n  return {};",
-                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));\n  }\n"
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n  return {};",
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n"
                 "  return execution_.run(batch, closed, &carrier);",
             ),
         ),
@@ -1401,20 +1401,37 @@ MUTATIONS = (
         (native("device_test", "once_the_first_is_done"),),
     ),
     Mutation(
+        "gpu-shares-reduced-before-they-are-copied",
+        "native/communicators/nccl/levels.cc",
+        "  HVD_RETURN_IF_ERROR(await(copied));\n",
+        "",
+        "on two levels, hosts reduce what the memory held before",
+        (native("device_levels_test", "values_of_one_on_one"),),
+    ),
+    Mutation(
+        "gpu-levels-across-the-wrong-members",
+        "native/communicators/nccl/levels.cc",
+        "    grouped.groups = places_of(members);",
+        "    grouped.groups = {};",
+        "on two levels of NCCL, the shares of all members are added, and not those of one place",
+        (native("device_levels_test", "values_of_one_on_one"),),
+    ),
+    Mutation(
         "gpu-communicator-of-the-generation-before",
         "native/engine/device_batches.cc",
-        "  const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);",
+        "  if (!in_levels) return nccl::join(*set.communicator, parts, out);\n",
         "  static std::shared_ptr<nccl::NcclCommunicator> first;\n"
         "  Status joined;\n"
-        "  if (first == nullptr) joined = nccl::join(*set->communicator, parts, &first);\n"
-        "  set->gpu.carrier = first;",
+        "  if (first == nullptr) joined = nccl::join(*set.communicator, parts, &first);\n"
+        "  *out = first;\n"
+        "  if (!in_levels) return joined;\n",
         "a generation reduces by the NCCL communicator of one that has ended",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "next_generation"),),
     ),
     Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
-        "    if (set->gpu.carrier != nullptr && !in_order) set->gpu.carrier->abort();\n",
+        "      if (*carrier != nullptr && !in_order) (*carrier)->abort();\n",
         "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),

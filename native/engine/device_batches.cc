@@ -112,9 +112,14 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
     parts_ = parts_of(batch, closed);
     is_fetching_ = true;
     fetching_since_ns_ = now_ns();
-    HVD_RETURN_IF_ERROR(choose(batch, closed, &by_nccl_));
-    if (by_nccl_) return {};
-    for (auto& [device, part] : parts_) HVD_RETURN_IF_ERROR(begin(*device, &part));
+    HVD_RETURN_IF_ERROR(choose(batch, closed));
+    for (auto& [device, part] : parts_) {
+      if (carrier_ == nullptr) HVD_RETURN_IF_ERROR(begin(*device, &part));
+    }
+  }
+  if (carrier_ != nullptr) {
+    const bool blocks = in_levels_ && settings_.gpu_levels == nccl::Levels::kHierarchical;
+    return blocks ? look_for_inputs(ready) : Status();
   }
   for (const auto& [device, part] : parts_) {
     HVD_RETURN_IF_ERROR(device->is_done(part.fetched, ready));
@@ -125,33 +130,51 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
 
 Status DeviceBatches::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   is_fetching_ = false;
-  ++(by_nccl_ ? counts_.by_nccl : counts_.staged);
-  if (by_nccl_) return run_by_nccl(batch, closed);
+  ++(carrier_ != nullptr ? counts_.by_nccl : counts_.staged);
+  if (in_levels_) ++counts_.in_levels;
+  if (carrier_ != nullptr) return run_by_nccl(batch, closed);
   const Parts parts = std::exchange(parts_, {});
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed));
   for (const auto& [device, part] : parts) HVD_RETURN_IF_ERROR(bring_back(*device, part));
   return {};
 }
 
-Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl) {
-  *by_nccl = false;
+// The inputs of what will be launched by a carrier that waits for the GPU.
+Status DeviceBatches::look_for_inputs(bool* ready) const {
+  for (const auto& [device, part] : parts_) {
+    for (const Tensor& tensor : part.tensors) {
+      HVD_RETURN_IF_ERROR(device->is_done(tensor.submission->on_device->ready, ready));
+      if (!*ready) return {};
+    }
+  }
+  return {};
+}
+
+Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  carrier_ = nullptr;
+  in_levels_ = false;
   const hvd_kind kind = batch.descriptor->kind;
   const GpuWay way = settings_.gpu_way[kind];
   ProcessSet& set = *closed[batch.entry]->prepared->set;
-  if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction_of(batch, set.size()), kind))) return {};
-  if (!set.gpu.tried) {
-    cuda::Device* const device = parts_.empty() ? set.gpu.device : parts_.begin()->first;
-    HVD_RETURN_IF_ERROR(meet(&set, device));
+  const Reduction reduction = reduces(kind) ? reduction_of(batch, set.size()) : Reduction{};
+  if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction, kind))) return {};
+  const bool in_levels = settings_.gpu_levels != nccl::Levels::kNone && kind == HVD_ALLREDUCE &&
+                         nccl::has_levels(set.topology) && nccl::can_reduce_in_levels(reduction);
+  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.in_levels : set.gpu.whole;
+  if (!found.tried) {
+    if (!parts_.empty()) set.gpu.device = parts_.begin()->first;
+    HVD_RETURN_IF_ERROR(meet(&set, &found));
   }
-  *by_nccl = set.gpu.carrier != nullptr;
-  if (set.gpu.tried && !*by_nccl && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, set.gpu.why_not};
+  carrier_ = found.carrier;
+  in_levels_ = in_levels && carrier_ != nullptr;
+  if (found.tried && carrier_ == nullptr && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, found.why_not};
   return {};
 }
 
 // Collective over the members of the set, at the same place in the log.
-Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
+Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
   nccl::Parts parts;
-  parts.device = set->gpu.device = device;
+  cuda::Device* const device = parts.device = set->gpu.device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
   parts.inside = inside_nccl_;
@@ -161,22 +184,35 @@ Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
     const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);
     if (!opened.ok()) parts.why = opened.text();
   }
-  const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);
-  set->gpu.tried = joined.code() != HVD_JOINED;
+  const Status joined = join(*set, parts, way == &set->gpu.in_levels, &way->carrier);
+  way->tried = joined.code() != HVD_JOINED;
   if (joined.ok()) {
     const std::lock_guard lock(carriers_mutex_);
     std::erase_if(carriers_, [](const auto& carrier) { return carrier.expired(); });
-    carriers_.push_back(set->gpu.carrier);
+    carriers_.push_back(way->carrier);
   }
-  if (!set->gpu.tried) return {};  // until it uses one, the others' tensors go through host memory
+  if (!way->tried) return {};  // until it uses one, the others' tensors go through host memory
   if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
-  set->gpu.why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
+  way->why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
   if (set->member == 0 && settings_.warnings) {
-    warn(set->gpu.why_not +
+    warn(way->why_not +
              "\nhint: they go through host memory, which is slower; HOROVOD_GPU_OPERATIONS=HOST asks for that",
          settings_.log_time);
   }
   return {};
+}
+
+Status DeviceBatches::join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
+                           std::shared_ptr<nccl::NcclCommunicator>* out) {
+  if (!in_levels) return nccl::join(*set.communicator, parts, out);
+  const auto make_across = [&](std::unique_ptr<Communicator>* across) -> Status {
+    const Members members =
+        some_of({set.ranks, set.member, set.topology}, nccl::across_hosts(set.topology, set.member));
+    const CommunicatorRow* row = nullptr;
+    HVD_RETURN_IF_ERROR(choose_communicator(settings_.communicator, members.topology, false, &row));
+    return row->make(members, communicator_parts_(), across);
+  };
+  return nccl::join_levels(*set.communicator, set.topology, parts, settings_.gpu_levels, make_across, out);
 }
 
 void DeviceBatches::abort_nccl_elsewhere() {
@@ -207,10 +243,10 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
   }
   std::vector<cuda::DeviceMemory> zeros;
   HVD_RETURN_IF_ERROR(give_zeros(closed, batch, gpu, &zeros));
-  const Carrier carrier{gpu.carrier.get(), gpu.device, gpu.stream};
+  const Carrier carrier{carrier_.get(), gpu.device, gpu.stream};
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
   for (const auto& [device, part] : parts) {
-    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, gpu.carrier, part.tensors));
+    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));
   }
   return {};
 }

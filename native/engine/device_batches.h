@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,8 +62,10 @@ class LaunchedCalls {
 
 class DeviceBatches {
  public:
-  DeviceBatches(Execution& execution, const EngineSettings& settings, Interrupt interrupt)
-      : execution_(execution), settings_(settings), interrupt_(interrupt) {}
+  // `parts`: what a communicator among some ranks is made from.
+  DeviceBatches(Execution& execution, const EngineSettings& settings, Interrupt interrupt,
+                std::function<CommunicatorParts()> parts)
+      : execution_(execution), settings_(settings), interrupt_(interrupt), communicator_parts_(std::move(parts)) {}
 
   // Called again until its inputs are there, which the GPU may still be computing.
   Status fetch(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* ready);
@@ -71,7 +74,7 @@ class DeviceBatches {
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
 
   struct Counts {
-    std::atomic<uint64_t> by_nccl{0}, staged{0};  // batches
+    std::atomic<uint64_t> by_nccl{0}, in_levels{0}, staged{0};  // batches; the first counts the second, too
   };
   const Counts& counts() const { return counts_; }  // any thread
 
@@ -95,9 +98,12 @@ class DeviceBatches {
   };
   using Parts = std::map<cuda::Device*, Part>;
   static Parts parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  // Whether NCCL carries the batch: the same answer on all members.
-  Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl);
-  Status meet(ProcessSet* set, cuda::Device* device);
+  // What of NCCL carries the batch, null: nothing. The same answer on all members.
+  Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  Status look_for_inputs(bool* ready) const;
+  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way);
+  Status join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
+              std::shared_ptr<nccl::NcclCommunicator>* out);
   Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, const ProcessSet::OnGpu& gpu,
                     std::vector<cuda::DeviceMemory>* zeros);
@@ -111,9 +117,11 @@ class DeviceBatches {
   Execution& execution_;
   const EngineSettings& settings_;
   const Interrupt interrupt_;
+  const std::function<CommunicatorParts()> communicator_parts_;
   bool is_fetching_ = false;
   uint64_t fetching_since_ns_ = 0;
-  bool by_nccl_ = false;  // the batch that is being fetched
+  std::shared_ptr<nccl::NcclCommunicator> carrier_;  // of the batch that is being fetched; null: it is staged
+  bool in_levels_ = false;                           // it is the carrier on two levels
   Parts parts_;
   Counts counts_;
   const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();

@@ -118,7 +118,8 @@ void Engine::make_negotiation() {
     publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
   member_.emplace(map_, *board_, clock_, *publisher_);
-  device_batches_.emplace(execution_, options_.settings, ending_->interrupt());
+  const auto parts = [this] { return parts_in(nullptr); };
+  device_batches_.emplace(execution_, options_.settings, ending_->interrupt(), parts);
 }
 
 Status Engine::make_communicator() {
@@ -257,8 +258,10 @@ Status Engine::stop(uint32_t timeout_ms) {
 void Engine::drop_communicators(bool in_order) {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) {
-    if (set->gpu.carrier != nullptr && !in_order) set->gpu.carrier->abort();
-    set->gpu.carrier.reset();  // lives on in what it has launched
+    for (auto* const carrier : {&set->gpu.whole.carrier, &set->gpu.in_levels.carrier}) {
+      if (*carrier != nullptr && !in_order) (*carrier)->abort();
+      carrier->reset();  // lives on in what it has launched
+    }
     set->communicator.reset();
   }
   data_links_.reset();
@@ -300,6 +303,7 @@ std::string Engine::statistics() {
   field("engine_wakes", std::to_string(wakeup_->engine_wakes()));
   field("names_evicted", std::to_string(service_ == nullptr ? 0 : service_->names_evicted()));
   field("batches_by_nccl", std::to_string(device_batches_->counts().by_nccl.load()));
+  field("batches_in_levels", std::to_string(device_batches_->counts().in_levels.load()));
   field("batches_staged", std::to_string(device_batches_->counts().staged.load()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";

@@ -5,6 +5,7 @@ bits are those of the reference, if no term is rounded: NCCL multiplies an Avera
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,34 @@ def test_results(worlds: WorldPool, way: str, size: int, dtype: str) -> None:
         # NCCL has no int16.
         assert (statistics["batches_by_nccl"] > 0) == (way == "best")
         assert statistics["batches_staged"] > 0 or dtype != "int16"
+
+
+@pytest.mark.parametrize("levels", ["HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"])
+def test_results_on_two_levels(worlds: WorldPool, levels: str) -> None:
+    """NCCL inside each of two hosts, and across them the hosts' own transport, or NCCL."""
+
+    def run() -> tuple[list[str], str, int]:
+        gpu = frameworks.load(NAME)
+        wrong, _ = results.wrong_rows_of(gpu, "float32", same_but_for_rounding)
+        return wrong, standin.races(), gpu.hvd.statistics()["batches_in_levels"]
+
+    world = worlds(4, standin.environment("best", HOROVOD_TRANSPORT="2+2", **{levels: "1"}))
+    for wrong, races, in_levels in world.run(run):
+        assert wrong == [] and races == "" and in_levels > 20
+
+
+def test_ranks_that_disagree_about_gpus_do_not_start() -> None:
+    def run() -> str:
+        import horovod.core as hvd
+
+        os.environ["HOROVOD_GPU_OPERATIONS"] = "nccl" if os.environ["HOROVOD_RANK"] == "1" else "host"
+        with pytest.raises(ValueError) as raised:
+            hvd.init()
+        return str(raised.value)
+
+    with World(2, {}) as world:
+        for text in world.run(run):
+            assert "HOROVOD_GPU_OPERATIONS" in text and "nccl" in text and "host" in text, text
 
 
 def test_results_over_sets(gpu_worlds: Any) -> None:

@@ -10,51 +10,14 @@
 #include <vector>
 
 #include "check.h"
-#include "engine_world.h"
+#include "gpu_world.h"
 #include "platform/clock.h"
-#include "standin/standin.h"
 
 using namespace hvd;
 
 namespace {
 
-EngineSettings with_gpu(GpuWay way) {
-  EngineSettings settings;
-  settings.cuda_library = settings.nccl_library = HVD_STANDIN;
-  for (GpuWay& one : settings.gpu_way) one = way;
-  return settings;
-}
-
 constexpr GpuWay kWays[] = {GpuWay::kHost, GpuWay::kNccl};
-
-// Of one rank: a stream as a framework has it, on a GPU of its own.
-struct Gpu {
-  explicit Gpu(int rank) : device(rank % STANDIN_DEVICES), stream(static_cast<cuda::Stream>(standin_stream(device))) {}
-  float* floats(size_t count) const { return static_cast<float*>(standin_allocate(device, count * sizeof(float))); }
-  // What the framework's optimizer would see, at once or later.
-  std::vector<float> read(const float* from, size_t count) const {
-    std::vector<float> values(count);
-    standin_copy(stream, values.data(), from, count * sizeof(float));
-    standin_drain(stream);
-    return values;
-  }
-
-  int device;
-  cuda::Stream stream;
-};
-
-// One request on tensors of a GPU, all of them float32.
-Call on_gpu(hvd_kind kind, const char* name, const Gpu& gpu) {
-  Call call(kind, name);
-  call.on(gpu.device, gpu.stream);
-  return call;
-}
-
-void expect_no_races() {
-  const std::string found = standin_races();
-  if (!found.empty()) std::printf("%s", found.c_str());
-  EXPECT(found.empty());
-}
 
 // Both ways, on one host and on several.
 void run_worlds(int size, const std::function<void(Engine&, int)>& body) {
@@ -122,27 +85,6 @@ TEST(whoever_settles_hears_of_an_error_that_nobody_has_waited_for) {
       engine.release(handle);
       for (int i = 0; i < 2; ++i) EXPECT(has(engine.settle(20000), HVD_DEVICE_LOST, {"CUDA error 700"}));
       EXPECT(has(call.submit(engine, &handle), HVD_DEVICE_LOST, {"CUDA error 700"}));
-    });
-  });
-}
-
-TEST(an_aborted_job_ends_what_waits_in_nccl) {
-  in_child(30, [] {
-    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kNccl)), [](Engine& engine, int rank) {
-      const Gpu gpu(rank);
-      float* const gradient = gpu.floats(16);
-      if (rank == 1) standin_hold(gpu.stream);  // its input never comes, so its peer waits inside NCCL
-      standin_fill(gpu.stream, gradient, 16, 1);
-      hvd_handle handle = 0;
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
-      const Status launched = engine.wait_on_stream(handle, gpu.stream, 20000);
-      EXPECT(launched.ok() || (rank == 0 && launched.code() == HVD_ABORTED));  // rank 1 may have been faster
-      if (rank == 1) engine.abort(1, "rank 1 has had enough");
-      EXPECT(has(engine.wait(handle, 20000), HVD_ABORTED, {"gradient", "rank 1 has had enough"}));
-      engine.release(handle);
     });
   });
 }

@@ -113,6 +113,7 @@ def test_the_native_core_gets_strings() -> None:
         ("cuda_library", ""),
         ("nccl_library", ""),
         ("nccl_timeout_ms", "600000"),
+        ("gpu_levels", "none"),
         ("transport", "auto"),
         ("instruction_set", "best"),
         ("log_level", "warning"),

@@ -97,10 +97,29 @@ Factors factors_of(const Reduction& reduction) {
   return {1, all, 1};
 }
 
+// Those of the host's members that this communicator joins.
+struct Group {
+  int member = 0, size = 0;
+  size_t first = 0;  // of them, among the host's
+};
+Group group_of(const Communicator& host, const std::vector<int>& groups) {
+  const auto me = static_cast<size_t>(host.member());
+  if (groups.empty()) return {host.member(), host.size(), 0};
+  Group mine;
+  for (size_t m = groups.size(); m-- > 0;) {
+    if (groups[m] != groups[me]) continue;
+    mine.first = m;
+    ++mine.size;
+    if (m < me) ++mine.member;
+  }
+  return mine;
+}
+
 class Joined final : public NcclCommunicator {
  public:
-  Joined(Communicator& host, const Parts& parts, Comm comm)
+  Joined(Communicator& host, const Parts& parts, const Group& group, Comm comm)
       : host_(host),
+        group_(group),
         library_(parts.library),
         call_(library_->call()),
         device_(*parts.device),
@@ -110,8 +129,8 @@ class Joined final : public NcclCommunicator {
   ~Joined() override;
 
   const char* name() const override { return "nccl"; }
-  int member() const override { return host_.member(); }
-  int size() const override { return host_.size(); }
+  int member() const override { return group_.member; }
+  int size() const override { return group_.size; }
 
   Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override;
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override;
@@ -131,7 +150,8 @@ class Joined final : public NcclCommunicator {
   Status scale(const std::vector<Slice>& slices, DataType dtype, double factor, bool from_inputs);
   Status with_op(const Reduction& reduction, const std::function<Status(Op)>& enqueue);
 
-  Communicator& host_;
+  Communicator& host_;  // of all groups
+  const Group group_;
   const std::shared_ptr<const Library> library_;
   const Functions& call_;
   cuda::Device& device_;
@@ -298,14 +318,14 @@ struct Card {
 };
 
 // Blocks until all members are in NCCL's own meeting, or it is time to give up: then a thread stays behind in it.
-Status meet(const Parts& parts, const Communicator& host, const UniqueId& id, Comm* out) {
+Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* out) {
   struct Attempt {
     std::atomic<bool> over{false};
     Comm comm = nullptr;
     Status status;
   };
   const auto attempt = std::make_shared<Attempt>();
-  std::thread([attempt, parts, id, size = host.size(), member = host.member()] {
+  std::thread([attempt, parts, id, size = group.size, member = group.member] {
     const cuda::Current current(parts.device->driver(), parts.device->context());
     Config config;
     attempt->status = current.status();
@@ -399,18 +419,19 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   std::vector<Card> cards(static_cast<size_t>(host.size()));
   HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
   HVD_RETURN_IF_ERROR(compare(cards));
-  // Only now: an id costs member 0 a thread and a socket, until all have met by it.
+  // Only now: an id costs its maker a thread and a socket, until all have met by it.
+  const Group group = group_of(host, parts.groups);
   UniqueId id{};
-  if (host.member() == 0) {
+  if (group.member == 0) {
     HVD_RETURN_IF_ERROR(parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr));
   }
   std::vector<UniqueId> ids(cards.size());
   HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
-  const Status met = meet(parts, host, ids[0], &comm);
+  const Status met = meet(parts, group, ids[group.first], &comm);
   if (met.code() == HVD_ABORTED) return met;
   std::shared_ptr<NcclCommunicator> joined;
-  if (met.ok()) joined = std::make_shared<Joined>(host, parts, comm);
+  if (met.ok()) joined = std::make_shared<Joined>(host, parts, group, comm);
   const Status all = agree(host, met);
   if (!all.ok() && joined != nullptr) joined->abort();
   if (all.ok()) *out = std::move(joined);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "collectives/communicator.h"
 #include "communicators/nccl/library.h"
@@ -67,9 +68,11 @@ struct Parts {
   Interrupt interrupt;
   uint64_t timeout_ms;  // of the meeting of all
   std::shared_ptr<Inside> inside;
+  // Of each member: those of one number have a communicator of their own. Empty: all have one.
+  std::vector<int> groups;
 };
 
-// Collective over the members of `host`. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
+// Collective over the members of `host`, also if they come in groups. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
 // they have other versions, or two of them the same GPU. HVD_JOINED if one has no GPU yet.
 Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out);
 

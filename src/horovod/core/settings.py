@@ -129,6 +129,19 @@ class Settings:
     cuda_library: str = setting(
         "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
     )
+    hierarchical_allreduce: bool = setting(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "Between hosts with equally many ranks, GPUs reduce by NCCL inside each host only, and hosts among each other "
+        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one.",
+    )
+    torus_allreduce: bool = setting(
+        "HOROVOD_TORUS_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts.",
+    )
     nccl_timeout_s: float = setting(
         "HOROVOD_NCCL_TIMEOUT_SECONDS",
         kinds.number(0),
@@ -341,6 +354,7 @@ class Settings:
             ("cuda_library", self.cuda_library),
             ("nccl_library", self.nccl_library),
             ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
+            ("gpu_levels", self._gpu_levels),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
@@ -356,6 +370,15 @@ class Settings:
             "alltoall": self.gpu_alltoall,
             "reducescatter": self.gpu_reducescatter,
         }
+
+    @property
+    def _gpu_levels(self) -> str:
+        return "torus" if self.torus_allreduce else "hierarchical" if self.hierarchical_allreduce else "none"
+
+    @property
+    def on_gpus(self) -> str:
+        """How tensors on GPUs travel, in one text that all ranks must have."""
+        return " ".join([*map(self._gpu_way, self._gpu_ways.values()), self._gpu_levels])
 
     def _gpu_way(self, of_operation: str) -> str:
         way = of_operation or self.gpu_operations
