@@ -14,6 +14,7 @@
 
 #include "c_structs.h"
 #include "communicators/mpi/library.h"
+#include "communicators/nccl/library.h"
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
@@ -130,6 +131,18 @@ extern "C" {
 uint32_t hvd_abi_version(void) { return HVD_ABI_VERSION; }
 
 const char* hvd_code_name(int32_t code) { return hvd::Status::name_of(code); }
+
+int32_t hvd_cuda_version(const char* library, hvd_status* status) {
+  std::shared_ptr<const hvd::cuda::Driver> driver;
+  const int code = guarded(status, [&] { return hvd::cuda::Driver::open(library, &driver); });
+  return code == HVD_OK ? driver->version() : 0;
+}
+
+int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status) {
+  std::shared_ptr<const hvd::nccl::Library> nccl;
+  const int code = guarded(status, [&] { return hvd::nccl::Library::open({library, found}, &nccl); });
+  return code == HVD_OK ? nccl->version() : 0;
+}
 
 int32_t hvd_dtype_bytes(int32_t dtype) {
   return static_cast<int32_t>(hvd::element_size(static_cast<hvd_dtype>(dtype)));
@@ -327,6 +340,10 @@ int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
   return guarded(status, [&] { return context->engine->poll(handle); });
 }
 
+int hvd_poll_launch(hvd_context* context, hvd_handle handle, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->poll_launch(handle); });
+}
+
 int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] {
     return context->engine->wait_on_stream(handle, static_cast<hvd::cuda::Stream>(stream), timeout_ms);
@@ -339,17 +356,22 @@ int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status) {
 
 int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result, hvd_status* status) {
   return guarded(status, [&]() -> Status {
-    const hvd::SubmissionPtr submission = context->engine->find(handle);
-    if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-    const bool launched = submission->on_device != nullptr && submission->on_device->is_launched.load();
-    if (!submission->done.load() && !launched) return {HVD_PENDING, "the operation is not done"};
-    if (index >= submission->results.size()) return {HVD_INVALID_ARGUMENT, "the operation has no such result"};
-    const hvd::Gathered& gathered = submission->results[index];
-    hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered.shape.size()), gathered.memory(),
-                                   gathered.shape.data(), gathered.rows.data()},
+    hvd::SubmissionPtr submission;
+    hvd::Gathered* gathered = nullptr;
+    HVD_RETURN_IF_ERROR(context->engine->find_result(handle, index, &submission, &gathered));
+    const bool on_gpu = gathered->on_device.data() != nullptr;
+    hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered->shape.size()), gathered->memory(),
+                                   gathered->shape.data(), gathered->rows.data(), on_gpu ? HVD_ON_CUDA : HVD_ON_HOST,
+                                   on_gpu ? submission->prepared->device->ordinal() : 0},
                                   result);
     return {};
   });
+}
+
+int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t index, void* to, void* stream,
+                    hvd_status* status) {
+  return guarded(
+      status, [&] { return context->engine->copy_result(handle, index, to, static_cast<hvd::cuda::Stream>(stream)); });
 }
 
 void hvd_release(hvd_context* context, hvd_handle handle) {

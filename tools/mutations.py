@@ -1317,6 +1317,161 @@ MUTATIONS = (
         (python("tests/processes/test_cycles.py", "-k", "nothing_behind and shm-mismatch"),),
     ),
     Mutation(
+        "gpu-result-awaited-on-the-stream-of-the-call",
+        "src/horovod/core/gpus.py",
+        "        stream = self.waiting = self.gpu.current_stream()",
+        "        stream = self.waiting = self.stream",
+        "what is waited for on one stream of a GPU is used on another one that does not wait",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-tensors-dropped-while-another-stream-waits",
+        "src/horovod/core/gpus.py",
+        "        if self.waiting == self.stream:",
+        "        if self.waiting is not None:",
+        "memory of a GPU goes back to the stream that called, which does not wait for the end of the call",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-memory-used-on-a-stream-that-its-allocator-does-not-know",
+        "src/horovod/torch/gpus.py",
+        "        if self.gpu.current_stream() != self.staged_on:",
+        "        if False:",
+        "a result that is used on another stream is given to the next tensor before that use",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-call-says-another-stream-than-the-current-one",
+        "src/horovod/core/gpus.py",
+        "        handle.gpu, handle.stream = gpu, gpu.current_stream()",
+        "        handle.gpu, handle.stream = gpu, 0",
+        "an operation does not wait until the stream has computed its tensors",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-result-awaited-on-the-default-stream",
+        "src/horovod/core/gpus.py",
+        "        stream = self.waiting = self.gpu.current_stream()",
+        "        stream = self.waiting = 0",
+        "a GPU's default stream waits for the end of a call, and not the stream that uses its result",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
+    ),
+    Mutation(
+        "gpu-moment-of-a-call-before-its-result-is-allocated",
+        "native/engine/submit.cc",
+        "  return prepared.device->record(stream, &(*out)->ready);",
+        "  static cuda::Event sooner;\n"
+        "  cuda::Event now;\n"
+        "  HVD_RETURN_IF_ERROR(prepared.device->record(stream, &now));\n"
+        "  if (!sooner) HVD_RETURN_IF_ERROR(prepared.device->record(stream, &sooner));\n"
+        "  (*out)->ready = std::exchange(sooner, std::move(now));\n"
+        "  return {};",
+        "a call on a GPU waits for what its stream had done at the call before",
+        (python("tests/frameworks/test_torch_gpu_training.py", "-k", "last_use_of_its_memory"),),
+    ),
+    Mutation(
+        "gpu-latest-moment-of-any-stream",
+        "native/engine/device_batches.cc",
+        "    const cuda::Event*& latest = ready[there.stream];",
+        "    const cuda::Event*& latest = ready[nullptr];",
+        "of a batch whose tensors come from several streams of a GPU, one stream is waited for",
+        (native("device_batches_test", "several_streams"),),
+    ),
+    Mutation(
+        "gpu-end-recorded-before-the-work",
+        "native/engine/device_batches.cc",
+        "  HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));\n",
+        "",
+        "a framework's stream waits for a moment before NCCL's work, which is enqueued behind it",
+        (native("device_batches_test", "an_allreduce_waits"),),
+        also=(
+            (
+                "native/engine/device_batches.cc",
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n  return {};",
+                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n"
+                "  return execution_.run(batch, closed, &carrier);",
+            ),
+        ),
+    ),
+    Mutation(
+        "gpu-staging-memory-lent-while-it-is-in-use",
+        "native/device/device.cc",
+        "      if (!idle) {",
+        "      if (false) {",
+        "pinned memory goes to another stream while a copy from it has not begun",
+        (native("device_test", "once_the_first_is_done"),),
+    ),
+    Mutation(
+        "gpu-shares-reduced-before-they-are-copied",
+        "native/communicators/nccl/levels.cc",
+        "  HVD_RETURN_IF_ERROR(await(copied));\n",
+        "",
+        "on two levels, hosts reduce what the memory held before",
+        (native("device_levels_test", "values_of_one_on_one"),),
+    ),
+    Mutation(
+        "gpu-levels-across-the-wrong-members",
+        "native/communicators/nccl/levels.cc",
+        "    grouped.groups = places_of(members);",
+        "    grouped.groups = {};",
+        "on two levels of NCCL, the shares of all members are added, and not those of one place",
+        (native("device_levels_test", "values_of_one_on_one"),),
+    ),
+    Mutation(
+        "gpu-communicator-of-the-generation-before",
+        "native/engine/device_batches.cc",
+        "  if (!in_levels) return nccl::join(*set.communicator, parts, out);\n",
+        "  static std::shared_ptr<nccl::NcclCommunicator> first;\n"
+        "  Status joined;\n"
+        "  if (first == nullptr) joined = nccl::join(*set.communicator, parts, &first);\n"
+        "  *out = first;\n"
+        "  if (!in_levels) return joined;\n",
+        "a generation reduces by the NCCL communicator of one that has ended",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "next_generation"),),
+    ),
+    Mutation(
+        "gpu-work-not-aborted-with-the-job",
+        "native/engine/lifecycle.cc",
+        "      if (*carrier != nullptr && !in_order) (*carrier)->abort();\n",
+        "",
+        "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),
+    ),
+    Mutation(
+        "nccl-start-not-agreed-upon",
+        "native/communicators/nccl/communicator.cc",
+        "  const Status all = agree(host, met);",
+        "  const Status all = met;",
+        "a rank that could not start NCCL goes through host memory, and the others wait for it in NCCL",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and fails"),),
+    ),
+    Mutation(
+        "gpu-called-without-a-context",
+        "native/device/device.cc",
+        "Status Device::record(Stream stream, Event* out) {\n"
+        "  const Current current(*driver_, context_);\n"
+        "  HVD_RETURN_IF_ERROR(current.status());\n",
+        "Status Device::record(Stream stream, Event* out) {\n",
+        "a thread that no framework has prepared cannot use the GPU, or uses another one",
+        (native("device_test", "every_thread_has_a_context"),),
+    ),
+    Mutation(
+        "gpu-request-under-the-key-of-the-hosts",
+        "src/horovod/torch/gpus.py",
+        "        self.dtype = (tensor.dtype, gpu.ordinal)",
+        "        self.dtype = tensor.dtype",
+        "a tensor on a GPU is sent with a request for host memory",
+        (python("tests/frameworks/test_torch_gpu.py", "-k", "do_not_meet"),),
+    ),
+    Mutation(
+        "gpu-result-freed-before-it-is-copied",
+        "native/engine/submit.cc",
+        "  result->on_device.use_on(stream);",
+        "",
+        "a gathered result is given back while a stream still copies it",
+        (native("device_batches_test", "every_operation_has_the_values"),),
+    ),
+    Mutation(
         "crossed-waits-reported-late",
         "native/engine/stall.cc",
         "std::min(limit_s, kCrossedS)",

@@ -52,6 +52,8 @@ class DeviceMemory {
   ~DeviceMemory();
 
   std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
+  // Another stream, which has waited for what was done to it, is the last one to use it.
+  void use_on(Stream stream) { stream_ = stream; }
 
  private:
   Device* device_ = nullptr;

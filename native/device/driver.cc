@@ -4,6 +4,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace hvd::cuda {
 
 namespace {
@@ -13,6 +16,15 @@ constexpr int kOldest = 11030;   // it has cuGetProcAddress
 constexpr uint64_t kLegacy = 1;  // a stream handle of 0 means the legacy default stream
 
 std::string in_words(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
+constexpr Result kOutOfMemory = 2;
+
+// After these, every call of the process fails: memory that cannot be corrected, a link that is down, a kernel that has
+// failed, and what a GPU that is gone answers.
+bool is_the_end(Result code) {
+  constexpr Result kCodes[] = {46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+  return std::ranges::find(kCodes, code) != std::end(kCodes);
+}
 
 Status unavailable(const std::string& path, const std::string& why) {
   return {HVD_UNAVAILABLE, "the CUDA driver (" + path + ") cannot be used: " + why};
@@ -71,19 +83,21 @@ Status Driver::open(const std::string& path, std::shared_ptr<const Driver>* out)
 }
 
 Status Driver::count_devices(int* count) const {
-  HVD_RETURN_IF_ERROR(checked(call_.init(0), "cuInit"));
-  return checked(call_.device_count(count), "cuDeviceGetCount");
+  Status status = checked(call_.init(0), "cuInit");
+  if (status.ok()) status = checked(call_.device_count(count), "cuDeviceGetCount");
+  return status.ok() ? status : Status(HVD_UNAVAILABLE, "no GPU can be used: " + status.text());
 }
 
 Status Driver::checked(Result code, const std::string& doing) const {
   if (code == kSuccess) return {};
-  constexpr Result kOutOfMemory = 2;
   const char* name = nullptr;
   const char* text = nullptr;
   if (call_.error_name(code, &name) != kSuccess || name == nullptr) name = "an unknown error";
   if (call_.error_text(code, &text) != kSuccess || text == nullptr) text = "no text";
-  return {code == kOutOfMemory ? HVD_OUT_OF_MEMORY : HVD_INTERNAL,
-          doing + " failed: CUDA error " + std::to_string(code) + " (" + name + ", " + text + ")"};
+  const std::string what = doing + " failed: CUDA error " + std::to_string(code) + " (" + name + ", " + text + ")";
+  if (code == kOutOfMemory) return {HVD_OUT_OF_MEMORY, what + ": the GPU's memory is full"};
+  if (is_the_end(code)) return {HVD_DEVICE_LOST, what + ": this process cannot use the GPU any more"};
+  return {HVD_INTERNAL, what};
 }
 
 std::span<const char* const> names_of_functions() {

@@ -3,10 +3,12 @@
 
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "communicators/nccl/communicator.h"
 #include "engine/process_set.h"
+#include "platform/clock.h"
 #include "platform/warning.h"
 
 namespace hvd {
@@ -39,6 +41,7 @@ size_t output_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
 void LaunchedCalls::add(SubmissionPtr call) {
   if (call->prepared->done != nullptr) ++with_callbacks_;
   const std::lock_guard lock(mutex_);
+  if (calls_.empty()) since_ns_ = now_ns();
   calls_.push_back(std::move(call));
   ++count_;
 }
@@ -53,6 +56,7 @@ SubmissionPtr LaunchedCalls::take_ended(Status* how) {
   if (how->ok() && launch.carrier != nullptr) *how = launch.carrier->health();
   if (how->ok() && !done) return nullptr;
   calls_.pop_front();
+  since_ns_ = now_ns();
   --count_;
   if (call->prepared->done != nullptr) --with_callbacks_;
   return call;
@@ -64,6 +68,20 @@ std::vector<SubmissionPtr> LaunchedCalls::take_all() {
   calls_.clear();
   count_ = with_callbacks_ = 0;
   return all;
+}
+
+Status LaunchedCalls::find_stuck(uint64_t limit_ns, Stuck* out) const {
+  const std::lock_guard lock(mutex_);
+  if (calls_.empty() || now_ns() - since_ns_ < limit_ns) return {};
+  const std::shared_ptr<Launch>& first = calls_.front()->on_device->launch;
+  if (first->carrier == nullptr) return {};
+  bool has_inputs = true;
+  for (const SubmissionPtr& call : calls_) {
+    if (call->on_device->launch != first || !has_inputs) break;
+    HVD_RETURN_IF_ERROR(first->device->is_done(call->on_device->ready, &has_inputs));
+  }
+  *out = {calls_.front(), since_ns_, has_inputs};
+  return {};
 }
 
 SubmissionPtr LaunchedCalls::last() const {
@@ -93,9 +111,15 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
   if (!is_fetching_) {
     parts_ = parts_of(batch, closed);
     is_fetching_ = true;
-    HVD_RETURN_IF_ERROR(choose(batch, closed, &by_nccl_));
-    if (by_nccl_) return {};
-    for (auto& [device, part] : parts_) HVD_RETURN_IF_ERROR(begin(*device, &part));
+    fetching_since_ns_ = now_ns();
+    HVD_RETURN_IF_ERROR(choose(batch, closed));
+    for (auto& [device, part] : parts_) {
+      if (carrier_ == nullptr) HVD_RETURN_IF_ERROR(begin(*device, &part));
+    }
+  }
+  if (carrier_ != nullptr) {
+    const bool blocks = in_levels_ && settings_.gpu_levels == nccl::Levels::kHierarchical;
+    return blocks ? look_for_inputs(ready) : Status();
   }
   for (const auto& [device, part] : parts_) {
     HVD_RETURN_IF_ERROR(device->is_done(part.fetched, ready));
@@ -106,51 +130,98 @@ Status DeviceBatches::fetch(const Batch& batch, const std::vector<SubmissionPtr>
 
 Status DeviceBatches::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   is_fetching_ = false;
-  if (by_nccl_) return run_by_nccl(batch, closed);
+  ++(carrier_ != nullptr ? counts_.by_nccl : counts_.staged);
+  if (in_levels_) ++counts_.in_levels;
+  if (carrier_ != nullptr) return run_by_nccl(batch, closed);
   const Parts parts = std::exchange(parts_, {});
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed));
   for (const auto& [device, part] : parts) HVD_RETURN_IF_ERROR(bring_back(*device, part));
   return {};
 }
 
-Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl) {
-  *by_nccl = false;
+// The inputs of what will be launched by a carrier that waits for the GPU.
+Status DeviceBatches::look_for_inputs(bool* ready) const {
+  for (const auto& [device, part] : parts_) {
+    for (const Tensor& tensor : part.tensors) {
+      HVD_RETURN_IF_ERROR(device->is_done(tensor.submission->on_device->ready, ready));
+      if (!*ready) return {};
+    }
+  }
+  return {};
+}
+
+Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  carrier_ = nullptr;
+  in_levels_ = false;
   const hvd_kind kind = batch.descriptor->kind;
   const GpuWay way = settings_.gpu_way[kind];
   ProcessSet& set = *closed[batch.entry]->prepared->set;
-  if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction_of(batch, set.size()), kind))) return {};
-  if (!set.gpu.tried) {
-    cuda::Device* const device = parts_.empty() ? set.gpu.device : parts_.begin()->first;
-    HVD_RETURN_IF_ERROR(meet(&set, device));
+  const Reduction reduction = reduces(kind) ? reduction_of(batch, set.size()) : Reduction{};
+  if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction, kind))) return {};
+  const bool in_levels = settings_.gpu_levels != nccl::Levels::kNone && kind == HVD_ALLREDUCE &&
+                         nccl::has_levels(set.topology) && nccl::can_reduce_in_levels(reduction);
+  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.in_levels : set.gpu.whole;
+  if (!found.tried) {
+    if (!parts_.empty()) set.gpu.device = parts_.begin()->first;
+    HVD_RETURN_IF_ERROR(meet(&set, &found));
   }
-  *by_nccl = set.gpu.carrier != nullptr;
-  if (set.gpu.tried && !*by_nccl && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, set.gpu.why_not};
+  carrier_ = found.carrier;
+  in_levels_ = in_levels && carrier_ != nullptr;
+  if (found.tried && carrier_ == nullptr && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, found.why_not};
   return {};
 }
 
 // Collective over the members of the set, at the same place in the log.
-Status DeviceBatches::meet(ProcessSet* set, cuda::Device* device) {
+Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
   nccl::Parts parts;
-  parts.device = set->gpu.device = device;
+  cuda::Device* const device = parts.device = set->gpu.device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
+  parts.inside = inside_nccl_;
   if (device != nullptr) {
     HVD_RETURN_IF_ERROR(device->stream(0, &set->gpu.stream));
     parts.stream = set->gpu.stream;
     const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);
     if (!opened.ok()) parts.why = opened.text();
   }
-  const Status joined = nccl::join(*set->communicator, parts, &set->gpu.carrier);
-  set->gpu.tried = joined.code() != HVD_JOINED;
-  if (!set->gpu.tried) return {};  // until it uses one, the others' tensors go through host memory
+  const Status joined = join(*set, parts, way == &set->gpu.in_levels, &way->carrier);
+  way->tried = joined.code() != HVD_JOINED;
+  if (joined.ok()) {
+    const std::lock_guard lock(carriers_mutex_);
+    std::erase_if(carriers_, [](const auto& carrier) { return carrier.expired(); });
+    carriers_.push_back(way->carrier);
+  }
+  if (!way->tried) return {};  // until it uses one, the others' tensors go through host memory
   if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
-  set->gpu.why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
+  way->why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
   if (set->member == 0 && settings_.warnings) {
-    warn(set->gpu.why_not +
+    warn(way->why_not +
              "\nhint: they go through host memory, which is slower; HOROVOD_GPU_OPERATIONS=HOST asks for that",
          settings_.log_time);
   }
   return {};
+}
+
+Status DeviceBatches::join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
+                           std::shared_ptr<nccl::NcclCommunicator>* out) {
+  if (!in_levels) return nccl::join(*set.communicator, parts, out);
+  const auto make_across = [&](std::unique_ptr<Communicator>* across) -> Status {
+    const Members members =
+        some_of({set.ranks, set.member, set.topology}, nccl::across_hosts(set.topology, set.member));
+    const CommunicatorRow* row = nullptr;
+    HVD_RETURN_IF_ERROR(choose_communicator(settings_.communicator, members.topology, false, &row));
+    return row->make(members, communicator_parts_(), across);
+  };
+  return nccl::join_levels(*set.communicator, set.topology, parts, settings_.gpu_levels, make_across, out);
+}
+
+void DeviceBatches::abort_nccl_elsewhere() {
+  const std::lock_guard lock(carriers_mutex_);
+  std::thread([carriers = carriers_] {
+    for (const auto& one : carriers) {
+      if (const auto carrier = one.lock()) carrier->abort();
+    }
+  }).detach();
 }
 
 Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
@@ -172,15 +243,22 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
   }
   std::vector<cuda::DeviceMemory> zeros;
   HVD_RETURN_IF_ERROR(give_zeros(closed, batch, gpu, &zeros));
-  const Carrier carrier{gpu.carrier.get(), gpu.device, gpu.stream};
+  const Carrier carrier{carrier_.get(), gpu.device, gpu.stream};
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
-  auto launch = std::make_shared<Launch>();
-  launch->device = gpu.device;
-  launch->carrier = gpu.carrier;
-  HVD_RETURN_IF_ERROR(gpu.device->record(gpu.stream, &launch->done));
-  for (const auto& [_, part] : parts) {
-    for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
+  for (const auto& [device, part] : parts) {
+    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));
   }
+  return {};
+}
+
+Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
+                             std::shared_ptr<const nccl::NcclCommunicator> carrier,
+                             const std::vector<Tensor>& tensors) {
+  auto launch = std::make_shared<Launch>();
+  launch->device = &device;
+  launch->carrier = std::move(carrier);
+  HVD_RETURN_IF_ERROR(device.record(stream, &launch->done));
+  for (const Tensor& tensor : tensors) tensor.submission->on_device->launch = launch;
   return {};
 }
 
@@ -248,11 +326,7 @@ Status DeviceBatches::bring_back(cuda::Device& device, const Part& part) {
     void* const output = tensor.submission->on_device->outputs[tensor.index];
     HVD_RETURN_IF_ERROR(device.copy(output, tensor.output, tensor.output_bytes, part.stream));
   }
-  auto launch = std::make_shared<Launch>();
-  launch->device = &device;
-  HVD_RETURN_IF_ERROR(device.record(part.stream, &launch->done));
-  for (const Tensor& tensor : part.tensors) tensor.submission->on_device->launch = launch;
-  return {};
+  return launch(device, part.stream, nullptr, part.tensors);
 }
 
 }  // namespace hvd

@@ -15,10 +15,13 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "communicators/nccl/communicator.h"
 #include "device/device.h"
 #include "engine/execute.h"
 #include "engine/process_set.h"
@@ -39,24 +42,46 @@ class LaunchedCalls {
   SubmissionPtr take_ended(Status* how);
   std::vector<SubmissionPtr> take_all();
   SubmissionPtr last() const;  // null: there is none
+  bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }
+  // The call that has to end next, if the GPU has ended nothing for longer than the limit, and NCCL carries it.
+  struct Stuck {
+    SubmissionPtr call;  // null: there is none
+    uint64_t since_ns = 0;
+    bool has_inputs = false;  // all that run with it have
+  };
+  Status find_stuck(uint64_t limit_ns, Stuck* out) const;
   // When it is time to look again; negative: there is none. `waited_for`: a caller waits until one has ended.
   int64_t look_again_in_ns(bool waited_for) const;
 
  private:
   mutable std::mutex mutex_;
   std::deque<SubmissionPtr> calls_;
+  uint64_t since_ns_ = 0;  // when the GPU got to the first one, or ended one before it
   std::atomic<int> count_{0}, with_callbacks_{0};
 };
 
 class DeviceBatches {
  public:
-  DeviceBatches(Execution& execution, const EngineSettings& settings, Interrupt interrupt)
-      : execution_(execution), settings_(settings), interrupt_(interrupt) {}
+  // `parts`: what a communicator among some ranks is made from.
+  DeviceBatches(Execution& execution, const EngineSettings& settings, Interrupt interrupt,
+                std::function<CommunicatorParts()> parts)
+      : execution_(execution), settings_(settings), interrupt_(interrupt), communicator_parts_(std::move(parts)) {}
 
   // Called again until its inputs are there, which the GPU may still be computing.
   Status fetch(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* ready);
+  uint64_t fetching_since_ns() const { return fetching_since_ns_; }
   // Then. On success, the submissions of the batch have its launch.
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+
+  struct Counts {
+    std::atomic<uint64_t> by_nccl{0}, in_levels{0}, staged{0};  // batches; the first counts the second, too
+  };
+  const Counts& counts() const { return counts_; }  // any thread
+
+  // For how long a call of NCCL has not returned; 0: none is under way. Any thread.
+  uint64_t inside_nccl_ns() const { return inside_nccl_->for_ns(); }
+  // By a thread of its own, since the one with the token is inside a call of NCCL. Any thread.
+  void abort_nccl_elsewhere();
 
  private:
   struct Tensor {
@@ -73,12 +98,18 @@ class DeviceBatches {
   };
   using Parts = std::map<cuda::Device*, Part>;
   static Parts parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  // Whether NCCL carries the batch: the same answer on all members.
-  Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed, bool* by_nccl);
-  Status meet(ProcessSet* set, cuda::Device* device);
+  // What of NCCL carries the batch, null: nothing. The same answer on all members.
+  Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  Status look_for_inputs(bool* ready) const;
+  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way);
+  Status join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
+              std::shared_ptr<nccl::NcclCommunicator>* out);
   Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, const ProcessSet::OnGpu& gpu,
                     std::vector<cuda::DeviceMemory>* zeros);
+  // The end of what has been enqueued on the stream is that of its tensors.
+  static Status launch(cuda::Device& device, cuda::Stream stream, std::shared_ptr<const nccl::NcclCommunicator> carrier,
+                       const std::vector<Tensor>& tensors);
   static Status wait_for_inputs(cuda::Device& device, const Part& part, cuda::Stream stream);
   Status begin(cuda::Device& device, Part* part);
   Status bring_back(cuda::Device& device, const Part& part);
@@ -86,9 +117,16 @@ class DeviceBatches {
   Execution& execution_;
   const EngineSettings& settings_;
   const Interrupt interrupt_;
+  const std::function<CommunicatorParts()> communicator_parts_;
   bool is_fetching_ = false;
-  bool by_nccl_ = false;  // the batch that is being fetched
+  uint64_t fetching_since_ns_ = 0;
+  std::shared_ptr<nccl::NcclCommunicator> carrier_;  // of the batch that is being fetched; null: it is staged
+  bool in_levels_ = false;                           // it is the carrier on two levels
   Parts parts_;
+  Counts counts_;
+  const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();
+  std::mutex carriers_mutex_;
+  std::vector<std::weak_ptr<nccl::NcclCommunicator>> carriers_;
 };
 
 }  // namespace hvd

@@ -36,6 +36,7 @@ bool Engine::advance(bool somebody_waits) {
     progressed |= finish_launched();  // also in the end: the other ranks have given to it what they had
     if (ending_->poisoned()) {
       spread_abort();
+      finish_launched();  // what waited in NCCL has been aborted
       fail_all(ending_->cause());
       return true;
     }
@@ -230,15 +231,27 @@ bool Engine::has_run(size_t call) const {
          (running_.tensors_left[call] == 0 && running_.calls[call]->on_device != nullptr);
 }
 
-void Engine::fail(const SubmissionPtr& call) {
-  const std::string name = quote_name(*call->name);
+void Engine::fail(const SubmissionPtr& call) { complete(call, cause_for(*call)); }
+
+Status Engine::cause_for(const Submission& call) const {
+  const std::string name = quote_name(*call.name);
   Status cause = ending_->cause();
-  const bool is_named = cause.text().starts_with(name + ": ");
-  complete(call, is_named ? std::move(cause) : std::move(cause).while_doing(name + " failed"));
+  return cause.text().starts_with(name + ": ") ? cause : std::move(cause).while_doing(name + " failed");
 }
 
 Status Engine::await_inputs(const Batch& batch, bool* ready) {
-  return batch.descriptor->place == HVD_ON_HOST ? Status() : device_batches_->fetch(batch, running_.calls, ready);
+  if (batch.descriptor->place == HVD_ON_HOST) return {};
+  HVD_RETURN_IF_ERROR(of_this_rank(device_batches_->fetch(batch, running_.calls, ready)));
+  if (*ready) return {};
+  return gpu_watch_.look_at_inputs(device_batches_->fetching_since_ns(), *running_.calls[batch.entry]->name);
+}
+
+// A GPU's error says what has failed, and not where.
+Status Engine::of_this_rank(Status status) const {
+  const hvd_code code = status.code();
+  const bool is_own = code == HVD_INTERNAL || code == HVD_OUT_OF_MEMORY || code == HVD_DEVICE_LOST;
+  if (!(is_own || code == HVD_RANK_LOST) || status.failed_rank() >= 0) return status;
+  return {code, "rank " + std::to_string(map_.rank) + ": " + status.text(), is_own ? map_.rank : -1};
 }
 
 Status Engine::run_next(const Batch& batch) {
@@ -268,7 +281,7 @@ Status Engine::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
         return run_remove_process_set(closed[batch.entry].get());
       default:
         return batch.descriptor->place == HVD_ON_HOST ? execution_.run(batch, closed)
-                                                      : device_batches_->run(batch, closed);
+                                                      : of_this_rank(device_batches_->run(batch, closed));
     }
   } catch (const std::bad_alloc&) {
     return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(map_.rank) + " has not enough memory for the result",
@@ -288,7 +301,7 @@ void Engine::communicator_failed(const Status& status, const std::string& doing)
   }
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
   // rank 0 above all, through which the cause reaches everybody.
-  drop_communicators();
+  drop_communicators(false);
   // What only this rank has met needs no other's word. Another rank's end is seen by the monitor, or told over the
   // links of the host's leader; both may be a moment behind the communicator.
   while (status.code() == HVD_RANK_LOST && !ending_->poisoned() && now_ns() < deadline) {
@@ -305,7 +318,7 @@ void Engine::communicator_failed(const Status& status, const std::string& doing)
 void Engine::spread_abort() {
   if (!ending_->begin_spreading()) return;
   if (service_ != nullptr) service_->spread_abort(ending_->cause());
-  drop_communicators();
+  drop_communicators(false);
   bells_->ring_others();
 }
 
@@ -345,16 +358,15 @@ void Engine::launched(const SubmissionPtr& submission) {
 
 // What has ended on GPUs since. False: nothing has.
 bool Engine::finish_launched() {
+  if (launched_.is_empty()) return false;
   bool some = false;
   Status how;
   while (const SubmissionPtr submission = launched_.take_ended(&how)) {
     some = true;
-    if (!how.ok()) {
-      ending_->poison(how.code(), map_.rank, "rank " + std::to_string(map_.rank) + ": " + how.text());
-      how = ending_->cause();
-    }
-    end(submission, std::move(how).while_doing(quote_name(*submission->name) + " failed"));
+    if (!how.ok() && !ending_->poisoned()) communicator_failed(of_this_rank(how), quote_name(*submission->name));
+    end(submission, how.ok() ? Status() : cause_for(*submission));
   }
+  if (!ending_->poisoned()) ending_->poison_if_failed(of_this_rank(gpu_watch_.look(launched_)));
   return some;
 }
 

@@ -77,7 +77,7 @@ Status Ending::why_over() const {
 
 void Ending::remember(const Status& outcome) {
   const int code = outcome.code();
-  if (code != HVD_RANK_LOST && code != HVD_RANK_LEFT && code != HVD_ABORTED) return;
+  if (code != HVD_RANK_LOST && code != HVD_RANK_LEFT && code != HVD_ABORTED && code != HVD_DEVICE_LOST) return;
   const std::lock_guard lock(mutex_);
   if (seen_.ok()) seen_ = outcome;
 }

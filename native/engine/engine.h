@@ -35,6 +35,7 @@
 #include "engine/device_batches.h"
 #include "engine/ending.h"
 #include "engine/execute.h"
+#include "engine/gpu_watch.h"
 #include "engine/monitor.h"
 #include "engine/options.h"
 #include "engine/process_set.h"
@@ -74,8 +75,13 @@ class Engine : private Readers, private Driver {
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
   Status poll(hvd_handle handle);
+  Status poll_launch(hvd_handle handle);
   Status wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms);
-  Status settle(int32_t timeout_ms);
+  Status settle(int32_t timeout_ms);  // also HVD_OK if nothing runs, but not after an error that ended the generation
+  // A result whose size was not known before; HVD_PENDING if it is not there yet. Lives as long as the submission.
+  Status find_result(hvd_handle handle, uint32_t index, SubmissionPtr* submission, Gathered** result) const;
+  // Onto the GPU that the inputs lie on, in the order of the stream.
+  Status copy_result(hvd_handle handle, uint32_t index, void* to, cuda::Stream stream);
   SubmissionPtr find(hvd_handle handle) const { return handles_.find(handle); }
   void release(hvd_handle handle) { handles_.release(handle); }
 
@@ -97,7 +103,7 @@ class Engine : private Readers, private Driver {
   Status make_communicator();
   CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
-  void drop_communicators();
+  void drop_communicators(bool in_order);
 
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
@@ -106,6 +112,7 @@ class Engine : private Readers, private Driver {
   Status refuse_if_over();
   static uint64_t deadline_in(int32_t timeout_ms);
   Status wait_for(const std::atomic<bool>& done, uint64_t deadline_ns);
+  Status await_launched(int32_t timeout_ms);
   Status find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
 
@@ -126,7 +133,9 @@ class Engine : private Readers, private Driver {
   void go_on();
   bool has_run(size_t call) const;
   void fail(const SubmissionPtr& call);
+  Status cause_for(const Submission& call) const;
   Status await_inputs(const Batch& batch, bool* ready);
+  Status of_this_rank(Status status) const;
   Status run_next(const Batch& batch);
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void communicator_failed(const Status& status, const std::string& doing);
@@ -194,6 +203,7 @@ class Engine : private Readers, private Driver {
   Execution execution_;
   std::optional<DeviceBatches> device_batches_;
   LaunchedCalls launched_;
+  GpuWatch gpu_watch_;
   struct Running {  // what was closed last
     std::vector<SubmissionPtr> calls;
     std::vector<Batch> batches;        // point into the calls

@@ -26,7 +26,8 @@ Engine::Engine(EngineOptions options)
       topology_(options_.host_of_rank),
       map_(topology_, options_.rank),
       world_(std::make_shared<ProcessSet>()),
-      execution_(options_.rank, options_.settings.instruction_set) {
+      execution_(options_.rank, options_.settings.instruction_set),
+      gpu_watch_(options_.settings, options_.rank) {
   options_.host_of_rank = topology_.host_of_rank();
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
   world_->member = map_.rank;
@@ -117,7 +118,8 @@ void Engine::make_negotiation() {
     publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
   member_.emplace(map_, *board_, clock_, *publisher_);
-  device_batches_.emplace(execution_, options_.settings, ending_->interrupt());
+  const auto parts = [this] { return parts_in(nullptr); };
+  device_batches_.emplace(execution_, options_.settings, ending_->interrupt(), parts);
 }
 
 Status Engine::make_communicator() {
@@ -171,6 +173,7 @@ Status Engine::start_monitor() {
                           std::to_string(options_.settings.start_timeout_ms) +
                           " ms (setting start_timeout_ms), says rank " + std::to_string(map_.rank));
     }
+    gpu_watch_.tick(*device_batches_, *ending_);
     answer_stack_question(*segment_, map_.local_rank, *bells_);
     if (service_ == nullptr) return;
     service_->tick();
@@ -208,7 +211,8 @@ Status Engine::stop(uint32_t timeout_ms) {
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
   // What GPUs still do for this rank belongs to it, and ends soon or with an error that has been told.
-  if (const Status settled = settle(static_cast<int32_t>(timeout_ms)); !settled.ok() && options_.settings.warnings) {
+  if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms));
+      !settled.ok() && options_.settings.warnings) {
     warn("what was launched on a GPU has not ended: " + settled.text(), options_.settings.log_time);
   }
   if (!ending_->begin_stop(deadline_ns)) return {};
@@ -244,17 +248,20 @@ Status Engine::stop(uint32_t timeout_ms) {
   fail_all(cause);
   for (const SubmissionPtr& submission : launched_.take_all()) end(submission, cause);
   if (service_ != nullptr) service_->finish_sending();
-  drop_communicators();
+  drop_communicators(!ending_->poisoned());
   wakeup_->drop_token();
   trace_.stop();
   return {};
 }
 
-void Engine::drop_communicators() {
+// Not in order: what waits in NCCL for other ranks is aborted.
+void Engine::drop_communicators(bool in_order) {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) {
-    if (set->gpu.carrier != nullptr && ending_->poisoned()) set->gpu.carrier->abort();
-    set->gpu.carrier.reset();  // lives on in what it has launched
+    for (auto* const carrier : {&set->gpu.whole.carrier, &set->gpu.in_levels.carrier}) {
+      if (*carrier != nullptr && !in_order) (*carrier)->abort();
+      carrier->reset();  // lives on in what it has launched
+    }
     set->communicator.reset();
   }
   data_links_.reset();
@@ -267,7 +274,7 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  drop_communicators();
+  drop_communicators(false);
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
@@ -295,6 +302,9 @@ std::string Engine::statistics() {
   field("control_messages", std::to_string(service_ == nullptr ? 0 : service_->messages()));
   field("engine_wakes", std::to_string(wakeup_->engine_wakes()));
   field("names_evicted", std::to_string(service_ == nullptr ? 0 : service_->names_evicted()));
+  field("batches_by_nccl", std::to_string(device_batches_->counts().by_nccl.load()));
+  field("batches_in_levels", std::to_string(device_batches_->counts().in_levels.load()));
+  field("batches_staged", std::to_string(device_batches_->counts().staged.load()));
   field("in_flight", std::to_string(in_flight_.load()));
   return text + "}";
 }

@@ -27,11 +27,14 @@ struct ProcessSet {
   // Token. Null if this rank is not a member.
   std::unique_ptr<Communicator> communicator;
   struct OnGpu {
-    bool tried = false;
-    std::string why_not;  // if there is no carrier
+    struct Way {
+      bool tried = false;
+      std::string why_not;  // if there is no carrier
+      std::shared_ptr<nccl::NcclCommunicator> carrier;
+    };
     cuda::Device* device = nullptr;
     cuda::Stream stream = nullptr;
-    std::shared_ptr<nccl::NcclCommunicator> carrier;
+    Way whole, in_levels;
   } gpu;                            // from its first batch on a GPU on
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;

@@ -48,6 +48,14 @@ bool parse_gpu_way(const std::string& text, GpuWay* out) {
   return found != kNames.end();
 }
 
+bool parse_gpu_levels(const std::string& text, nccl::Levels* out) {
+  static const std::map<std::string, nccl::Levels> kNames = {
+      {"none", nccl::Levels::kNone}, {"hierarchical", nccl::Levels::kHierarchical}, {"torus", nccl::Levels::kTorus}};
+  const auto found = kNames.find(text);
+  if (found != kNames.end()) *out = found->second;
+  return found != kNames.end();
+}
+
 bool parse_log_level(const std::string& text, bool* warnings) {
   *warnings = text != "error" && text != "fatal";
   return true;
@@ -76,6 +84,8 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"cuda_library", [&](auto& text) { return out->cuda_library = text, true; }},
       {"nccl_library", [&](auto& text) { return out->nccl_library = text, true; }},
       {"nccl_found", [&](auto& text) { return out->nccl_found = text, true; }},
+      {"gpu_levels", [&](auto& text) { return parse_gpu_levels(text, &out->gpu_levels); }},
+      {"nccl_timeout_ms", [&](auto& text) { return parse_integer(text, &out->nccl_timeout_ms); }},
       {"gpu_allreduce", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLREDUCE]); }},
       {"gpu_allgather", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLGATHER]); }},
       {"gpu_broadcast", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_BROADCAST]); }},

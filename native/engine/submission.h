@@ -81,6 +81,10 @@ struct Submission : Contribution {
   std::vector<Gathered> results;  // likewise
   Status outcome;                 // likewise: why an operation that ran did not succeed, the same on all ranks
   std::atomic<bool> done{false};
+
+  bool is_launched() const { return on_device != nullptr && on_device->is_launched.load(); }
+  // What its caller waits for first.
+  const std::atomic<bool>& has_left() const { return on_device == nullptr ? done : on_device->is_launched; }
 };
 
 using SubmissionPtr = std::shared_ptr<Submission>;

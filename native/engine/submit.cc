@@ -218,7 +218,12 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, submission->inputs, submission->outputs, map_.rank));
-  HVD_RETURN_IF_ERROR(take_moment(*prepared, stream, &submission->on_device));
+  if (Status moment = of_this_rank(take_moment(*prepared, stream, &submission->on_device)); !moment.ok()) {
+    // The GPU has failed, for the operations of other ranks as well.
+    ending_->poison(std::move(moment).while_doing(quote_name(prepared->name)));
+    ending_->remember(ending_->cause());
+    return ending_->cause();
+  }
   if (submission->on_device != nullptr) {
     submission->outputs.resize(tensors);
     submission->on_device->inputs = std::exchange(submission->inputs, std::vector<const void*>(tensors));
@@ -242,7 +247,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   }
   const bool drives = turn.has_value() && turn->drives();
   announce(announcement, drives);
-  if (drives) turn->drive_for_a_moment(submission->done);
+  if (drives) turn->drive_for_a_moment(submission->has_left());
   return {};
 }
 
@@ -324,9 +329,13 @@ void Engine::announce(const Member::Announcement& announcement, bool driving) {
 Status Engine::poll(hvd_handle handle) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-  if (submission->done.load()) return submission->status;
-  const bool launched = submission->on_device != nullptr && submission->on_device->is_launched.load();
-  return launched ? Status() : Status(HVD_PENDING, "");
+  return submission->done.load() ? submission->status : Status(HVD_PENDING, "");
+}
+
+Status Engine::poll_launch(hvd_handle handle) {
+  const SubmissionPtr submission = handles_.find(handle);
+  const bool is_launched = submission != nullptr && submission->is_launched();
+  return is_launched && !submission->done.load() ? Status() : poll(handle);
 }
 
 Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
@@ -347,11 +356,41 @@ Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t ti
 }
 
 Status Engine::settle(int32_t timeout_ms) {
+  HVD_RETURN_IF_ERROR(await_launched(timeout_ms));
+  return ending_->poisoned() ? ending_->cause() : Status();
+}
+
+Status Engine::await_launched(int32_t timeout_ms) {
   const uint64_t deadline_ns = deadline_in(timeout_ms);
   while (const SubmissionPtr last = launched_.last()) {
     HVD_RETURN_IF_ERROR(wait_for(last->done, deadline_ns));
     HVD_RETURN_IF_ERROR(last->status);
   }
+  return {};
+}
+
+Status Engine::find_result(hvd_handle handle, uint32_t index, SubmissionPtr* submission, Gathered** result) const {
+  *submission = handles_.find(handle);
+  if (*submission == nullptr) return invalid("unknown or released handle");
+  if (!(*submission)->done.load() && !(*submission)->is_launched()) {
+    return {HVD_PENDING, "the operation is not done"};
+  }
+  if (index >= (*submission)->results.size()) return invalid("the operation has no such result");
+  *result = &(*submission)->results[index];
+  return {};
+}
+
+Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::Stream stream) {
+  SubmissionPtr submission;
+  Gathered* result = nullptr;
+  HVD_RETURN_IF_ERROR(find_result(handle, index, &submission, &result));
+  const Prepared& prepared = *submission->prepared;
+  if (prepared.device == nullptr) return invalid("the operation's tensors lie in host memory");
+  const TensorSpec spec{prepared.tensors[index].dtype, result->shape};
+  const size_t bytes = static_cast<size_t>(spec.count()) * element_size(spec.dtype);
+  if (bytes == 0) return {};
+  HVD_RETURN_IF_ERROR(prepared.device->copy(to, result->memory(), bytes, stream));
+  result->on_device.use_on(stream);
   return {};
 }
 

@@ -265,7 +265,8 @@ bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
   out->rank = reader.get<int32_t>();
   out->text = reader.get_string();
   // A code that means "all is well" or "not yet" would end nothing, and leave everybody waiting.
-  if (!is_whole(reader) || code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL) return false;
+  const bool is_none = code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL;
+  if (!is_whole(reader) || (is_none && code != HVD_DEVICE_LOST)) return false;
   out->code = static_cast<hvd_code>(code);
   return (out->rank == -1 || is_rank(out->rank, world_size)) && out->text.size() <= kMaxTextBytes;
 }

@@ -17,6 +17,8 @@ const char* Status::name_of(int code) {
       return "rank-lost";
     case HVD_RANK_LEFT:
       return "rank-left";
+    case HVD_DEVICE_LOST:
+      return "device-lost";
     case HVD_ABORTED:
       return "aborted";
     case HVD_NOT_RUNNING:

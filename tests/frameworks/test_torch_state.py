@@ -76,6 +76,24 @@ def test_optimizer_state_and_options_are_those_of_the_root_and_no_weight_moves(w
     assert len(state) == 3 and groups[0]["lr"] == 0.5 and groups[1]["lr"] == 0.125
 
 
+def test_a_step_counter_stays_in_host_memory_whatever_the_default_device(worlds: WorldPool) -> None:
+    def run() -> tuple[str, float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.Adam([weight])
+        if hvd.rank() == 0:
+            weight.sum().backward()
+            optimizer.step()
+        with torch.device("meta"):  # as torch.set_default_device
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        step = optimizer.state[weight]["step"]
+        return str(step.device), float(step)
+
+    assert worlds(2, SHM).run(run) == [("cpu", 1.0)] * 2
+
+
 def test_state_that_the_root_has_not_is_dropped(worlds: WorldPool) -> None:
     def run() -> int:
         import horovod.torch as hvd

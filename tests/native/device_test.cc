@@ -232,6 +232,27 @@ TEST(copies_to_pinned_memory_do_not_make_the_host_wait) {
   slot = {};
 }
 
+TEST(pinned_memory_goes_to_another_stream_once_the_first_is_done_with_it) {
+  Stream first = nullptr, second = nullptr;
+  EXPECT(device().stream(0, &first).ok() && device().stream(1, &second).ok());
+  float *const result = floats(8), *const input = floats(8);
+  standin_hold(first);
+  {
+    cuda::Staging lent;
+    EXPECT(device().lend(100, first, &lent).ok());
+    EXPECT(device().copy(result, lent.data(), 32, first).ok());
+  }
+  {
+    cuda::Staging lent;
+    EXPECT(device().lend(100, second, &lent).ok());
+    EXPECT(device().copy(lent.data(), input, 32, second).ok());
+  }
+  standin_release(first);
+  standin_drain(first);
+  standin_drain(second);
+  EXPECT(std::string(standin_races()).empty());
+}
+
 TEST(every_thread_has_a_context_when_it_calls) {
   const Stream ours = our_stream();
   float* const memory = floats(8);
@@ -253,7 +274,7 @@ TEST(a_failure_has_the_codes_name) {
   EXPECT(device().record(our_stream(), &event).ok());
   bool done = false;
   EXPECT(device().is_done(event, &done).ok());
-  EXPECT(says(device().is_done(event, &done), HVD_INTERNAL,
+  EXPECT(says(device().is_done(event, &done), HVD_DEVICE_LOST,
               "cuEventQuery failed: CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED"));
   EXPECT(device().is_done(event, &done).ok());
   standin_drain(our_stream());

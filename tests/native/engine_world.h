@@ -118,6 +118,12 @@ class Call {
     request_.root_rank = rank;
     return *this;
   }
+  Call& on(int device, cuda::Stream stream) {
+    request_.place = HVD_ON_CUDA;
+    request_.device = device;
+    stream_ = stream;
+    return *this;
+  }
   Call& scale(double prescale, double postscale) {
     request_.prescale = prescale;
     request_.postscale = postscale;
@@ -137,9 +143,11 @@ class Call {
   template <class Number>
   Call& tensor(std::vector<Number>& values, hvd_dtype dtype, std::vector<int64_t> shape = {}) {
     if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
+    return tensor(values.data(), values.data(), dtype, std::move(shape));
+  }
+  Call& tensor(const void* input, void* output, hvd_dtype dtype, std::vector<int64_t> shape) {
     shapes_.push_back(std::make_unique<std::vector<int64_t>>(std::move(shape)));
-    tensors_.push_back(
-        {values.data(), values.data(), shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
+    tensors_.push_back({input, output, shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
     return *this;
   }
   // Of the last tensor, where it is not the input itself.
@@ -158,7 +166,7 @@ class Call {
       inputs.push_back(tensor.input);
       outputs.push_back(tensor.output);
     }
-    return engine.submit(std::move(prepared), inputs.data(), outputs.data(), flags, handle);
+    return engine.submit(std::move(prepared), inputs.data(), outputs.data(), flags, handle, nullptr, stream_);
   }
   Status run(Engine& engine, uint32_t flags = HVD_SYNC) {
     hvd_handle handle = 0;
@@ -170,6 +178,7 @@ class Call {
 
  private:
   hvd_request request_{};
+  cuda::Stream stream_ = nullptr;
   std::vector<hvd_tensor> tensors_;
   std::vector<int64_t> splits_;
   std::vector<std::unique_ptr<std::vector<int64_t>>> shapes_;

@@ -391,6 +391,10 @@ def load(name: str) -> Any:
     module, _, mode = name.partition("_")
     with_modes = {"tensorflow": TensorFlow, "jax": Jax}
     plain: dict[str, Any] = {"core": Core, "torch": Torch, "mxnet": Mxnet}
+    if name == "torch_gpu":
+        from support.torch_on_gpu import TorchOnGpu
+
+        plain[name] = TorchOnGpu
     framework: Any = with_modes[module](mode or "eager") if module in with_modes else plain[name]()
     framework.hvd.init()
     return framework

@@ -23,6 +23,7 @@ SETTINGS = {
     "size": 0,
     "fusion_threshold_bytes": 128 << 20,
     "transport": "auto",
+    "on_gpus": "best best best best best none",
     "pretend_hosts": "",
     "dynamic_process_sets": False,
     "process_sets": [],

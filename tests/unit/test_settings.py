@@ -109,6 +109,11 @@ def test_the_native_core_gets_strings() -> None:
         ("frozen_timeout_ms", "3000"),
         ("lost_timeout_ms", "5000"),
         ("fault_point", ""),
+        *((f"gpu_{kind}", "best") for kind in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")),
+        ("cuda_library", ""),
+        ("nccl_library", ""),
+        ("nccl_timeout_ms", "600000"),
+        ("gpu_levels", "none"),
         ("transport", "auto"),
         ("instruction_set", "best"),
         ("log_level", "warning"),
@@ -118,6 +123,12 @@ def test_the_native_core_gets_strings() -> None:
     assert (off["stall_warning_ms"], off["stall_shutdown_ms"]) == ("0", "0")
     for shown in ({"log_hide_time": False}, {"log_timestamp": True}):
         assert dict(Settings(**shown).native_settings())["log_time"] == "1"
+
+
+def test_an_operation_may_go_another_way_on_gpus_than_the_others() -> None:
+    environment = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_ALLGATHER": "MPI", "HOROVOD_GPU_ALLTOALL": "host"}
+    native = dict(Settings.from_environment(environment).native_settings())
+    assert (native["gpu_allreduce"], native["gpu_allgather"], native["gpu_alltoall"]) == ("nccl", "host", "host")
 
 
 @pytest.mark.parametrize(
@@ -168,14 +179,15 @@ def test_only_the_registry_touches_the_environment() -> None:
             assert not touched, f"{path}:{node.lineno}"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["settings", "setting_kinds", "exceptions"])
+@pytest.mark.parametrize("name", ["settings", "elastic_settings", "setting_kinds", "exceptions"])
 def test_settings_and_exceptions_import_nothing_of_ours(name: str) -> None:
-    """But the settings the kinds of their own values."""
-    own = "horovod.core.setting_kinds"
+    """But the settings the parts of their own table."""
+    parts = {"settings": ("setting_kinds", "elastic_settings"), "elastic_settings": ("setting_kinds",)}
     for node in ast.walk(ast.parse((PACKAGE / "core" / f"{name}.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         ours = [one for one in names if one.startswith("horovod")]
-        assert name == "settings" and all(one.startswith(own) for one in ours) or not ours
+        own = tuple(f"horovod.core.{part}" for part in parts.get(name, ()))
+        assert all(one.startswith(own or ("nothing",)) for one in ours)

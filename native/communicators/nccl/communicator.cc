@@ -97,20 +97,40 @@ Factors factors_of(const Reduction& reduction) {
   return {1, all, 1};
 }
 
+// Those of the host's members that this communicator joins.
+struct Group {
+  int member = 0, size = 0;
+  size_t first = 0;  // of them, among the host's
+};
+Group group_of(const Communicator& host, const std::vector<int>& groups) {
+  const auto me = static_cast<size_t>(host.member());
+  if (groups.empty()) return {host.member(), host.size(), 0};
+  Group mine;
+  for (size_t m = groups.size(); m-- > 0;) {
+    if (groups[m] != groups[me]) continue;
+    mine.first = m;
+    ++mine.size;
+    if (m < me) ++mine.member;
+  }
+  return mine;
+}
+
 class Joined final : public NcclCommunicator {
  public:
-  Joined(Communicator& host, const Parts& parts, Comm comm)
+  Joined(Communicator& host, const Parts& parts, const Group& group, Comm comm)
       : host_(host),
+        group_(group),
         library_(parts.library),
         call_(library_->call()),
         device_(*parts.device),
         stream_(parts.stream),
+        inside_(parts.inside),
         comm_(comm) {}
   ~Joined() override;
 
   const char* name() const override { return "nccl"; }
-  int member() const override { return host_.member(); }
-  int size() const override { return host_.size(); }
+  int member() const override { return group_.member; }
+  int size() const override { return group_.size; }
 
   Status allreduce(std::span<const Slice> slices, const Reduction& reduction) override;
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override;
@@ -130,17 +150,20 @@ class Joined final : public NcclCommunicator {
   Status scale(const std::vector<Slice>& slices, DataType dtype, double factor, bool from_inputs);
   Status with_op(const Reduction& reduction, const std::function<Status(Op)>& enqueue);
 
-  Communicator& host_;
+  Communicator& host_;  // of all groups
+  const Group group_;
   const std::shared_ptr<const Library> library_;
   const Functions& call_;
   cuda::Device& device_;
   const cuda::Stream stream_;
+  const std::shared_ptr<Inside> inside_;
   const Comm comm_;
   std::atomic<bool> aborted_{false};
 };
 
 Joined::~Joined() {
   if (aborted_.load()) return;
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   if (!current.status().ok() || call_.finalize(comm_) != kSuccess) {
     abort();
@@ -158,11 +181,13 @@ Status Joined::health() const {
 
 void Joined::abort() {
   if (aborted_.exchange(true)) return;
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   (void)call_.abort(comm_);  // the generation has its cause already
 }
 
 Status Joined::grouped(const std::function<Status()>& enqueue) {
+  const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   HVD_RETURN_IF_ERROR(current.status());
   HVD_RETURN_IF_ERROR(checked(call_.begin_group(), "ncclGroupStart"));
@@ -288,20 +313,19 @@ Status Joined::alltoall(const void* mine, std::span<const int64_t> bytes, void* 
 struct Card {
   int32_t version = 0;  // 0: it has no NCCL
   int32_t has_gpu = 0;
-  UniqueId id{};
   char gpu[16] = {};  // its UUID
   char why[256] = {};
 };
 
 // Blocks until all members are in NCCL's own meeting, or it is time to give up: then a thread stays behind in it.
-Status meet(const Parts& parts, const Communicator& host, const UniqueId& id, Comm* out) {
+Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* out) {
   struct Attempt {
     std::atomic<bool> over{false};
     Comm comm = nullptr;
     Status status;
   };
   const auto attempt = std::make_shared<Attempt>();
-  std::thread([attempt, parts, id, size = host.size(), member = host.member()] {
+  std::thread([attempt, parts, id, size = group.size, member = group.member] {
     const cuda::Current current(parts.device->driver(), parts.device->context());
     Config config;
     attempt->status = current.status();
@@ -326,6 +350,26 @@ Status meet(const Parts& parts, const Communicator& host, const UniqueId& id, Co
 }
 
 std::string member_in_words(int member) { return "member " + std::to_string(member); }
+
+// The same answer on all members: HVD_UNAVAILABLE if one of them could not meet the others. It is a barrier, too: a rank
+// that still allocates on its GPU could wait for a peer's kernel that waits for it.
+Status agree(Communicator& host, const Status& mine) {
+  enum : int32_t { kGood, kWaitedInVain, kFailed };
+  struct Outcome {
+    int32_t how;
+    char why[512];
+  } own{mine.ok() ? kGood : mine.code() == HVD_UNAVAILABLE ? kWaitedInVain : kFailed, {}};
+  mine.text().copy(own.why, sizeof own.why - 1);
+  std::vector<Outcome> all(static_cast<size_t>(host.size()));
+  HVD_RETURN_IF_ERROR(host.exchange(&own, sizeof own, all.data()));
+  for (const int32_t how : {kFailed, kWaitedInVain}) {  // who waited did so for the one that failed
+    for (size_t m = 0; m < all.size(); ++m) {
+      if (all[m].how != how) continue;
+      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(m)) + ": " + all[m].why};
+    }
+  }
+  return {};
+}
 
 // The same answer on all members.
 Status compare(const std::vector<Card>& cards) {
@@ -371,19 +415,27 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   } else {
     mine.version = parts.library->version();
     HVD_RETURN_IF_ERROR(parts.device->uuid(mine.gpu));
-    if (host.member() == 0) {
-      HVD_RETURN_IF_ERROR(
-          parts.library->checked(parts.library->call().get_unique_id(&mine.id), "ncclGetUniqueId", nullptr));
-    }
   }
   std::vector<Card> cards(static_cast<size_t>(host.size()));
   HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
   HVD_RETURN_IF_ERROR(compare(cards));
+  // Only now: an id costs its maker a thread and a socket, until all have met by it.
+  const Group group = group_of(host, parts.groups);
+  UniqueId id{};
+  if (group.member == 0) {
+    HVD_RETURN_IF_ERROR(parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr));
+  }
+  std::vector<UniqueId> ids(cards.size());
+  HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
-  HVD_RETURN_IF_ERROR(meet(parts, host, cards[0].id, &comm));
-  *out = std::make_shared<Joined>(host, parts, comm);
-  // A rank that still allocates on its GPU could wait for a peer's kernel that waits for it.
-  return host.barrier();
+  const Status met = meet(parts, group, ids[group.first], &comm);
+  if (met.code() == HVD_ABORTED) return met;
+  std::shared_ptr<NcclCommunicator> joined;
+  if (met.ok()) joined = std::make_shared<Joined>(host, parts, group, comm);
+  const Status all = agree(host, met);
+  if (!all.ok() && joined != nullptr) joined->abort();
+  if (all.ok()) *out = std::move(joined);
+  return all;
 }
 
 }  // namespace hvd::nccl

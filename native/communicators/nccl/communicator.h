@@ -6,21 +6,54 @@
 // NCCL chooses the order of additions, so the last bits differ from the CPU's; they are equal on all members.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "collectives/communicator.h"
 #include "communicators/nccl/library.h"
 #include "device/device.h"
+#include "platform/clock.h"
 #include "platform/interrupt.h"
 
 namespace hvd::nccl {
+
+// Whether a thread is inside a call of NCCL, which may not return if another rank is gone. Any thread.
+class Inside {
+ public:
+  // For how long; 0: none is.
+  uint64_t for_ns() const {
+    const uint64_t since_ns = since_ns_.load();
+    return since_ns == 0 ? 0 : now_ns() - since_ns;
+  }
+  class Scope {
+   public:
+    explicit Scope(Inside& inside) : inside_(inside) {
+      uint64_t nobody = 0;
+      is_first_ = inside_.since_ns_.compare_exchange_strong(nobody, now_ns());
+    }
+    ~Scope() {
+      if (is_first_) inside_.since_ns_.store(0);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Inside& inside_;
+    bool is_first_;
+  };
+
+ private:
+  std::atomic<uint64_t> since_ns_{0};
+};
 
 class NcclCommunicator : public Communicator {
  public:
   // Whether what was enqueued still goes well. Any thread.
   virtual Status health() const = 0;
-  // What is enqueued ends soon, badly, and nothing more is. Every member has to do this.
+  // What is enqueued ends soon, badly, and nothing more is. Every member has to do this. Any thread.
   virtual void abort() = 0;
 };
 
@@ -34,9 +67,12 @@ struct Parts {
   cuda::Stream stream;
   Interrupt interrupt;
   uint64_t timeout_ms;  // of the meeting of all
+  std::shared_ptr<Inside> inside;
+  // Of each member: those of one number have a communicator of their own. Empty: all have one.
+  std::vector<int> groups;
 };
 
-// Collective over the members of `host`. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
+// Collective over the members of `host`, also if they come in groups. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
 // they have other versions, or two of them the same GPU. HVD_JOINED if one has no GPU yet.
 Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out);
 

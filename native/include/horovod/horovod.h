@@ -46,7 +46,8 @@ typedef enum {
   HVD_FORKED = 12,         /* the caller is a forked child */
   HVD_INTERNAL = 13,       /* a defect of this library */
   HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
-  HVD_JOINED = 15          /* a rank has joined and gives no data to the operation, which is no allreduce */
+  HVD_JOINED = 15,         /* a rank has joined and gives no data to the operation, which is no allreduce */
+  HVD_DEVICE_LOST = 16     /* a rank's GPU cannot be used any more by its process */
 } hvd_code;
 
 typedef enum {
@@ -179,12 +180,19 @@ typedef struct {
   const int64_t* shape; /* dimension 0 is the sum of `rows` */
   const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order.
                            hvd_add_process_set: one number, the set's. hvd_join: one, the last rank */
+  int32_t place;        /* hvd_place of `data`; of tensors on a GPU it may be either */
+  int32_t device;       /* HVD_ON_CUDA: the GPU's number */
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
 /* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is no failure of its own. */
 HVD_EXPORT const char* hvd_code_name(int32_t code);
 /* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
+/* The version of the CUDA driver (1000 * major + 10 * minor) and of NCCL (10000 * major + 100 * minor + patch) that
+   would be used; 0 if there is none that can be, and why in `status`. `library`: a file, or empty for the usual one;
+   `found`: where to look for NCCL if the process has not loaded it. Neither is initialised. */
+HVD_EXPORT int32_t hvd_cuda_version(const char* library, hvd_status* status);
+HVD_EXPORT int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status);
 HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 /* How many of the first dimension's rows a member gets in a reducescatter. */
 HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
@@ -276,16 +284,23 @@ HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* st
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
 HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status);
-/* HVD_PENDING: not done yet. Of tensors on a GPU, HVD_OK once it is launched. */
+/* HVD_PENDING: not done yet. */
 HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
+/* HVD_PENDING: hvd_wait_on_stream would still wait. Of other operations: hvd_poll. */
+HVD_EXPORT int hvd_poll_launch(hvd_context* context, hvd_handle handle, hvd_status* status);
 /* For tensors on a GPU: drives the engine until the operation is launched, and has `stream` wait for its end, which the
    caller does not. What fails after that is told by the next call that waits. Of other operations: hvd_wait. */
 HVD_EXPORT int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms,
                                   hvd_status* status);
-/* Drives the engine until all that has been launched has ended, for at most timeout_ms (negative: no limit). */
+/* Drives the engine until all that has been launched has ended, for at most timeout_ms (negative: no limit). Tells also
+   of an error that ended the generation before. */
 HVD_EXPORT int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status);
 HVD_EXPORT int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result,
                               hvd_status* status);
+/* Copies what hvd_result.data would point to, in host memory or on a GPU, to a GPU's memory `to`, in the order of
+   `stream`, for which hvd_wait_on_stream has been called. Only for tensors on that GPU; once for each result. */
+HVD_EXPORT int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t index, void* to, void* stream,
+                               hvd_status* status);
 /* Every handle is released once; releasing one that is not done detaches it. */
 HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 

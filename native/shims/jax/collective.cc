@@ -237,6 +237,7 @@ Code code_of(int code) {
       return Code::kResourceExhausted;
     case HVD_RANK_LOST:
     case HVD_RANK_LEFT:
+    case HVD_DEVICE_LOST:
       return Code::kUnavailable;
     case HVD_ABORTED:
       return Code::kAborted;

@@ -8,14 +8,13 @@ blocks until all ranks are there, shutdown for at most context.STOP_TIMEOUT_MS.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import dataclasses
 import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core import bootstrap, communicators, mpi, native, stacks, starters
+from horovod.core import bootstrap, communicators, gpus, mpi, native, stacks, starters
 from horovod.core import context as contexts
 from horovod.core.agreed_sets import GivenSet
 from horovod.core.bootstrap import Assignment
@@ -222,8 +221,8 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of NCCL, 0 without it."""
-    return int(communicators.is_built("nccl"))
+    """The version code of the NCCL that would be used, such as 22809; 0 without one. Looks for no GPU."""
+    return gpus.nccl_version()
 
 
 def ddl_built() -> bool:
@@ -237,12 +236,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether a CUDA driver opens on this machine."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    """Whether this machine has a CUDA driver that can be used. Looks for no GPU."""
+    return gpus.cuda_version() > 0
 
 
 def rocm_built() -> bool:

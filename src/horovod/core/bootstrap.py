@@ -409,6 +409,7 @@ class _Start:
                 "size": self.size,
                 "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
                 "transport": self.settings.communicator,
+                "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "dynamic_process_sets": self.settings.dynamic_process_sets,
                 "process_sets": recorded(self.process_sets),

@@ -4,7 +4,7 @@
 Words. An *operation* is one call of one rank; ranks meet by *name* (`allreduce.<name>`), unnamed ones by their order. A
 *request* is what crosses into the native core; its *key* fixes everything in it but the addresses. A repeated call with
 the same name, dtype and shape therefore costs one lookup in the cache of *prepared* requests, two addresses and one
-native call. A *staged* tensor is dense host memory: the user's own, or a private copy.
+native call. A *staged* tensor is dense memory, the host's or a GPU's: the user's own, or a private copy.
 
 A call that fails on this rank before its peers can see it would leave them waiting: it is *refused*, and they fail as
 well. (A duplicate name is the exception: only this rank gets the error, and the operation in flight is unaffected.)
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -26,6 +24,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import LOCAL_ERRORS, Context
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.gpus import OnGpu, gpu_of
 from horovod.core.native import (
     ALLGATHER,
     ALLREDUCE,
@@ -37,16 +36,14 @@ from horovod.core.native import (
     REDUCESCATTER,
     SYNC,
     Adasum,
-    Average,
-    Sum,
 )
 from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
+from horovod.core.reductions import Reduction, as_key, resolve_op, resolved
 from horovod.core.requests import (
     Key,
     Metas,
     Prepared,
-    as_factors,
     check_adasum_ranks,
     check_name,
     check_reduction,
@@ -60,45 +57,6 @@ from horovod.core.wording import shown
 __all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
 
 T = TypeVar("T")
-# (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
-Reduction = tuple[int | None, bool | None, float, float, ProcessSet | None]
-
-
-def resolve_op(op: int | None, average: bool | None) -> int:
-    """The reduction that `op` or the deprecated `average` asks for; Average if neither is given. Raises ValueError."""
-    if average is not None:
-        if op is not None:
-            name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
-            raise InvalidRequestError(f"both op={name} and average={average!r} were given\nhint: give op alone")
-        warnings.warn(
-            "average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=_level_of_script()
-        )
-        return Average if average else Sum
-    if op is True or op is False:  # which would count as the numbers of Sum and Average
-        raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
-    return Average if op is None else op
-
-
-def _level_of_script() -> int:
-    """The stacklevel of the first caller outside of this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def resolved(how: Reduction) -> tuple[int, float, float, int]:
-    """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
-    op, average, prescale, postscale, process_set = how
-    return resolve_op(op, average), *as_factors(prescale, postscale), number_of(process_set)
-
-
-def _as_key(how: Reduction) -> Reduction:
-    """`how` as a part of a key. Raises ValueError if it has no meaning."""
-    op, average, prescale, postscale, process_set = how
-    # resolve_op: a bool as op would count as the number of Sum or Average, and `average` shall warn at every call.
-    # as_factors: a scale may come as a tensor, whose value can change; the key must not.
-    return resolve_op(op, average), None, *as_factors(prescale, postscale), process_set
 
 
 class Collectives(Generic[T]):
@@ -116,7 +74,12 @@ class Collectives(Generic[T]):
             adapter = self._adapter
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
             request = self._reduction_of(context, name, how, staged)
-            output = staged if in_place or staged is not tensor else adapter.empty_like(staged)
+            if in_place:
+                output = staged
+            elif staged is tensor:
+                output = adapter.empty_like(staged)
+            else:
+                output = _for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, _told_in(how[-1]))
@@ -132,9 +95,12 @@ class Collectives(Generic[T]):
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
             request = self._reduction_of(context, name, how, staged)
             source = adapter.address(staged)
-            if in_place or staged is not tensor:
+            if in_place:
                 output = staged
                 operation = run_one(context, request, source, source, staged)
+            elif staged is not tensor:
+                output = _for_result(staged)
+                operation = run_one(context, request, source, adapter.address(output), (staged, output))
             else:
                 output = adapter.empty_like(staged)
                 operation = run_one(context, request, source, adapter.address(output), (staged, output))
@@ -143,17 +109,17 @@ class Collectives(Generic[T]):
         if operation is not None:
             operation.wait()
         if staged is tensor:
-            return output
+            return output  # type: ignore[no-any-return]
         if in_place:
             adapter.write_back(tensor, staged)
             return tensor
-        return adapter.deliver(staged, tensor)
+        return adapter.deliver(output, tensor)
 
     def _reduction_of(
         self, context: Context, name: str | None, how: Reduction, staged: Any
     ) -> Prepared | native.Request:
         if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
-            how = _as_key(how)
+            how = as_key(how)
         key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
         try:
             known = context.requests.get(key)  # as find(), whose call costs time here
@@ -171,14 +137,16 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            how = _as_key(how)
+            how = as_key(how)
             staged = self._stage_group(tensors, in_place)
             key = (ALLREDUCE, name, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
-            outputs = [
-                mine if in_place or mine is not tensor else adapter.empty_like(mine)
-                for mine, tensor in zip(staged, tensors, strict=True)
-            ]
+            outputs = staged
+            if not in_place:
+                outputs = [
+                    adapter.empty_like(mine) if mine is tensor else _for_result(mine)
+                    for mine, tensor in zip(staged, tensors, strict=True)
+                ]
             handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
             context.refuse("grouped_allreduce", name, error, _told_in(how[-1]))
@@ -246,8 +214,8 @@ class Collectives(Generic[T]):
 
         def collect(operation: Operation) -> Any:
             results: list[Any] = []
-            for index, (tensor, (dtype, _)) in enumerate(zip(tensors, metas, strict=True)):
-                result, rows = gathered(operation, index, adapter, dtype, members)
+            for index, (tensor, mine, (dtype, _)) in enumerate(zip(tensors, staged, metas, strict=True)):
+                result, rows = gathered(operation, index, adapter, mine, dtype, members)
                 delivered = adapter.deliver(result, tensor)
                 results.append((delivered, rows) if with_rows else delivered)
             return tuple(results)
@@ -286,7 +254,7 @@ class Collectives(Generic[T]):
             context.refuse("alltoall", name, error, _told_in(process_set))
 
         def collect(operation: Operation) -> Any:
-            result, rows = gathered(operation, 0, adapter, dtype, members)
+            result, rows = gathered(operation, 0, adapter, staged, dtype, members)
             delivered = adapter.deliver(result, tensor)
             if not with_splits:
                 return delivered
@@ -307,6 +275,8 @@ class Collectives(Generic[T]):
             raise TypeError(f"splits={shown(splits)}: expected a list of ints")
         try:
             staged: Any = self._adapter.stage(splits)
+            if isinstance(staged, OnGpu):
+                staged = staged.on_host()
             dtype, shape = self._adapter.dtype_of(staged), staged.shape
         except (TypeError, InvalidRequestError) as error:
             raise type(error)(f"splits: {error}") from None
@@ -340,12 +310,12 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            how = _as_key(how)
+            how = as_key(how)
             staged = self._stage_group(tensors, False)
             key = (REDUCESCATTER, name, label, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
-            outputs = [adapter.empty(_own_rows(place, shape), dtype) for dtype, shape in self._metas(staged)]
+            outputs = [self._rows_for(place, mine) for mine in staged]
             handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
             context.refuse(label, name, error, _told_in(how[-1]))
@@ -379,7 +349,12 @@ class Collectives(Generic[T]):
                 root = checked_root(context, root_rank, number_of(process_set))
                 request = self._prepared(context, key, "broadcast", [staged], process_set, root_rank=root)
             private = staged is not tensor
-            output = staged if in_place or private else adapter.empty_like(staged)
+            if in_place:
+                output = staged
+            elif staged is tensor:
+                output = adapter.empty_like(staged)
+            else:
+                output = _for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("broadcast", name, error, _told_in(process_set))
@@ -436,9 +411,9 @@ class Collectives(Generic[T]):
         check_name(name)
         metas = self._metas(staged)
         check_tensors(kind, label, metas)
-        number = number_of(process_set)
-        request = request_of(kind, wire_name(label, name), metas, process_set=number, **fixed)
-        return context.requests.add(key, request, context.failure_of)
+        number, gpu = number_of(process_set), gpu_of(staged)
+        request = request_of(kind, wire_name(label, name), metas, process_set=number, gpu=gpu, **fixed)
+        return context.requests.add(key, request, context.failure_of, gpu)
 
     # Tensors
 
@@ -456,6 +431,14 @@ class Collectives(Generic[T]):
     def _addresses(self, staged: Sequence[Any]) -> list[int]:
         return [self._adapter.address(mine) for mine in staged]
 
+    # Memory for results
+
+    def _rows_for(self, place: tuple[int, int], staged: Any) -> Any:
+        shape = _own_rows(place, tuple(staged.shape))
+        if isinstance(staged, OnGpu):
+            return staged.empty(shape)
+        return self._adapter.empty(shape, self._adapter.dtype_of(staged))
+
     # The results of a finished operation
 
     def _write_back(self, operation: Operation) -> T:
@@ -466,6 +449,11 @@ class Collectives(Generic[T]):
     def _deliver(self, operation: Operation) -> T:
         tensor, staged = operation.value
         return self._adapter.deliver(staged, tensor)
+
+
+def _for_result(staged: Any) -> Any:
+    """Where the result goes of what is not the user's tensor itself: a private copy takes it."""
+    return staged.for_result() if isinstance(staged, OnGpu) else staged
 
 
 def _forms(staged: Sequence[Any]) -> list[Any]:

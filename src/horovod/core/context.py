@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from horovod.core import bootstrap, mpi, native
+from horovod.core import bootstrap, gpus, mpi, native
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.planned import Planned
 from horovod.core.rendezvous import RankGone
@@ -29,13 +29,19 @@ from horovod.core.wording import quoted
 from horovod.core.world import World
 
 STOP_TIMEOUT_MS = 3000
+SETTLE_SLICE_MS = 1000
 FIRST_CAUSE_TIMEOUT_S = 1.0
 
 # Errors that a rank may make in its own call.
 LOCAL_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError)
 
 # Codes that end the whole generation: the first cause in the job is the one to show.
-_FATAL = {native.RANK_LOST: "RANK_LOST", native.RANK_LEFT: "RANK_LEFT", native.ABORTED: "ABORTED"}
+_FATAL = {
+    native.RANK_LOST: "RANK_LOST",
+    native.RANK_LEFT: "RANK_LEFT",
+    native.ABORTED: "ABORTED",
+    native.DEVICE_LOST: "DEVICE_LOST",
+}
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
@@ -47,7 +53,8 @@ class Context:
     """One generation.
 
     `requests`: what it has prepared. `argument`: how a native function is given the context at the least cost.
-    `submit_entry`, `wait` and `release` have no argument types: they take ctypes objects only.
+    `uses_gpus`: whether a call on a GPU's tensors has been submitted. `submit_entry`, `wait`,
+    `wait_on_stream` and `release` have no argument types: they take ctypes objects only.
     """
 
     def __init__(self, world: World, settings: Settings) -> None:
@@ -60,6 +67,8 @@ class Context:
         self._places = {0: (world.size, world.rank)}
         self.failure: tuple[int, str, int] | None = None
         self.running = False
+        self.uses_gpus = False
+        self.was_told = False  # of a failure
         self.library = native.library()
         meeting_point = world.rendezvous
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
@@ -71,6 +80,7 @@ class Context:
         self.run_entry = self.library.hvd_run_entry
         self.submit_entry = self.library["hvd_submit_entry"]
         self.wait = self.library["hvd_wait"]
+        self.wait_on_stream = self.library["hvd_wait_on_stream"]
         self.release = self.library["hvd_release"]
         self.release.restype = None
         self.running = True
@@ -84,6 +94,7 @@ class Context:
     def _start(self, settings: Settings) -> int:
         world = self.world
         pairs = dataclasses.replace(settings, local_rank=world.local_rank).native_settings()
+        pairs.append(("nccl_found", gpus.nccl_found()))
         native_settings = (native.Setting * len(pairs))(
             *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
         )
@@ -153,6 +164,20 @@ class Context:
         self.sets.pop(number).process_set_id = None
         self.requests.forget_set(number)
 
+    def settle(self) -> None:
+        """Waits until GPUs have done all that was launched; raises what has gone wrong meanwhile.
+
+        For a moment from which there is no way back, such as writing a checkpoint.
+        """
+        if not self.uses_gpus:
+            return
+        status = native.Status()
+        code = native.PENDING
+        while code == native.PENDING:  # in slices, between which Python's signal handlers run
+            code = self.library.hvd_settle(self.pointer, SETTLE_SLICE_MS, ctypes.addressof(status))
+        if code != native.OK:
+            self.raise_failure(code, status)
+
     def stop(self) -> None:
         """Leaves the job in order.
 
@@ -168,7 +193,14 @@ class Context:
             return  # a forked child: the engine's thread lives in the parent only
         self.end_seen()  # so that the job learns it even if only a native shim was told
         status = native.Status()
-        code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
+        timeout_ms = STOP_TIMEOUT_MS
+        if self.uses_gpus:
+            timeout_ms //= 2
+            code = self.library.hvd_settle(self.pointer, timeout_ms, ctypes.addressof(status))
+            if code not in (native.OK, native.PENDING) and not self.was_told:
+                error = self.failure_of(code, status)
+                print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
+        code = self.library.hvd_stop(self.pointer, timeout_ms, ctypes.addressof(status))
         self.world.close()
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
@@ -229,6 +261,7 @@ class Context:
     def failure_of(self, code: int, status: native.Status) -> Exception:
         """The exception for a failed call. If the generation has ended, it names the cause that came first."""
         text, failed_rank = status.message(), status.failed_rank
+        self.was_told = True
         if code in _FATAL:
             if self.failure is None:
                 self.failure = self._first_cause(code, text, failed_rank)

@@ -8,6 +8,7 @@
     |   |   +-- RankJoinedError      a rank has joined, and the operation needs its data
     |   +-- RankLostError            a rank died, froze, or its host is unreachable   .failed_rank
     |   |   +-- RankLeftError        a rank shut down or exited while others still waited for it
+    |   |   +-- DeviceLostError      a rank's GPU has failed, and its process has to be started anew
     |   +-- AbortedError             the job was aborted, or the stall limit passed
     |   +-- NotRunningError          the operation outlived the shutdown of this rank
     +-- HostsUpdatedInterrupt        elastic: the hosts changed, nothing failed   .skip_sync
@@ -36,6 +37,7 @@ from __future__ import annotations
 __all__ = [
     "NOT_REACHED",
     "AbortedError",
+    "DeviceLostError",
     "DuplicateNameError",
     "HorovodInternalError",
     "HorovodVersionMismatchError",
@@ -123,6 +125,12 @@ class RankLeftError(RankLostError):
     """A rank shut down or exited in order while others still waited for it."""
 
     code = "rank-left"
+
+
+class DeviceLostError(RankLostError):
+    """The GPU of `failed_rank` has failed: that rank's process cannot use it any more, and has to be started anew."""
+
+    code = "device-lost"
 
 
 class AbortedError(HorovodInternalError):

@@ -309,6 +309,21 @@ EXPLANATIONS = (
         ),
     ),
     Explanation(
+        "device-lost",
+        "A rank's GPU has failed",
+        "DeviceLostError (a RankLostError); UnknownError in TensorFlow",
+        ("this process cannot use the GPU any more",),
+        "A kernel on the rank's GPU has failed, or the GPU itself has. CUDA then refuses every later call of that "
+        "process, so the world has ended for all ranks. The message has the rank and CUDA's error.",
+        (
+            "CUDA errors 700, 710, 715 to 719: a kernel of the script, most likely. Run it with CUDA_LAUNCH_BLOCKING=1 "
+            "to see which.",
+            "Other errors: look at `dmesg | grep Xid` and `nvidia-smi` on the rank's host. A GPU that has fallen off "
+            "the bus needs a restart of the host.",
+            "Start the rank's process anew: nothing in it brings the GPU back.",
+        ),
+    ),
+    Explanation(
         "rank-left",
         "A rank ended its script or shut down while others still waited for it",
         "RankLeftError (a HorovodInternalError); UnknownError in TensorFlow; the last words of horovodrun",

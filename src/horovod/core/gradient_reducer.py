@@ -68,8 +68,8 @@ class Gradients(Protocol[P_contra, T]):
         """Adds to the gradient."""
         ...
 
-    def any(self, reduced: T) -> bool:
-        """Whether an element differs from zero."""
+    def any(self, reduced: T) -> object:
+        """Whether an element differs from zero, as the truth of some object, which may be costly to learn."""
         ...
 
 
@@ -91,7 +91,7 @@ class _Slot(Generic[P]):
         self.own = False
         self.added = False
         self.reduced: Callable[[], object | None] = _nothing
-        self.spent = False
+        self.spent: object = False
         self.kept = False
 
 

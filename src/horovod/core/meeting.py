@@ -32,6 +32,7 @@ __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
+    ("on_gpus", "HOROVOD_GPU_OPERATIONS, its forms for one operation, or the levels of allreduce on GPUs"),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
@@ -44,7 +45,7 @@ _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None)
 WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached": _LIST}
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 SETTINGS: Fields = {
-    **dict.fromkeys(("transport", "pretend_hosts", "version"), _TEXT),
+    **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "version"), _TEXT),
     "process_sets": _LIST,
     **dict.fromkeys(("fusion_threshold_bytes", "size", "dynamic_process_sets"), _NUMBER),
 }

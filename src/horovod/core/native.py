@@ -51,6 +51,7 @@ FORKED = 12
 INTERNAL = 13
 REFUSED = 14
 JOINED = 15
+DEVICE_LOST = 16
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
@@ -73,6 +74,9 @@ KIND_NAMES = (
     "add_process_set",
     "remove_process_set",
 )
+
+# hvd_place
+ON_HOST, ON_CUDA = range(2)
 
 # hvd_request.flags
 SYNC = 1
@@ -174,6 +178,8 @@ class Result(ctypes.Structure):
         ("data", c_void_p),
         ("shape", POINTER(c_int64)),
         ("rows", POINTER(c_int64)),
+        ("place", c_int32),
+        ("device", c_int32),
     ]
 
 
@@ -193,6 +199,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_abi_version": (c_uint32, []),
     "hvd_code_name": (c_char_p, [c_int32]),
     "hvd_dtype_bytes": (c_int32, [c_int32]),
+    "hvd_cuda_version": (c_int32, [c_char_p, c_void_p]),
+    "hvd_nccl_version": (c_int32, [c_char_p, c_char_p, c_void_p]),
     "hvd_rows_of_member": (c_int64, [c_int64, c_int32, c_int32]),
     "hvd_build_info": (c_char_p, []),
     "hvd_communicators": (c_char_p, []),
@@ -209,6 +217,10 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_release_entry": (None, [c_void_p, c_void_p]),
     "hvd_submit_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p]),
+    "hvd_submit_entry_on": (
+        ctypes.c_int,
+        [c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
     "hvd_run_entry": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_submit": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "hvd_refuse": (ctypes.c_int, [c_void_p, c_char_p, c_int32, c_char_p, c_void_p]),
@@ -217,6 +229,10 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
+    "hvd_poll_launch": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
+    "hvd_wait_on_stream": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_int32, c_void_p]),
+    "hvd_settle": (ctypes.c_int, [c_void_p, c_int32, c_void_p]),
+    "hvd_copy_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
     "hvd_release": (None, [c_void_p, c_uint64]),
     "hvd_start_timeline": (ctypes.c_int, [c_void_p, c_char_p, c_char_p, c_int32, c_void_p]),
@@ -270,6 +286,8 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         return exceptions.RankLostError(text, failed_rank)
     if code == RANK_LEFT:
         return exceptions.RankLeftError(text, failed_rank)
+    if code == DEVICE_LOST:
+        return exceptions.DeviceLostError(text, failed_rank)
     kinds: dict[int, type[Exception]] = {
         INVALID_ARGUMENT: exceptions.InvalidRequestError,
         DUPLICATE_NAME: exceptions.DuplicateNameError,

@@ -25,6 +25,7 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The root's `obj` on every rank; the other ranks' is ignored. `name` as in every operation."""
+    context.current().settle()  # what an object says of tensors shall be true of them
     size_name, data_name = (None, None) if name is None else (f"{name}.sz", f"{name}.t")
     is_root = context.rank() == root_rank
     payload = _pickled(obj, "broadcast", size_name, process_set) if is_root else b""
@@ -38,6 +39,7 @@ def broadcast_object(
 
 def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's `obj`, in rank order."""
+    context.current().settle()
     wire_name = None if name is None else f"{name}.t"
     payload = np.frombuffer(_pickled(obj, "allgather", wire_name, process_set), np.uint8)
     data, lengths = collectives.allgather(payload, wire_name, process_set, SYNC, with_rows=True).wait()

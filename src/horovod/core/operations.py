@@ -11,6 +11,7 @@ waited for (an exception on the way, say) leaves its tensors in a list until the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -21,7 +22,8 @@ from typing import Any
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.requests import Prepared
+from horovod.core.gpus import StreamHandle
+from horovod.core.requests import Prepared, PreparedOnGpu
 from horovod.core.tensors import Adapter
 
 __all__ = [
@@ -41,7 +43,9 @@ WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
 _numbers = itertools.count(1)
-_dropped: list[tuple[Context, c_uint64, tuple[Any, ...]]] = []  # context, handle, what must live until it is done
+_Kept = tuple[Context, c_uint64, tuple[Any, ...]]  # context, handle, what must live until it is done
+_dropped: list[_Kept] = []
+_launched: list[_Kept] = []  # for which another stream waits than the one that submitted them; in that order
 
 
 def run_one(
@@ -83,7 +87,7 @@ def submit_one(
 ) -> c_uint64:
     """The hot path: two addresses and one call. Returns the native handle."""
     if type(request) is not Prepared:
-        return _submit_unprepared(context, request, [source], [target], flags)  # type: ignore[arg-type]
+        return _submit_otherwise(context, request, [source], [target], flags)
     handle = c_uint64()
     code = context.submit_entry(
         context.argument,
@@ -107,8 +111,8 @@ def submit_group(
     flags: int,
 ) -> c_uint64:
     """As submit_one, of several tensors."""
-    if not isinstance(request, Prepared):
-        return _submit_unprepared(context, request, sources, targets, flags)
+    if type(request) is not Prepared:
+        return _submit_otherwise(context, request, sources, targets, flags)
     handle = c_uint64()
     code = context.submit_entry(
         context.argument,
@@ -124,13 +128,17 @@ def submit_group(
     return handle
 
 
-def _submit_unprepared(
+def _submit_otherwise(
     context: Context,
-    request: native.Request,
+    request: Prepared | native.Request,
     sources: Sequence[int],
     targets: Sequence[int | None],
     flags: int,
 ) -> c_uint64:
+    """Submits a request that is not prepared, or whose tensors lie on a GPU."""
+    if isinstance(request, PreparedOnGpu):
+        return _submit_on_gpu(context, request, sources, targets, flags)
+    assert isinstance(request, native.Request)
     for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
         request.tensors[index].input = source
         request.tensors[index].output = target
@@ -141,6 +149,27 @@ def _submit_unprepared(
     )
     if code:
         context.raise_failure(code, native.scratch.status)
+    return handle
+
+
+def _submit_on_gpu(
+    context: Context, request: PreparedOnGpu, sources: Sequence[int], targets: Sequence[int | None], flags: int
+) -> StreamHandle:
+    handle = StreamHandle.of(request.gpu)
+    code = context.library.hvd_submit_entry_on(
+        context.pointer,
+        request.argument,
+        (c_void_p * len(sources))(*sources),
+        (c_void_p * len(targets))(*targets),
+        flags,
+        None,
+        handle.stream,
+        byref(handle),
+        native.scratch.status_address,
+    )
+    if code:
+        context.raise_failure(code, native.scratch.status)
+    context.uses_gpus = True
     return handle
 
 
@@ -161,14 +190,18 @@ class Operation:
     def wait(self, number: int | None = None) -> Any:
         """Blocks until the operation is done here; returns its result or raises its error. To be called once.
 
+        On a GPU, until it is launched: the current stream waits for the rest (core/gpus.py).
+
         `number`: the handle under which it stands in the table again if a signal handler raises meanwhile.
         """
         context, handle = self.context, self.handle
         status = native.scratch.status_argument
+        on_gpu = type(handle) is not c_uint64
+        wait = handle.waiter(context) if on_gpu else context.wait  # type: ignore[union-attr]
         try:
-            code = context.wait(context.argument, handle, WAIT_SLICE_MS, status)
+            code = wait(context.argument, handle, WAIT_SLICE_MS, status)
             while code == native.PENDING:
-                code = context.wait(context.argument, handle, WAIT_SLICE_MS, status)
+                code = wait(context.argument, handle, WAIT_SLICE_MS, status)
         except BaseException:
             _pending[next(_numbers) if number is None else number] = self
             raise
@@ -179,7 +212,11 @@ class Operation:
                 raise context.failure_of(code, native.scratch.status)
             return self.value if self.collect is None else self.collect(self)
         finally:
-            context.release(context.argument, handle)
+            if on_gpu and not handle.has_ended(context):  # type: ignore[union-attr]
+                _launched.append((context, handle, (self.value, self.keep, self.collect)))  # type: ignore[arg-type]
+                _forget_launched()
+            else:
+                context.release(context.argument, handle)
             self.handle = None
             if _dropped:
                 _forget_done()
@@ -192,7 +229,7 @@ class Operation:
     def done(self) -> bool:
         """Whether wait() would return at once; it may still raise. May run collectives on this thread."""
         context = self.context
-        code = context.library.hvd_poll(context.pointer, self.handle, native.scratch.status_address)
+        code = context.library.hvd_poll_launch(context.pointer, self.handle, native.scratch.status_address)
         return bool(code != native.PENDING)
 
 
@@ -205,6 +242,17 @@ def _forget_done() -> None:
         context, handle, _ = entry
         if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
             _dropped.remove(entry)
+            context.library.hvd_release(context.pointer, handle)
+
+
+def _forget_launched() -> None:
+    """Lets go of those calls on GPUs that have ended, from the oldest on."""
+    for entry in list(_launched):
+        context, handle, _ = entry
+        if context.library.hvd_poll(context.pointer, handle, None) == native.PENDING:
+            return
+        with contextlib.suppress(ValueError):  # another thread has done it
+            _launched.remove(entry)
             context.library.hvd_release(context.pointer, handle)
 
 
@@ -256,19 +304,32 @@ def run_all(start: Callable[[Any], Operation], items: Iterable[Any]) -> list[Any
 
 
 def gathered(
-    operation: Operation, index: int, adapter: Adapter[Any], dtype: int, members: int
+    operation: Operation, index: int, adapter: Adapter[Any], staged: Any, dtype: int, members: int
 ) -> tuple[Any, list[int]]:
-    """Copies result `index` of an allgather or alltoall out of the engine.
+    """Copies result `index` of an allgather or alltoall of `staged` out of the engine.
 
     Returns (tensor, rows that came from each member).
     """
     result = _result(operation, index)
     shape = tuple(result.shape[: result.ndim])
-    tensor = adapter.empty(shape, dtype)
-    count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
-    if count_bytes:
-        ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
+    tensor: Any
+    if isinstance(operation.handle, StreamHandle):
+        tensor = staged.empty(shape)
+        _copy_on_stream(operation.context, operation.handle, index, adapter.address(tensor))
+    else:
+        tensor = adapter.empty(shape, dtype)
+        count_bytes = math.prod(shape) * native.DTYPE_BYTES[dtype]
+        if count_bytes:
+            ctypes.memmove(adapter.address(tensor), result.data, count_bytes)
     return tensor, list(result.rows[:members])
+
+
+def _copy_on_stream(context: Context, handle: StreamHandle, index: int, target: int) -> None:
+    code = context.library.hvd_copy_result(
+        context.pointer, handle, index, target, handle.waiting, native.scratch.status_address
+    )
+    if code:
+        context.raise_failure(code, native.scratch.status)
 
 
 def number_given(operation: Operation) -> int:

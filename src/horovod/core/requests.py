@@ -18,6 +18,7 @@ from typing import Any
 
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.gpus import Gpu
 from horovod.core.native import (
     ALLGATHER,
     ALLREDUCE,
@@ -39,6 +40,7 @@ __all__ = [
     "Key",
     "Metas",
     "Prepared",
+    "PreparedOnGpu",
     "RequestCache",
     "as_factor",
     "as_factors",
@@ -74,6 +76,16 @@ class Prepared:
             cache.library.hvd_release_entry(cache.pointer, self.argument)
 
 
+class PreparedOnGpu(Prepared):
+    """Likewise, of tensors in the memory of a GPU. Its calls say which stream has computed them."""
+
+    __slots__ = ("gpu",)
+
+    def __init__(self, cache: RequestCache, address: int, process_set: int, gpu: Gpu) -> None:
+        super().__init__(cache, address, process_set)
+        self.gpu = gpu
+
+
 class RequestCache:
     """The prepared requests of one generation, by key.
 
@@ -97,30 +109,46 @@ class RequestCache:
             return None
 
     def add(
-        self, key: Key, request: native.Request, failed: Callable[[int, native.Status], Exception]
+        self,
+        key: Key,
+        request: native.Request,
+        failed: Callable[[int, native.Status], Exception],
+        gpu: Gpu | None = None,
     ) -> Prepared | native.Request:
-        """Returns what to submit for a key that get() does not know. `failed`: makes an exception of a native code."""
+        """Returns what to submit for a key that get() does not know. `failed`: makes an exception of a native code.
+
+        `gpu`: where the tensors lie, if not in host memory. Such a request is always prepared.
+        """
         try:
             is_new = key not in self._sighted
         except TypeError:  # a part of it has no hash, such as a NumPy array of one number
-            return request
+            return request if gpu is None else self._prepare(request, failed, gpu)
         if is_new:
             if len(self._sighted) >= MAX_ENTRIES:
                 self._sighted.clear()
             self._sighted[key] = request.process_set
-            return request
+            return request if gpu is None else self._prepare(request, failed, gpu)
+        if len(self._prepared) >= MAX_ENTRIES:
+            for oldest in list(itertools.islice(self._prepared, MAX_ENTRIES // 2)):
+                self._prepared.pop(oldest, None)
+        prepared = self._prepared[key] = self._prepare(request, failed, gpu)
+        return prepared
+
+    def _prepare(
+        self, request: native.Request, failed: Callable[[int, native.Status], Exception], gpu: Gpu | None
+    ) -> Prepared:
         entry = ctypes.c_void_p()
         status = native.scratch.status
         code = self.library.hvd_prepare(
             self.pointer, ctypes.addressof(request), ctypes.addressof(entry), native.scratch.status_address
         )
         if code != native.OK or entry.value is None:
+            if gpu is not None and code == native.UNAVAILABLE:  # a fault of this rank, of which the others are told
+                raise InvalidRequestError(status.message())
             raise failed(code, status)
-        if len(self._prepared) >= MAX_ENTRIES:
-            for oldest in list(itertools.islice(self._prepared, MAX_ENTRIES // 2)):
-                self._prepared.pop(oldest, None)
-        prepared = self._prepared[key] = Prepared(self, entry.value, request.process_set)
-        return prepared
+        if gpu is None:
+            return Prepared(self, entry.value, request.process_set)
+        return PreparedOnGpu(self, entry.value, request.process_set, gpu)
 
     def forget_set(self, number: int) -> None:
         """Drops all requests of a process set: its number may come back for another one."""
@@ -207,6 +235,7 @@ def request_of(
     process_set: int = 0,
     root_rank: int = -1,
     splits: Sequence[int] | None = None,
+    gpu: Gpu | None = None,
 ) -> native.Request:
     """The request for the native core, without addresses."""
     tensors = (native.Tensor * len(metas))()
@@ -227,6 +256,8 @@ def request_of(
         prescale=prescale,
         postscale=postscale,
     )
+    if gpu is not None:
+        request.place, request.device = native.ON_CUDA, gpu.ordinal
     if splits is not None:
         request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
         request.nsplits = len(splits)

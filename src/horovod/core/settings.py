@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
-Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read.
+Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and
+elastic_settings.py, a part of the table.
 
 This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
 for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from horovod.core import setting_kinds as kinds
+from horovod.core.elastic_settings import ElasticSettings
 from horovod.core.setting_kinds import Row, SettingError, parse_flag, parsed, setting, spelled
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+GPU_WAYS = ("best", "nccl", "host", "mpi")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
 # What the variables of mpirun, srun and torchrun begin with.
 _OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
@@ -41,7 +44,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ElasticSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning
@@ -107,6 +110,52 @@ class Settings:
         kinds.choice(*INSTRUCTION_SETS),
         "best",
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
+    )
+
+    # GPUs
+    gpu_operations: str = setting(
+        "HOROVOD_GPU_OPERATIONS",
+        kinds.choice(*GPU_WAYS),
+        "best",
+        "How tensors travel that lie on GPUs. nccl: by NCCL, or an error. host: through host memory (mpi means the "
+        "same). best: by NCCL if all ranks of the operation have it, each with a GPU of its own, else through host "
+        "memory.",
+    )
+    gpu_allreduce: str = setting(
+        "HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same for allreduce alone; so those that follow."
+    )
+    gpu_allgather: str = setting("HOROVOD_GPU_ALLGATHER", kinds.choice(*GPU_WAYS), "", "For allgather.")
+    gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
+    gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
+    gpu_reducescatter: str = setting("HOROVOD_GPU_REDUCESCATTER", kinds.choice(*GPU_WAYS), "", "For reducescatter.")
+    cuda_library: str = setting(
+        "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
+    )
+    hierarchical_allreduce: bool = setting(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "Between hosts with equally many ranks, GPUs reduce by NCCL inside each host only, and hosts among each other "
+        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one.",
+    )
+    torus_allreduce: bool = setting(
+        "HOROVOD_TORUS_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts.",
+    )
+    nccl_timeout_s: float = setting(
+        "HOROVOD_NCCL_TIMEOUT_SECONDS",
+        kinds.number(0),
+        600.0,
+        "How long a GPU may take for what the other ranks wait for, in seconds: then the job ends. 0 means for ever.",
+    )
+    nccl_library: str = setting(
+        "HOROVOD_NCCL_LIBRARY",
+        kinds.text(),
+        "",
+        "NCCL's file; default: the copy that the framework has loaded, then that of the package nvidia-nccl, then "
+        "libnccl.so.2 of the system.",
     )
 
     dynamic_process_sets: bool = setting(
@@ -213,55 +262,7 @@ class Settings:
         yaml="timeline.mark_cycles",
     )
 
-    # Elastic jobs: read by horovodrun
-    elastic_timeout_s: float = setting(
-        "HOROVOD_ELASTIC_TIMEOUT",
-        kinds.number(0.1),
-        600.0,
-        "How long an elastic job waits for enough slots, at its start and after it has lost workers, in seconds.",
-        flag="--elastic-timeout",
-    )
-    elastic_straggler_s: float = setting(
-        "HOROVOD_ELASTIC_STRAGGLER_SECONDS",
-        kinds.number(0),
-        600.0,
-        "How long the others wait for a worker that has not left a world which is over, in seconds; then it is ended.",
-    )
-    elastic_settle_s: float = setting(
-        "HOROVOD_ELASTIC_SETTLE_SECONDS",
-        kinds.number(0),
-        1.0,
-        "How long a worker that is ready to join waits for others, so that training stops once for all, in seconds.",
-    )
-    elastic_discovery_s: float = setting(
-        "HOROVOD_ELASTIC_DISCOVERY_SECONDS",
-        kinds.number(0.05),
-        1.0,
-        "How often an elastic job asks which hosts there are, in seconds.",
-    )
-    elastic_blame: str = setting(
-        "HOROVOD_ELASTIC_BLAME",
-        kinds.choice("auto", "host", "worker"),
-        "auto",
-        "What an elastic job no longer uses after a worker has failed: its host, or nothing: then another worker takes "
-        "its slot. auto: the host, if the job may have several.",
-    )
-    elastic_state_loss: str = setting(
-        "HOROVOD_ELASTIC_STATE_LOSS",
-        kinds.choice("fail", "restart"),
-        "fail",
-        "What an elastic job does when every worker that held the training state is gone: it fails, or all workers "
-        "start afresh, and the script loads its own checkpoint.",
-    )
-
     # Identity: set by the launcher, read by every rank
-    elastic: bool = setting("HOROVOD_ELASTIC", kinds.switch(), False, "Whether workers may leave and join this job.")
-    worker: int | None = setting(
-        "HOROVOD_ELASTIC_WORKER", kinds.integer(0), None, "The number of this process in an elastic job."
-    )
-    joins: bool = setting(
-        "HOROVOD_ELASTIC_JOINS", kinds.switch(), False, "Whether this process joins an elastic job that runs already."
-    )
     rank: int | None = setting("HOROVOD_RANK", kinds.integer(0), None, "The rank of this process.")
     size: int | None = setting("HOROVOD_SIZE", kinds.integer(1), None, "Number of ranks in the job.")
     local_rank: int | None = setting(
@@ -352,11 +353,39 @@ class Settings:
             ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
             ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
             ("fault_point", self.fault_point),
+            *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
+            ("cuda_library", self.cuda_library),
+            ("nccl_library", self.nccl_library),
+            ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
+            ("gpu_levels", self._gpu_levels),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
             ("log_time", spelled(self.log_time)),
         ]
+
+    @property
+    def _gpu_ways(self) -> dict[str, str]:
+        return {
+            "allreduce": self.gpu_allreduce,
+            "allgather": self.gpu_allgather,
+            "broadcast": self.gpu_broadcast,
+            "alltoall": self.gpu_alltoall,
+            "reducescatter": self.gpu_reducescatter,
+        }
+
+    @property
+    def _gpu_levels(self) -> str:
+        return "torus" if self.torus_allreduce else "hierarchical" if self.hierarchical_allreduce else "none"
+
+    @property
+    def on_gpus(self) -> str:
+        """How tensors on GPUs travel, in one text that all ranks must have."""
+        return " ".join([*map(self._gpu_way, self._gpu_ways.values()), self._gpu_levels])
+
+    def _gpu_way(self, of_operation: str) -> str:
+        way = of_operation or self.gpu_operations
+        return "host" if way == "mpi" else way
 
     def _log_start(self) -> str:
         return f"{datetime.datetime.now():[%Y-%m-%d %H:%M:%S.%f] }" if self.log_time else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the core sees a framework's tensors (step 3): the adapter that every sibling supplies, and the one for NumPy.
 
-The native core takes dense, row-major, aligned host memory. A tensor that is something else (a view, a device tensor)
-is staged: copied to private host memory, and the result is written back.
+The native core takes dense, row-major, aligned memory: the host's, or a GPU's (core/gpus.py). A tensor that is
+something else (a view, a tensor of another device) is staged: copied to private memory, and the result is written back.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ T = TypeVar("T")
 class Adapter(Protocol[T]):
     """The adapter of a framework, for core/collectives.py. Everything runs on the caller's thread."""
 
-    def stage(self, tensor: T) -> T:
+    def stage(self, tensor: T) -> Any:
         """`tensor` itself or a private copy of it that the native core can read and write, with `dtype` and `shape`.
 
-        Raises InvalidRequestError for a layout that has no meaning here, TypeError for anything but a tensor.
+        In a GPU's memory, a core.gpus.OnGpu. Raises InvalidRequestError for a layout that has no meaning here,
+        TypeError for anything but a tensor.
         """
         ...
 
-    def dtype_of(self, staged: T) -> int:
+    def dtype_of(self, staged: Any) -> int:
         """The hvd_dtype. Raises InvalidRequestError for one that no operation takes."""
         ...
 
-    def stage_in_place(self, tensor: T) -> T:
+    def stage_in_place(self, tensor: T) -> Any:
         """As stage, for an operation whose result goes into `tensor`.
 
         Raises InvalidRequestError or TypeError if it cannot be written there.
         """
         ...
 
-    def address(self, staged: T) -> int:
+    def address(self, staged: Any) -> int:
         """The address at which the memory of a staged tensor begins."""
         ...
 
     def empty_like(self, staged: T) -> T:
-        """New memory for a result of the same shape and dtype."""
+        """New host memory for a result of the same shape and dtype."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: int) -> T:
         """New host memory of an hvd_dtype."""
         ...
 
-    def write_back(self, tensor: T, staged: T) -> None:
+    def write_back(self, tensor: T, staged: Any) -> None:
         """Copies a staged result into the tensor that the user gave."""
         ...
 
-    def deliver(self, staged: T, like: T) -> T:
+    def deliver(self, staged: Any, like: T) -> T:
         """A staged result as the user gets it: on the device of `like`."""
         ...
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
+from horovod.core.gpus import nccl_version
 from horovod.core.settings import current_environment
 
 __all__ = ["check_build"]
@@ -35,7 +36,8 @@ def check_build() -> str:
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
         "Available Transports": {f"{row.name} ({row.title})": row.available for row in rows},
         "Available Tensor Operations": {
-            **{name.upper(): name in built for name in ("nccl", "ddl", "ccl", "mpi")},
+            "NCCL": native and nccl_version() > 0,
+            **{name.upper(): name in built for name in ("ddl", "ccl", "mpi")},
             "Gloo": native,
         },
     }

@@ -38,9 +38,9 @@ _SWITCH = (_on_or_off, "true or false")
 _TEXT = (str, "text")
 
 _TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
-_SHAPED = "data between hosts takes the hierarchical way by itself; --transport chooses another"
+_SHAPED = "data between hosts takes the hierarchical way by itself; for GPUs set HOROVOD_HIERARCHICAL_ALLREDUCE"
 _THREADS = "horovodrun's own transports use no MPI"
-_STREAMS = "this version does not use NCCL"
+_STREAMS = "NCCL runs on one stream for each GPU"
 _TIMEOUTS = "--start-timeout limits the start, HOROVOD_LOST_TIMEOUT_SECONDS the silence of a rank"
 
 

@@ -77,8 +77,9 @@ class ParameterGradients:
                 reduced = current.add_(reduced)
         self.store(parameter, reduced)
 
-    def any(self, reduced: Tensor) -> bool:
-        return bool((reduced if reduced.layout is torch.strided else reduced._values()).any())
+    def any(self, reduced: Tensor) -> object:
+        found = (reduced if reduced.layout is torch.strided else reduced._values()).any()
+        return bool(found) if found.is_cpu else found  # a GPU is waited for if somebody wants to know
 
     def start(self, gradient: Tensor, name: str) -> Waitable:
         """Starts the reduction of a gradient, in place if it is dense."""

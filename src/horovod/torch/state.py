@@ -211,7 +211,9 @@ def _described(value: Any) -> tuple[str, Any]:
 def _fitting(mine: Any, described: tuple[tuple[int, ...], torch.dtype, bool], parameter: Tensor) -> Tensor:
     """This rank's tensor if it has the root's shape and dtype, else a new one."""
     shape, dtype, on_host = described
-    if isinstance(mine, Tensor) and tuple(mine.shape) == shape and mine.dtype == dtype:
+    if isinstance(mine, Tensor) and tuple(mine.shape) == shape and mine.dtype == dtype and mine.is_cpu == on_host:
         return mine
     # Adam keeps its step counter on the host whatever the parameter's device is.
-    return torch.empty(shape, dtype=dtype, device="cpu" if on_host else parameter.device)
+    return (
+        torch.empty(shape, dtype=dtype, device="cpu") if on_host else parameter.detach().new_empty(shape, dtype=dtype)
+    )

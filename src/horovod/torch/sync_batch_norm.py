@@ -74,8 +74,10 @@ class SyncBatchNorm(_BatchNorm):
         except ValueError as error:
             collectives.refuse("allgather", name, error, self.process_set)
         with torch.no_grad():
-            mean, variance, count = _combined(self._gathered(input.detach(), name))
-            if count <= 1:
+            mean, variance, total = _combined(self._gathered(input.detach(), name))
+            # To read a GPU's number the host waits for the GPU. It is read if it may be too low, on every rank then.
+            count = float(total) if input.is_cpu or self._own_count(input) <= 1 else total
+            if isinstance(count, float) and count <= 1:
                 raise ValueError(
                     "SyncBatchNorm: expected more than 1 value per channel when training, got "
                     f"{count:g} on all ranks together"
@@ -89,10 +91,14 @@ class SyncBatchNorm(_BatchNorm):
         context.current()  # NotInitializedError says so if init has not been called
         return self.process_set.included() and (self.process_set.size() or 1) > 1
 
+    def _own_count(self, input: Tensor) -> int:
+        """This rank's values per channel."""
+        return input.numel() // self.num_features if self.num_features else 0
+
     def _gathered(self, input: Tensor, name: str) -> Tensor:
         """By rank a row: count, means, sums of squared deviations."""
         row = input.new_zeros(1, 1 + 2 * self.num_features, dtype=torch.float64)
-        count = input.numel() // self.num_features if self.num_features else 0
+        count = self._own_count(input)
         if count:
             variance, mean = torch.var_mean(_widened(input), _but_channels(input), correction=0)
             row[0, 0] = count
@@ -108,14 +114,14 @@ class SyncBatchNorm(_BatchNorm):
             running.mul_(1 - factor).add_(seen.to(running.dtype), alpha=factor)
 
 
-def _combined(rows: Tensor) -> tuple[Tensor, Tensor, float]:
+def _combined(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and count of all ranks' values together."""
     counts, rest = rows[:, :1], rows[:, 1:]
     means, deviations = rest.chunk(2, dim=1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     squares = deviations.sum(0) + (counts * (means - mean).square()).sum(0)
-    return mean, squares / total, float(total)
+    return mean, squares / total, total
 
 
 def _but_channels(tensor: Tensor) -> list[int]:
@@ -138,7 +144,7 @@ class _Normalize(torch.autograd.Function):
         bias: Tensor | None,
         mean: Tensor,
         scale: Tensor,
-        count: float,
+        count: float | Tensor,
         process_set: ProcessSet,
     ) -> Tensor:
         ctx.save_for_backward(input, weight, mean, scale)

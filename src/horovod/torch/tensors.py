@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's tensors as the core sees them: step 3 of a gradient's way.
 
-Dense CPU tensors are used in place. Views, lazily negated tensors and device tensors are copied to host memory first,
-and the result is written back; reading a CUDA tensor waits for the current stream, as any copy to the host does.
+Dense tensors are used in place, in host memory and on GPUs (torch/gpus.py). Views and lazily negated tensors are copied
+first, and the result is written back; so are those of other devices, to host memory.
 """
 
 from __future__ import annotations
+
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,9 +16,12 @@ from horovod.core import native
 from horovod.core.collectives import Collectives
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.tensors import unsupported_dtype
+from horovod.torch import gpus
+from horovod.torch.gpus import TensorOnGpu
 
 __all__ = ["TorchAdapter", "collectives", "has_overlap"]
 
+Staged: TypeAlias = Any  # a Tensor, or a TensorOnGpu
 _DTYPES = [getattr(torch, name) for name in native.DTYPE_NAMES]
 _NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
@@ -29,21 +34,25 @@ def has_overlap(tensor: Tensor) -> bool:
 class TorchAdapter:
     """See core/tensors.py."""
 
-    def stage(self, tensor: Tensor) -> Tensor:
+    def stage(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):
             return tensor
+        if (gpu := gpus.gpu_of(tensor)) is not None:
+            return gpus.on_gpu(tensor, gpu)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             host.copy_(tensor)
         return host
 
-    def dtype_of(self, staged: Tensor) -> int:
+    def dtype_of(self, staged: Staged) -> int:
         number = _NUMBER_OF.get(staged.dtype)
         if number is None:
+            if isinstance(staged, TensorOnGpu):
+                return self.dtype_of(staged.tensor)
             raise unsupported_dtype(staged.dtype)
         return number
 
-    def stage_in_place(self, tensor: Tensor) -> Tensor:
+    def stage_in_place(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):
             return tensor
         if not tensor.is_contiguous() and has_overlap(tensor):
@@ -53,7 +62,7 @@ class TorchAdapter:
             )
         return self.stage(tensor)
 
-    def address(self, staged: Tensor) -> int:
+    def address(self, staged: Staged) -> int:
         return staged.data_ptr()  # type: ignore[no-any-return]
 
     def empty_like(self, staged: Tensor) -> Tensor:
@@ -62,12 +71,14 @@ class TorchAdapter:
     def empty(self, shape: tuple[int, ...], dtype: int) -> Tensor:
         return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
 
-    def write_back(self, tensor: Tensor, staged: Tensor) -> None:
-        with torch.no_grad():
-            tensor.copy_(staged)
+    def write_back(self, tensor: Tensor, staged: Staged) -> None:
+        result = staged.delivered() if isinstance(staged, TensorOnGpu) else staged
+        if result is not tensor:
+            with torch.no_grad():
+                tensor.copy_(result)
 
-    def deliver(self, staged: Tensor, like: Tensor) -> Tensor:
-        return staged.to(like.device)
+    def deliver(self, staged: Staged, like: Tensor) -> Tensor:
+        return staged.delivered() if isinstance(staged, TensorOnGpu) else staged.to(like.device)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -461,8 +461,28 @@ void standin_copy(void* stream, void* to, const void* from, size_t bytes) {
                    [=] { std::memcpy(to, from, bytes); });
 }
 
+void standin_touch(void* stream, const void* memory, size_t bytes, int writes) {
+  standin::enqueue(static_cast<StreamBody*>(stream), "the framework's work", {{memory, bytes, writes != 0}}, [] {});
+}
+
+void standin_order(void* sooner, void* later) {
+  auto* const first = static_cast<StreamBody*>(sooner);
+  auto* const event = new EventBody;
+  event->context = first->context;
+  context_stack.push_back(first->context);
+  cuEventRecord(event, first);
+  cuStreamWaitEvent(static_cast<StreamBody*>(later), event, 0);
+  context_stack.pop_back();
+}
+
+void standin_free_on(void* stream, void* memory) {
+  standin::enqueue(static_cast<StreamBody*>(stream), "the framework's free",
+                   {{memory, standin::block_bytes(memory), true}}, [memory] { standin::give_back(memory); });
+}
+
 standin_counts standin_count() {
-  return {streams_made, events_made, standin::allocations(), standin::pinned_ranges(), pageable_copies, launches};
+  return {streams_made,    events_made, standin::allocations(), standin::pinned_ranges(),
+          pageable_copies, launches,    state().unique_ids};
 }
 
 }  // extern "C"

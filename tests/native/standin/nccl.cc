@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id is the name of a file in shared
-// memory, in which each rank has a part. What a group holds runs as one piece of work on its stream, and waits there for
+// The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id names a file in memory that a process
+// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as one piece of work on its stream, and waits there for
 // the other ranks, for ever if one never comes, until the communicator is aborted.
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "numbers.h"
+#include "room.h"
 #include "standin.h"
 #include "streams.h"
 
@@ -29,66 +30,7 @@ using namespace standin;
 
 namespace {
 
-enum : int {
-  kSuccess = 0,
-  kSystemError = 2,
-  kInternalError = 3,
-  kInvalidArgument = 4,
-  kInvalidUsage = 5,
-  kRemoteError = 6
-};
-
-constexpr size_t kPartBytes = 8 << 20;  // of a rank; what is longer goes in pieces
-constexpr int kMostRanks = 16;
-
 std::atomic<int> nccl_version{23203};
-
-// What the ranks share. Zeros are its beginning.
-struct Room {
-  std::atomic<uint32_t> arrived, round, devices_claimed;
-  std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
-};
-constexpr size_t kRoomBytes = 4096;
-
-long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* limit) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, limit, nullptr, 0);
-}
-
-}  // namespace
-
-struct CommBody {
-  Room* room = nullptr;
-  std::byte* parts = nullptr;
-  size_t mapped = 0;
-  int rank = 0, size = 0, device = 0;
-  std::atomic<bool> aborted{false};
-  std::atomic<int> error{kSuccess};
-  std::map<int, double> factors;  // of the operations that were made
-
-  std::byte* part(int of_rank) const { return parts + static_cast<size_t>(of_rank) * kPartBytes; }
-
-  // False: aborted meanwhile.
-  bool meet() {
-    const uint32_t before = room->round.load();
-    if (room->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(size)) {
-      room->arrived.store(0);
-      room->round.store(before + 1);
-      futex(room->round, FUTEX_WAKE, INT32_MAX, nullptr);
-      return true;
-    }
-    while (room->round.load() == before) {
-      if (aborted.load()) {
-        error = kRemoteError;
-        return false;
-      }
-      const timespec moment{0, 2000000};
-      futex(room->round, FUTEX_WAIT, before, &moment);
-    }
-    return true;
-  }
-};
-
-namespace {
 
 // A call, until its group ends.
 struct Work {
@@ -105,6 +47,7 @@ struct Message {
   size_t bytes;
   int peer;
   bool is_sent;
+  size_t done = 0;
 };
 struct Group {
   int depth = 0;
@@ -113,32 +56,45 @@ struct Group {
 };
 thread_local Group group;
 
-// All messages of a group at once: each rank lays out what it sends by receiver, and reads what is for it.
-bool exchange(CommBody* comm, const std::vector<Message>& messages) {
-  struct Entry {
-    uint64_t at, bytes;
-  };
-  auto* const table = reinterpret_cast<Entry*>(comm->part(comm->rank));
-  std::fill_n(table, kMostRanks, Entry{});
-  size_t at = kMostRanks * sizeof(Entry);
-  for (const Message& message : messages) {
-    if (!message.is_sent) continue;
-    if (at + message.bytes > kPartBytes) {
-      comm->error = kInternalError;  // the stand-in is too small for it
+// Moves what it can of a message; true: all of it. What is sent in one direction between two ranks arrives in the order
+// in which it was sent.
+bool move_some(CommBody* comm, Message* message, bool* moved) {
+  Mail& mail = message->is_sent ? comm->mail(comm->rank, message->peer) : comm->mail(message->peer, comm->rank);
+  std::byte* const paper = comm->paper(mail);
+  if (message->is_sent == mail.is_full.load()) return false;
+  const size_t left = message->bytes - message->done;
+  if (message->is_sent) {
+    mail.of_bytes = message->bytes;
+    mail.length = std::min(left, kMailBytes);
+    std::memcpy(paper, message->memory + message->done, mail.length);
+  } else {
+    if (mail.of_bytes != message->bytes) comm->error = kInternalError;
+    mail.length = std::min(left, mail.length);
+    std::memcpy(message->memory + message->done, paper, mail.length);
+  }
+  message->done += mail.length;
+  mail.is_full.store(message->is_sent);
+  *moved = true;
+  return message->done == message->bytes;
+}
+
+// All messages of a group at once. A rank waits for those that it sends to or hears from, and for nobody else.
+bool exchange(CommBody* comm, std::vector<Message> messages) {
+  while (!messages.empty()) {
+    const uint32_t before = comm->room->moved.load();
+    bool moved = false;
+    std::set<std::pair<int, bool>> busy;  // with which peer, in which direction
+    std::erase_if(messages, [&](Message& message) {
+      return busy.emplace(message.peer, message.is_sent).second && move_some(comm, &message, &moved);
+    });
+    if (moved) {
+      comm->room->moved.fetch_add(1);
+      futex(comm->room->moved, FUTEX_WAKE, INT32_MAX, nullptr);
+    } else if (!comm->wait_while(comm->room->moved, before)) {
       return false;
     }
-    table[message.peer] = {at, message.bytes};
-    std::memcpy(comm->part(comm->rank) + at, message.memory, message.bytes);
-    at += message.bytes;
   }
-  if (!comm->meet()) return false;
-  for (const Message& message : messages) {
-    if (message.is_sent) continue;
-    const Entry& entry = reinterpret_cast<const Entry*>(comm->part(message.peer))[comm->rank];
-    if (entry.bytes != message.bytes) comm->error = kInternalError;
-    std::memcpy(message.memory, comm->part(message.peer) + entry.at, std::min<size_t>(entry.bytes, message.bytes));
-  }
-  return comm->meet();
+  return true;
 }
 
 int end_group() {
@@ -205,6 +161,11 @@ void reduce_parts(CommBody* comm, int type, int op, std::byte* to, size_t from, 
   }
 }
 
+const CommBody* comm_of_group() {
+  if (!group.works.empty()) return group.works.front().comm;
+  return group.messages.empty() ? nullptr : group.messages.front().comm;
+}
+
 bool is_reduction(CommBody* comm, int type, int op) {
   return bytes_of(type) != 0 && (op <= kAverage || comm->factors.contains(op));
 }
@@ -213,6 +174,8 @@ bool is_reduction(CommBody* comm, int type, int op) {
 
 #define STANDIN_NCCL(name) \
   if (const int planned = planned_failure(name); planned != 0) return planned;
+
+static bool never() { return false; }
 
 extern "C" {
 
@@ -231,39 +194,39 @@ int ncclGetVersion(int* version) {
 
 int ncclGetUniqueId(standin_id* id) {
   STANDIN_NCCL("ncclGetUniqueId")
-  static std::atomic<int> count{0};
+  // It stays open until rank 0 has met the others, so an id that nobody uses costs something, as with NCCL.
+  const int fd = memfd_create("hvd-standin", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(kPartsAt + kMostRanks * kPartBytes)) != 0) return kSystemError;
   std::memset(id, 0, sizeof *id);
-  std::snprintf(id->bytes, sizeof id->bytes, "/hvd-standin-%d-%d", getpid(), ++count);
-  const int fd = shm_open(id->bytes, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0) return kSystemError;
-  const bool sized = ftruncate(fd, static_cast<off_t>(kRoomBytes + kMostRanks * kPartBytes)) == 0;
-  close(fd);
-  return sized ? kSuccess : kSystemError;
+  std::snprintf(id->bytes, sizeof id->bytes, "/proc/%d/fd/%d", getpid(), fd);
+  ++standin::state().unique_ids;
+  return kSuccess;
 }
 
 int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, standin_config* config) {
   STANDIN_NCCL("ncclCommInitRankConfig")
+  standin::block_as_planned("ncclCommInitRankConfig", never);
   if (size > kMostRanks || config->magic != 0xcafebeef || config->size != 40 || config->version != 21700) {
     return kInvalidArgument;
   }
   int code = 0;
   StreamBody* const current = standin::resolve(nullptr, &code);
   if (current == nullptr) return kInvalidUsage;
-  const int fd = shm_open(id.bytes, O_RDWR | O_CLOEXEC, 0600);
+  const int fd = open(id.bytes, O_RDWR | O_CLOEXEC);
   if (fd < 0) return kSystemError;
   auto made = std::make_unique<CommBody>();
-  made->mapped = kRoomBytes + static_cast<size_t>(size) * kPartBytes;
+  made->mapped = kPartsAt + static_cast<size_t>(size) * kPartBytes;
   void* const memory = mmap(nullptr, made->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (memory == MAP_FAILED) return kSystemError;
   made->room = static_cast<Room*>(memory);
-  made->parts = static_cast<std::byte*>(memory) + kRoomBytes;
+  made->parts = static_cast<std::byte*>(memory) + kPartsAt;
   made->rank = rank;
   made->size = size;
   made->device = current->context->device;
   made->room->device_of_rank[rank] = static_cast<uint32_t>(made->device) + 1;
   if (!made->meet()) return kInternalError;
-  if (rank == 0) shm_unlink(id.bytes);
+  if (rank == 0) close(std::atoi(std::strrchr(id.bytes, '/') + 1));  // which has made the id
   bool shared = false;
   for (int r = 0; r < size; ++r) {
     shared |= r != rank && made->room->device_of_rank[r] == made->room->device_of_rank[rank].load();
@@ -287,13 +250,14 @@ int ncclCommDestroy(CommBody* comm) {
 // Its work ends soon; what it shared stays mapped, since that work may still look at it.
 int ncclCommAbort(CommBody* comm) {
   STANDIN_NCCL("ncclCommAbort")
+  standin::block_as_planned("ncclCommAbort", never);
   comm->aborted = true;
   return kSuccess;
 }
 
 int ncclCommGetAsyncError(CommBody* comm, int* error) {
-  STANDIN_NCCL("ncclCommGetAsyncError")
-  *error = comm->error;
+  const int planned = planned_failure("ncclCommGetAsyncError");  // it tells of failures, and seldom fails itself
+  *error = planned != 0 ? planned : comm->error.load();
   return kSuccess;
 }
 
@@ -404,6 +368,13 @@ int ncclGroupEnd() {
     return planned;
   }
   if (group.depth == 0) return kInvalidUsage;
+  if (const CommBody* const comm = comm_of_group(); comm != nullptr) {
+    standin::block_as_planned("ncclGroupEnd", [comm] { return comm->aborted.load(); });
+    if (comm->aborted.load()) {
+      group = {};
+      return kInternalError;
+    }
+  }
   return --group.depth == 0 ? end_group() : kSuccess;
 }
 

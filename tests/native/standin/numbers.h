@@ -70,15 +70,22 @@ inline void store_number(int type, std::byte* at, double value) {
   }
 }
 
+// As CUDA's fmax does: a number and no NaN, if one of the two is a number; +0 is more than -0.
+template <class Number>
+Number larger(Number a, Number b) {
+  if (a == b) return std::signbit(a) ? b : a;
+  return std::fmax(a, b);
+}
+
 template <class Number>
 Number reduce_two(int op, Number a, Number b) {
   switch (op) {
     case kProduct:
       return a * b;
     case kMax:
-      return a != a || b != b ? std::numeric_limits<Number>::quiet_NaN() : std::max(a, b);
+      return larger(a, b);
     case kMin:
-      return a != a || b != b ? std::numeric_limits<Number>::quiet_NaN() : std::min(a, b);
+      return -larger(-a, -b);
     default:
       return a + b;
   }

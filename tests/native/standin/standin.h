@@ -37,8 +37,13 @@ const char* standin_races(void);
 /* Forgets accesses: what follows is ordered after all that was. The streams must be idle. */
 void standin_forget(void);
 
-/* From the `after`th call of this function from now on (0: the next one), each call fails with `code`, `count` times. */
+/* From the `after`th call of this function from now on (0: the next one), each call fails with `code`, `count` times.
+ * ncclCommGetAsyncError tells of a failure with this code instead. */
 void standin_fail(const char* function, int after, int code, int count);
+
+/* Likewise a call that takes so long; a negative time: until NCCL's communicator is aborted, if it has one. It knows
+ * ncclCommInitRankConfig, ncclGroupEnd and ncclCommAbort. */
+void standin_block(const char* function, int after, int milliseconds);
 
 /* Streams as a framework has them; `device` counts from 0. They are never destroyed. */
 void* standin_stream(int device);
@@ -55,10 +60,17 @@ void standin_free(void* memory);
 /* A framework's kernels: what a stream reads and writes. `elements` of float32. */
 void standin_fill(void* stream, float* to, size_t elements, float value);
 void standin_copy(void* stream, void* to, const void* from, size_t bytes);
+/* Work that does nothing to this memory, but counts as if it did. */
+void standin_touch(void* stream, const void* memory, size_t bytes, int writes);
+/* What `later` gets from now on comes after what `sooner` has. */
+void standin_order(void* sooner, void* later);
+/* As standin_free, in the order of the stream. */
+void standin_free_on(void* stream, void* memory);
 
-/* How many there are, for tests that look for leaks, and how many copies had to wait for memory that is not pinned. */
+/* How many there are, for tests that look for leaks; how many copies had to wait for memory that is not pinned; for how
+ * many ids NCCL was asked. */
 typedef struct {
-  int64_t streams, events, allocations, pinned, pageable_copies, launches;
+  int64_t streams, events, allocations, pinned, pageable_copies, launches, unique_ids;
 } standin_counts;
 standin_counts standin_count(void);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "streams.h"
 
+#include <chrono>
 #include <map>
 #include <thread>
 #include <utility>
@@ -68,22 +69,34 @@ void enqueue(StreamBody* stream, const std::string& what, const std::vector<Touc
 namespace {
 
 struct Plan {
-  int after, code, count;
+  int after, what, count;
 };
+using Plans = std::map<std::string, Plan>;
 std::mutex plans_guard;
-std::map<std::string, Plan> plans;
+Plans failures, blocks;
 
-}  // namespace
-
-int planned_failure(const char* function) {
+// What is planned for this call, or 0.
+int planned(Plans& plans, const char* function) {
   const std::lock_guard lock(plans_guard);
   const auto found = plans.find(function);
   if (found == plans.end()) return 0;
   Plan& plan = found->second;
   if (plan.after-- > 0) return 0;
-  const int code = plan.code;
+  const int what = plan.what;
   if (--plan.count <= 0) plans.erase(found);
-  return code;
+  return what;
+}
+
+}  // namespace
+
+int planned_failure(const char* function) { return planned(failures, function); }
+
+void block_as_planned(const char* function, const std::function<bool()>& is_aborted) {
+  int left_ms = planned(blocks, function);
+  while (left_ms != 0 && !is_aborted()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (left_ms > 0) --left_ms;
+  }
 }
 
 }  // namespace standin
@@ -92,7 +105,12 @@ extern "C" {
 
 void standin_fail(const char* function, int after, int code, int count) {
   const std::lock_guard lock(standin::plans_guard);
-  standin::plans[function] = {after, code, count};
+  standin::failures[function] = {after, code, count};
+}
+
+void standin_block(const char* function, int after, int milliseconds) {
+  const std::lock_guard lock(standin::plans_guard);
+  standin::blocks[function] = {after, milliseconds, 1};
 }
 
 const char* standin_races() {

@@ -2,6 +2,7 @@
 // The stand-in's streams, events and contexts, for cuda.cc and nccl.cc.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -49,6 +50,7 @@ namespace standin {
 struct State {
   std::mutex mutex;
   Order order;
+  std::atomic<int64_t> unique_ids{0};
 };
 State& state();
 
@@ -67,6 +69,9 @@ void enqueue(StreamBody* stream, const std::string& what, const std::vector<Touc
 
 // The code that a test has planned for this call of a function, or 0.
 int planned_failure(const char* function);
+
+// Waits if a test has planned it for this call.
+void block_as_planned(const char* function, const std::function<bool()>& is_aborted);
 
 // On which device memory lies, -1: on none.
 int device_of(const void* memory);

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Allreduce of GPUs on two levels (step 7): NCCL adds inside each host, a share for each of its members; members with
+// the same place on their hosts reduce their shares across; NCCL gives the results to the host's other members. Across
+// goes NCCL, too ("torus"), or a communicator of the hosts between copies to pinned memory ("hierarchical"), which
+// needs no NCCL between hosts. Then the call blocks until the shares have been reduced.
+//
+// Only for sets whose hosts have equally many members, two at least. Its other operations fail.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "communicators/nccl/communicator.h"
+#include "world/topology.h"
+
+namespace hvd::nccl {
+
+enum class Levels : uint8_t { kNone, kHierarchical, kTorus };
+
+bool has_levels(const Topology& members);
+// The members of the process set that reduce with this one across hosts, ascending.
+std::vector<int> across_hosts(const Topology& members, int member);
+// Whether the reduction can be taken apart so; a question about nothing but the arguments.
+bool can_reduce_in_levels(const Reduction& reduction);
+
+// Makes the communicator of across_hosts().
+using MakeAcross = std::function<Status(std::unique_ptr<Communicator>*)>;
+
+// Collective over the members of `host`, whose topology is `members`. Outcomes as of join().
+Status join_levels(Communicator& host, const Topology& members, const Parts& parts, Levels levels,
+                   const MakeAcross& make_across, std::shared_ptr<NcclCommunicator>* out);
+
+}  // namespace hvd::nccl

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gpu_watch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "negotiation/names.h"
+#include "platform/clock.h"
+#include "platform/warning.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr uint64_t kMs = 1000000;
+// The rank whose inputs are missing says so first: its word is the cause.
+constexpr uint64_t kGraceNs = 2000 * kMs;
+constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs;  // of the generation's end
+
+std::string seconds(uint64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) * 1e-9);
+  return text;
+}
+
+}  // namespace
+
+uint64_t GpuWatch::soonest_limit_ns() const {
+  const auto limit = [](uint64_t ms) { return ms == 0 ? UINT64_MAX : ms * kMs; };
+  return std::min(limit(settings_.stall_warning_ms), limit(settings_.nccl_timeout_ms));
+}
+
+Status GpuWatch::look(const LaunchedCalls& launched) {
+  LaunchedCalls::Stuck stuck;
+  HVD_RETURN_IF_ERROR(launched.find_stuck(soonest_limit_ns(), &stuck));
+  if (stuck.call == nullptr) return {};
+  return judge(stuck.since_ns, quote_name(*stuck.call->name), stuck.has_inputs);
+}
+
+Status GpuWatch::look_at_inputs(uint64_t since_ns, const std::string& name) {
+  if (now_ns() - since_ns < soonest_limit_ns()) return {};
+  return judge(since_ns, quote_name(name), false);
+}
+
+Status GpuWatch::judge(uint64_t since_ns, const std::string& name, bool has_inputs) {
+  const uint64_t waited_ns = now_ns() - since_ns;
+  const std::string what = std::string("rank ") + std::to_string(rank_) + " waited " + seconds(waited_ns) +
+                           " for its GPU to " + (has_inputs ? "end " : "compute the input of ") + name;
+  const uint64_t limit_ns = settings_.nccl_timeout_ms * kMs + (has_inputs ? kGraceNs : 0);
+  if (settings_.nccl_timeout_ms > 0 && waited_ns >= limit_ns) {
+    return {HVD_ABORTED,
+            what +
+                (has_inputs ? ", whose input was there: NCCL waits for another rank or for the network"
+                            : ", for which the other ranks wait") +
+                " (HOROVOD_NCCL_TIMEOUT_SECONDS)",
+            has_inputs ? -1 : rank_};
+  }
+  const bool is_due = settings_.stall_warning_ms > 0 && waited_ns >= settings_.stall_warning_ms * kMs;
+  if (!is_due || !settings_.warnings || std::exchange(told_since_ns_, since_ns) == since_ns) return {};
+  warn("stall: " + what +
+           (has_inputs
+                ? "\nhint: its input is there, so NCCL waits for another rank or for the network; NCCL_DEBUG=INFO "
+                  "says more"
+                : "\nhint: a kernel of the script hangs, or takes that long") +
+           "\nmore: horovodrun --explain stall",
+       settings_.log_time);
+  return {};
+}
+
+void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
+  const uint64_t inside_ns = batches.inside_nccl_ns();
+  if (inside_ns == 0) return;
+  if (!ending.poisoned()) {
+    if (settings_.nccl_timeout_ms == 0 || inside_ns < settings_.nccl_timeout_ms * kMs + kGraceNs) return;
+    ending.poison(HVD_ABORTED, -1,
+                  "rank " + std::to_string(rank_) + " waited " + seconds(inside_ns) +
+                      " for a call of NCCL to return, most likely for another rank (HOROVOD_NCCL_TIMEOUT_SECONDS)");
+    return;
+  }
+  const uint64_t now = now_ns();
+  if (ended_ns_ == 0) ended_ns_ = now;
+  if (now - ended_ns_ >= kAbortAfterNs && inside_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) {
+    batches.abort_nccl_elsewhere();
+  }
+  if (now - ended_ns_ < kEndAfterNs || inside_ns < kEndAfterNs) return;
+  warn("rank " + std::to_string(rank_) + " ends now: a call of NCCL has not returned for " + seconds(inside_ns) +
+           ", and the job is over: " + ending.cause().text(),
+       settings_.log_time);
+  std::_Exit(EXIT_FAILURE);
+}
+
+}  // namespace hvd

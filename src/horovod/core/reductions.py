@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How to reduce, as users say it (step 3): an op, or the old `average`, with factors, in a process set."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from horovod.core import native
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Average, Sum
+from horovod.core.process_sets import ProcessSet, number_of
+from horovod.core.requests import as_factors
+from horovod.core.wording import shown
+
+__all__ = ["Reduction", "as_key", "resolve_op", "resolved"]
+
+# (op, average, prescale, postscale, process set), as the user gave them; a plain tuple, as it is made on every call.
+Reduction = tuple[int | None, bool | None, float, float, ProcessSet | None]
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """The reduction that `op` or the deprecated `average` asks for; Average if neither is given. Raises ValueError."""
+    if average is not None:
+        if op is not None:
+            name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
+            raise InvalidRequestError(f"both op={name} and average={average!r} were given\nhint: give op alone")
+        warnings.warn(
+            "average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=_level_of_script()
+        )
+        return Average if average else Sum
+    if op is True or op is False:  # which would count as the numbers of Sum and Average
+        raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
+    return Average if op is None else op
+
+
+def _level_of_script() -> int:
+    """The stacklevel of the first caller outside of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def resolved(how: Reduction) -> tuple[int, float, float, int]:
+    """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
+    op, average, prescale, postscale, process_set = how
+    return resolve_op(op, average), *as_factors(prescale, postscale), number_of(process_set)
+
+
+def as_key(how: Reduction) -> Reduction:
+    """`how` as a part of a key. Raises ValueError if it has no meaning."""
+    op, average, prescale, postscale, process_set = how
+    # resolve_op: a bool as op would count as the number of Sum or Average, and `average` shall warn at every call.
+    # as_factors: a scale may come as a tensor, whose value can change; the key must not.
+    return resolve_op(op, average), None, *as_factors(prescale, postscale), process_set

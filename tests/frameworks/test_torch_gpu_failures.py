@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong with GPUs, which the stand-in has: who ends, within which time, and what all ranks are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import frameworks, standin
+from support.extent import SLACK_S
+from support.world import Outcome, World
+
+from horovod.core import context
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+NOTICED_S, FROZEN_S, ENDED_S = 0.5, 4.0, 3.0  # a death; a process that does not run; the end of all from then on
+WAYS = ("best", "host")
+
+
+def started() -> Any:
+    """horovod.torch, initialized in this rank, which has GPUs; NCCL's ranks have met."""
+    hvd = frameworks.load("torch_gpu").hvd
+    hvd.allreduce(standin.to_gpu(torch.ones(1)), name="meet")
+    context.current().settle()
+    return hvd
+
+
+def world_of(way: str = "best", size: int = 2, transport: str = "shm", **env: str) -> World:
+    return World(size, standin.environment(way, HOROVOD_TRANSPORT=transport, **env))
+
+
+def reduce_for_ever(hvd: Any) -> None:
+    tensor = standin.to_gpu(torch.ones(8))
+    while True:
+        hvd.allreduce_(tensor, name="gradient")
+
+
+def errors_of(outcomes: list[Outcome], *lost: int) -> list[Any]:
+    """Of the ranks that are there."""
+    assert all(outcome.error is not None for rank, outcome in enumerate(outcomes) if rank not in lost), outcomes
+    return [outcome.error for rank, outcome in enumerate(outcomes) if rank not in lost]
+
+
+def failed_reduction(*plan: Any) -> list[Any]:
+    """What a world's ranks raise if a call of the driver or of NCCL fails in rank 1."""
+
+    def run(function: str, code: int) -> None:
+        hvd = started()
+        if hvd.rank() == 1:
+            standin.library().standin_fail(function.encode(), 0, code, 1)
+        reduce_for_ever(hvd)
+
+    way, *rest = plan
+    with world_of(way) as world:
+        errors = errors_of(world.run_each(run, *rest))
+        world.end()
+    return errors
+
+
+# Processes that are gone
+
+
+@pytest.mark.parametrize(
+    ("size", "transport", "number"), [(2, "shm", 9), (3, "tcp", 9), (2, "shm", 19), (2, "tcp", 19)]
+)
+def test_who_waits_in_nccl_for_a_lost_rank_goes_on_with_an_error(
+    size: int, transport: str, number: int, tmp_path: Path
+) -> None:
+    """The rank is lost in the middle of a collective, when the others' GPUs wait for it."""
+
+    def run(going: Path) -> None:
+        hvd = started()
+        tensor = standin.to_gpu(torch.ones(8))
+        hvd.barrier()
+        if hvd.rank() == 1:
+            standin.library().standin_hold(standin.gpu().default_stream)
+        hvd.allreduce_(tensor, name="gradient")  # launched on all of them
+        (going / str(hvd.rank())).touch()
+        if hvd.rank() == 1:
+            time.sleep(200)  # it is killed
+        tensor.cpu()  # as a script that reads its loss: it waits for the GPU, and not in Horovod
+        reduce_for_ever(hvd)
+
+    with world_of(size=size, transport=transport) as world:
+        world.start(run, tmp_path)
+        while len(list(tmp_path.iterdir())) < size:
+            time.sleep(0.01)
+        world.kill(1, signal.Signals(number))
+        ends = time.monotonic() + (NOTICED_S if number == 9 else FROZEN_S) + ENDED_S + SLACK_S
+        others = [rank for rank in range(size) if rank != 1]  # a rank that is stopped gives no answer
+        assert all(world.connections[rank].poll(max(0.0, ends - time.monotonic())) for rank in others), world.stacks()
+        for error in errors_of([world.answer(rank) for rank in others]):
+            assert type(error).__name__ == "RankLostError" and error.failed_rank == 1, error
+        world.end()
+
+
+def test_a_call_of_nccl_that_does_not_return_is_aborted_from_elsewhere(tmp_path: Path) -> None:
+    """As when a rank dies while NCCL connects to it."""
+
+    def run(going: Path) -> None:
+        hvd = started()
+        if hvd.rank() == 0:
+            standin.library().standin_block(b"ncclGroupEnd", 0, -1)
+        (going / str(hvd.rank())).touch()
+        reduce_for_ever(hvd)
+
+    with world_of() as world:
+        call = world.start(run, tmp_path)
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        world.kill(1)
+        began = time.monotonic()
+        (error,) = errors_of(call.outcomes(), 1)
+        assert time.monotonic() - began < NOTICED_S + 2 * ENDED_S + SLACK_S
+        assert type(error).__name__ == "RankLostError" and error.failed_rank == 1, error
+        world.end()
+
+
+def test_a_process_ends_if_nccl_cannot_be_aborted(tmp_path: Path) -> None:
+    def run(going: Path) -> None:
+        hvd = started()
+        if hvd.rank() == 0:
+            standin.library().standin_block(b"ncclCommAbort", 0, 10**9)
+        (going / str(hvd.rank())).touch()
+        reduce_for_ever(hvd)
+
+    with world_of() as world:
+        call = world.start(run, tmp_path)
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        world.kill(1)
+        began = time.monotonic()
+        outcomes = call.outcomes()
+        assert time.monotonic() - began < NOTICED_S + 2 * ENDED_S + SLACK_S
+        text = world.output(0)
+        assert outcomes[0].died and "rank 0 ends now: a call of NCCL has not returned" in text, (outcomes, text)
+        assert "rank 1" in text and "died without leaving the job" in text
+        world.end()
+
+
+# Errors of NCCL and of the GPU
+
+
+def test_an_error_of_nccl_that_comes_late_is_raised_on_all_ranks() -> None:
+    for error in failed_reduction("best", "ncclCommGetAsyncError", 3):
+        assert "`allreduce.gradient`" in str(error) and "rank 1: an operation of NCCL failed: NCCL error 3" in str(
+            error
+        )
+    for error in failed_reduction("best", "ncclCommGetAsyncError", 6):
+        # Another rank's end, says NCCL, and nobody has ended.
+        assert type(error).__name__ == "RankLostError" and error.failed_rank == -1
+        assert "rank 1: an operation of NCCL failed: NCCL error 6" in str(error)
+
+
+def test_an_error_of_nccl_at_once_is_raised_on_all_ranks() -> None:
+    for error in failed_reduction("best", "ncclAllReduce", 2):
+        assert "rank 1: ncclAllReduce failed: NCCL error 2" in str(error), error
+
+
+@pytest.mark.parametrize(
+    ("way", "function", "code"),
+    [("best", "cuEventQuery", 999), ("host", "cuMemcpyAsync", 719), ("best", "cuEventRecord", 214)],
+)
+def test_a_lost_gpu_is_named_on_all_ranks(way: str, function: str, code: int) -> None:
+    for error in failed_reduction(way, function, code):
+        assert type(error).__name__ == "DeviceLostError" and error.failed_rank == 1, repr(error)
+        assert f"rank 1: {function} failed: CUDA error {code}" in str(error)
+        assert "cannot use the GPU any more" in str(error) and error.code == "device-lost"
+
+
+def test_a_gpu_whose_memory_is_full_is_named_on_all_ranks() -> None:
+    def run() -> None:
+        hvd = started()
+        if hvd.rank() == 1:
+            standin.library().standin_fail(b"cuMemAllocAsync", 0, 2, 1)
+        hvd.allgather(standin.to_gpu(torch.ones(8)), name="rows")
+        reduce_for_ever(hvd)
+
+    with world_of() as world:
+        for error in errors_of(world.run_each(run)):
+            assert type(error).__name__ == "OutOfMemoryError", repr(error)
+            assert "rank 1: cuMemAllocAsync failed: CUDA error 2" in str(error) and "`allgather.rows`" in str(error)
+        world.end()
+
+
+def test_after_an_error_the_next_generation_has_a_communicator_of_its_own() -> None:
+    def run() -> float:
+        hvd = started()
+        if hvd.rank() == 1:
+            standin.library().standin_fail(b"ncclCommGetAsyncError", 0, 3, 1)
+        with pytest.raises(hvd.HorovodInternalError):
+            reduce_for_ever(hvd)
+        hvd.shutdown()
+        hvd.init()
+        return float(hvd.allreduce(standin.to_gpu(torch.ones(2)), op=hvd.Sum, name="again").cpu()[0])
+
+    with world_of() as world:
+        assert world.run(run) == [2.0, 2.0]
+
+
+# Waits without an end
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gpu_that_hangs_is_reported_and_then_ends_the_job(way: str) -> None:
+    def run() -> None:
+        hvd = started()
+        tensor = standin.to_gpu(torch.ones(8))
+        if hvd.rank() == 1:  # as a kernel that never ends, before the gradient is computed
+            standin.library().standin_hold(standin.gpu().default_stream)
+            standin.library().standin_touch(standin.gpu().default_stream, tensor.data_ptr(), 32, 1)
+        began = time.monotonic()
+        try:
+            reduce_for_ever(hvd)
+        finally:
+            assert time.monotonic() - began > 2.9
+
+    with world_of(way, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_NCCL_TIMEOUT_SECONDS="3") as world:
+        call = world.start(run)
+        began = time.monotonic()
+        errors = errors_of(call.outcomes())
+        assert time.monotonic() - began < 3 + ENDED_S + SLACK_S
+        own, other = world.output(1), world.output(0)
+        world.end()
+    for error in errors:
+        assert type(error).__name__ == "AbortedError", repr(error)
+        assert "rank 1 waited" in str(error) and "for its GPU to compute the input of `allreduce.gradient`" in str(
+            error
+        ), error
+        assert "HOROVOD_NCCL_TIMEOUT_SECONDS" in str(error)
+    assert "stall: rank 1 waited" in own and "a kernel of the script hangs" in own
+    assert way == "host" or ("stall: rank 0 waited" in other and "NCCL waits for another rank" in other)
+
+
+def test_a_hang_in_nccl_itself_ends_the_job() -> None:
+    def run() -> None:
+        hvd = started()
+        if hvd.rank() == 1:
+            standin.library().standin_block(b"ncclGroupEnd", 0, -1)
+        reduce_for_ever(hvd)
+
+    with world_of(HOROVOD_NCCL_TIMEOUT_SECONDS="2") as world:
+        call = world.start(run)
+        began = time.monotonic()
+        errors = errors_of(call.outcomes())
+        assert time.monotonic() - began < 2 + 2 + 2 * ENDED_S + SLACK_S
+        world.end()
+    for error in errors:
+        assert type(error).__name__ == "AbortedError" and "NCCL" in str(error), repr(error)
+
+
+# NCCL cannot be used
+
+
+CANNOT = {
+    "shared": ("member 0 and member 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"),
+    "versions": ("member 0 has NCCL 2.32.3, member 1 has 2.28.9", "HOROVOD_NCCL_LIBRARY"),
+    "hangs": ("did not meet in NCCL within", "NCCL_DEBUG=INFO"),
+    "fails": ("member 1: ncclCommInitRankConfig failed: NCCL error 2 (unhandled system error)",),
+}
+
+
+@pytest.mark.parametrize("way", ["best", "nccl"])
+@pytest.mark.parametrize("case", CANNOT)
+def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case: str, way: str) -> None:
+    def run(case: str) -> tuple[float, int]:
+        hvd, library = frameworks.load("torch_gpu").hvd, standin.library()
+        if case == "shared":
+            library.standin_nccl_version(22809)
+        if case == "versions" and hvd.rank() == 1:
+            library.standin_nccl_version(22809)
+        if case == "hangs" and hvd.rank() == 1:
+            library.standin_block(b"ncclCommInitRankConfig", 0, 10**9)
+        if case == "fails" and hvd.rank() == 1:
+            library.standin_fail(b"ncclCommInitRankConfig", 0, 2, 1)
+        gpu = standin.gpu(0) if case == "shared" else standin.gpu()
+        value = hvd.allreduce(standin.to_gpu(torch.ones(2), gpu), op=hvd.Sum, name="first").cpu()[0]
+        return float(value), hvd.statistics()["batches_by_nccl"]
+
+    with world_of(way, HOROVOD_START_TIMEOUT="5") as world:
+        outcomes = world.run_each(run, case)
+        warning = world.output(0)
+        world.end()
+    for outcome in outcomes:
+        told = warning if way == "best" else str(outcome.error)
+        assert all(words in told for words in CANNOT[case]), (outcome, warning)
+        assert outcome.value == (2.0, 0) if way == "best" else "NCCL cannot carry the tensors" in told, outcome
+
+
+@pytest.mark.parametrize("case", ["driver", "gpu"])
+def test_a_rank_without_a_driver_or_a_gpu_says_so(case: str) -> None:
+    def run(case: str) -> str:
+        standin.library()
+        if int(os.environ["HOROVOD_RANK"]) == 1:
+            if case == "driver":
+                os.environ["HOROVOD_CUDA_LIBRARY"] = "/no/libcuda.so"
+            else:
+                standin.library().standin_fail(b"cuInit", 0, 100, 10**9)
+        hvd = frameworks.load("torch_gpu").hvd
+        with pytest.raises((ValueError, hvd.HorovodInternalError)) as raised:
+            hvd.allreduce(standin.to_gpu(torch.ones(2)), name="first")
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="on the host").tolist() == [2.0, 2.0]  # the job goes on
+        return str(raised.value)
+
+    with world_of() as world:
+        for text in world.run(run, case):
+            assert "rank 1" in text and "first`" in text, text
+            assert ("the CUDA driver (/no/libcuda.so)" if case == "driver" else "no GPU can be used") in text, text

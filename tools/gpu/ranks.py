@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/gpu/ranks.py start WHAT: steps of tools/gpu/check that need ranks. Starts them by horovodrun, two or as many as
+there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
+
+    operations  every operation on CUDA tensors, with its values
+    killed      a rank is killed while the others' GPUs wait for it: what they are told, and when
+    cost        what a call takes of the host's time
+    speed       allreduce beside torch.distributed's by NCCL, in turns on the same buffers
+    training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STAND_IN = bool(os.environ.get("HVD_CHECK_STAND_IN"))
+KILLED_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
+
+
+class OnCuda:
+    """CUDA tensors of PyTorch."""
+
+    def __init__(self, local_rank: int) -> None:
+        import torch
+
+        self.torch = torch
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+    def place(self, tensor: Any) -> Any:
+        return tensor.cuda()
+
+    def wait(self) -> None:
+        self.torch.cuda.synchronize()
+
+
+class OnStandIn:
+    """Tensors of tests/support/standin.py."""
+
+    def __init__(self, local_rank: int) -> None:
+        from support import standin
+
+        self.standin = standin
+        standin.with_gpus()
+
+    def place(self, tensor: Any) -> Any:
+        return self.standin.to_gpu(tensor)
+
+    def wait(self) -> None:
+        self.standin.library().standin_drain(self.standin.gpu().default_stream)
+
+
+def tell(result: Any) -> None:
+    Path(os.environ["HVD_CHECK_RESULT"]).write_text(json.dumps(result))
+    print(json.dumps(result), flush=True)
+
+
+# Steps, in a rank
+
+
+def wrong_values(hvd: Any, gpu: Any) -> list[str]:
+    """Small whole numbers, so that every order of additions gives the same in every dtype."""
+    import torch
+
+    rank, size, wrong = hvd.rank(), hvd.size(), []
+
+    def expect(what: str, seen: Any, wanted: Any) -> None:
+        if seen.cpu().double().tolist() != wanted.double().tolist():
+            wrong.append(f"{what}: expected {wanted.flatten()[:4].tolist()}, got {seen.cpu().flatten()[:4].tolist()}")
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int16):
+        for count in (1, 1000, 300_000):
+            mine = [(torch.arange(count) % 5 + r + 1).to(dtype) for r in range(size)]
+            everybody = torch.stack(mine).double()
+            for op, wanted in (
+                ("Sum", everybody.sum(0)),
+                ("Average", everybody.mean(0) if size == 2 and dtype.is_floating_point else None),
+                ("Min", everybody.amin(0)),
+                ("Max", everybody.amax(0)),
+                ("Product", everybody.prod(0) if count == 1 else None),
+            ):
+                if wanted is not None:
+                    what = f"{op} {dtype} {count}"
+                    expect(what, hvd.allreduce(gpu.place(mine[rank]), op=getattr(hvd, op), name=what), wanted)
+        rows = [(torch.arange(3 * (r + 1)) % 7).reshape(-1, 3).to(dtype) + r for r in range(size)]
+        expect(f"allgather {dtype}", hvd.allgather(gpu.place(rows[rank]), name=f"g {dtype}"), torch.cat(rows))
+        expect(f"broadcast {dtype}", hvd.broadcast(gpu.place(rows[0] + rank), 1, name=f"b {dtype}"), rows[0] + 1)
+        parts = [[r + to for to in range(size)] for r in range(size)]
+        given = torch.full((sum(parts[rank]), 2), rank, dtype=dtype)
+        got, received = hvd.alltoall(gpu.place(given), splits=parts[rank], name=f"t {dtype}")
+        expect(
+            f"alltoall {dtype}", got, torch.cat([torch.full((parts[r][rank], 2), r, dtype=dtype) for r in range(size)])
+        )
+        uneven = [(torch.arange(2 * (size + 1)) % 3).reshape(-1, 2).to(dtype) + r for r in range(size)]
+        wanted = torch.tensor_split(torch.stack(uneven).double().sum(0), size)[rank]
+        expect(
+            f"reducescatter {dtype}", hvd.reducescatter(gpu.place(uneven[rank]), op=hvd.Sum, name=f"s {dtype}"), wanted
+        )
+    return wrong
+
+
+def operations(hvd: Any, gpu: Any) -> Any:
+    import torch
+
+    wrong = wrong_values(hvd, gpu)
+    # What NCCL makes of these is only read in documents so far (docs/gpu.md).
+    nan, zero = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, -0.0])
+    special = {
+        "Max of NaN and 1": hvd.allreduce(gpu.place(nan.roll(hvd.rank())), op=hvd.Max, name="nan").cpu()[0].item(),
+        "Max of 0 and -0": hvd.allreduce(gpu.place(zero.roll(hvd.rank())), op=hvd.Max, name="zero").cpu()[0].item(),
+    }
+    counted = hvd.statistics()
+    result = {name: counted[name] for name in ("batches_by_nccl", "batches_staged")}
+    return {
+        "ranks": hvd.size(),
+        "wrong": hvd.allgather_object(wrong),
+        **{k: str(v) for k, v in special.items()},
+        **result,
+    }
+
+
+def killed(hvd: Any, gpu: Any) -> Any:
+    """The last rank dies between two of its calls, while the others go on."""
+    import torch
+
+    tensor = gpu.place(torch.ones(1 << 20))
+    hvd.allreduce_(tensor, name="gradient")
+    began = hvd.broadcast_object(time.time(), root_rank=0) + 1.0
+    if hvd.rank() == hvd.size() - 1:
+        while time.time() < began:
+            hvd.allreduce_(tensor, name="gradient")
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            hvd.allreduce_(tensor, name="gradient")
+            gpu.wait()
+    except hvd.HorovodInternalError as error:
+        return {"told": str(error), "kind": type(error).__name__, "after_s": round(time.time() - began, 2)}
+
+
+def cost(hvd: Any, gpu: Any) -> Any:
+    """Microseconds of the host for an allreduce of 4 bytes with a steady name: until it is launched, and the submission
+    alone."""
+    import torch
+
+    tensor, calls = gpu.place(torch.ones(1)), 50 if STAND_IN else 1000
+    for _ in range(20):
+        hvd.allreduce_(tensor, name="steady")
+    gpu.wait()
+    began = time.perf_counter()
+    for _ in range(calls):
+        hvd.allreduce_(tensor, name="steady")
+    launched = time.perf_counter() - began
+    gpu.wait()
+    submitted = 0.0
+    for _ in range(calls):
+        began = time.perf_counter()
+        handle = hvd.allreduce_async_(tensor, name="steady")
+        submitted += time.perf_counter() - began
+        hvd.synchronize(handle)
+    return {"launched_us": round(launched / calls * 1e6, 1), "submitted_us": round(submitted / calls * 1e6, 1)}
+
+
+def rival(hvd: Any) -> Any:
+    """torch.distributed by NCCL among the same ranks; a text that says why not."""
+    import torch
+
+    if STAND_IN:
+        return "torch.distributed cannot use the stand-in"
+    where = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)  # noqa: S306
+    try:
+        torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{where}", rank=hvd.rank(), world_size=hvd.size()
+        )
+        torch.distributed.all_reduce(torch.ones(1, device="cuda"))
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"torch.distributed: {error}"
+    return torch.distributed
+
+
+def in_turns(hvd: Any, gpu: Any, ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> dict[str, Any]:
+    """Medians of the seconds of both, and of the rounds' ratios; above 1 we are faster."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds + 2):
+        for run, kept in zip((ours, theirs), times, strict=True):
+            hvd.barrier()
+            gpu.wait()
+            began = time.perf_counter()
+            run()
+            gpu.wait()
+            kept.append(time.perf_counter() - began)
+    mine, others = times[0][2:], times[1][2:]
+    ratios = [b / a for a, b in zip(mine, others, strict=True)]
+    medians = {"ours_s": statistics.median(mine), "theirs_s": statistics.median(others)}
+    return {**medians, "ratio": round(statistics.median(ratios), 3), "rounds": rounds}
+
+
+def speed(hvd: Any, gpu: Any) -> Any:
+    import torch
+
+    others = rival(hvd)
+    if isinstance(others, str):
+        return {"not run": others}
+    result, began = {}, time.monotonic()
+    for size, dtype in itertools.product((4, 4 << 10, 1 << 20, 64 << 20, 256 << 20, 1 << 30), ("float32", "bfloat16")):
+        tensor = torch.zeros(
+            size // torch.finfo(getattr(torch, dtype)).bits * 8, dtype=getattr(torch, dtype), device="cuda"
+        )
+        calls = 20 if size < 64 << 20 else 5
+
+        def ours(tensor: Any = tensor, calls: int = calls) -> None:
+            for _ in range(calls):
+                hvd.allreduce_(tensor, op=hvd.Sum, name=f"{tensor.dtype} {tensor.numel()}")
+
+        def theirs(tensor: Any = tensor, calls: int = calls) -> None:
+            for _ in range(calls):
+                others.all_reduce(tensor)
+
+        told = in_turns(hvd, gpu, ours, theirs, 9)
+        result[f"{size} B {dtype}"] = {**told, "us_a_call": round(told["ours_s"] / calls * 1e6, 1)}
+        if hvd.broadcast_object(time.monotonic() - began > 300, root_rank=0):
+            break
+    return result
+
+
+def training(hvd: Any, gpu: Any) -> Any:
+    import torch
+
+    others = rival(hvd)
+    if isinstance(others, str):
+        return {"not run": others}
+
+    def model() -> Any:
+        torch.manual_seed(1)
+        layers = [torch.nn.Conv2d(3, 64, 3, padding=1)]
+        layers += [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(80)]
+        tail = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 300_000)]
+        return torch.nn.Sequential(*layers, *tail).cuda()
+
+    batch = torch.randn(16, 3, 32, 32, device="cuda")
+    ours = model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=1e-6), ours.named_parameters())
+    theirs = torch.nn.parallel.DistributedDataParallel(model())
+    plain = torch.optim.SGD(theirs.parameters(), lr=1e-6)
+
+    def step(net: Any, stepper: Any) -> None:
+        for _ in range(5):
+            stepper.zero_grad()
+            net(batch).square().mean().backward()
+            stepper.step()
+
+    return in_turns(hvd, gpu, lambda: step(ours, optimizer), lambda: step(theirs, plain), 9)
+
+
+# Starting them
+
+
+def start(what: str) -> int:
+    size = 2
+    if not STAND_IN:
+        import torch
+
+        size = min(max(2, torch.cuda.device_count()), 4)
+    horovodrun = [sys.executable, "-c", "import sys; from horovod.launcher.cli import main; sys.exit(main())"]
+    command = [*horovodrun, "-np", str(size), sys.executable, str(Path(__file__).resolve()), what]
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
+    code = process.wait()
+    path = Path(os.environ["HVD_CHECK_RESULT"])
+    result = json.loads(path.read_text()) if path.exists() else {}
+    if what == "killed":  # the job must fail
+        lost = result.get("kind") == "RankLostError" and f"rank {size - 1}" in result.get("told", "")
+        return 0 if code != 0 and lost and result["after_s"] < KILLED_LIMIT_S else 1
+    return 1 if code != 0 or any(result.get("wrong", [])) else 0
+
+
+def main(what: str, *more: str) -> int:
+    if what == "start":
+        return start(*more)
+    import horovod.torch as hvd
+
+    hvd.init()
+    gpu = (OnStandIn if STAND_IN else OnCuda)(hvd.local_rank())
+    steps = {"operations": operations, "killed": killed, "cost": cost, "speed": speed, "training": training}
+    result = steps[what](hvd, gpu)
+    if hvd.rank() == 0:
+        tell(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
