@@ -24,7 +24,6 @@ MODULES = frozenset(
         "horovod.spark",
         "horovod.tensorflow.elastic",
         "horovod.tensorflow.keras.elastic",
-        "horovod.torch.elastic",
     )
 )
 

@@ -44,7 +44,7 @@ def test_every_code_of_an_exception_is_explained_and_every_explained_code_is_use
         one.decode() for code in range(64) if (one := native.library().hvd_code_name(code))
     }
     literals = re.findall(
-        r'"((?:start|rank|agent|hosts?)(?:-[a-z]+)+)"', "\n".join(p.read_text() for p in source_files())
+        r'"((?:start|rank|agent|elastic|hosts?)(?:-[a-z]+)+)"', "\n".join(p.read_text() for p in source_files())
     )
     explained = set(re.findall(r"more: horovodrun --explain ([a-z-]+)", messages_in_source()))
     used |= set(literals) | explained

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every flag of Horovod 0.28.1 works, does nothing and says so, or is an error that says what is lacking."""
+"""Every flag of Horovod 0.28.1 works, or does nothing and says so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from horovod.elastic.job import BLAME_HOST, BLAME_WORKER
 from horovod.launcher import cli
 from horovod.launcher.flags import parse
 from horovod.launcher.usage import UsageError
@@ -29,9 +30,9 @@ WITHOUT_EFFECT = """
 --gloo-timeout-seconds=1
 """
 OFF_ANYWAY = ["--no-torus-allreduce", "--no-autotune", "--no-mpi-threads-disable"]
-LACKING = """
+ELASTIC = """
 --min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --slots-per-host=1 --slots=1 --elastic-timeout=1
---reset-limit=1 --blacklist-cooldown-range=1 --host-discovery-script=s
+--reset-limit=1 --host-discovery-script=s
 """
 
 
@@ -40,7 +41,11 @@ def words(flag: str) -> list[str]:
     return [name, value] if value else [name]
 
 
-@pytest.mark.parametrize("flag", [*WORKING.split(), *OFF_ANYWAY])
+def ready(*arguments: str) -> Any:
+    return cli.check([*arguments, sys.executable])
+
+
+@pytest.mark.parametrize("flag", [*WORKING.split(), *ELASTIC.split(), *OFF_ANYWAY])
 def test_a_flag_that_works_is_taken_without_a_word(flag: str) -> None:
     options = parse([*words(flag), "command"])
     assert (options.command, options.without_effect) == (["command"], [])
@@ -53,10 +58,35 @@ def test_a_flag_without_effect_says_why(flag: str) -> None:
     assert options.command == ["command"] and note[0] == words(flag)[0] and note[1]
 
 
-@pytest.mark.parametrize("flag", LACKING.split())
-def test_a_flag_of_what_this_version_lacks_is_an_error(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"^{words(flag)[0]} is not in this version: .*\nhint: "):
-        parse([*words(flag), "command"])
+def test_a_flag_may_have_two_values() -> None:
+    options = parse(["--blacklist-cooldown-range", "10", "100", "command", "5"])
+    assert (options.cooldown, options.command) == ([10, 100], ["command", "5"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "--max-np 4",
+            "--max-np is for elastic jobs\nhint: --min-np or --host-discovery-script makes this one elastic",
+        ),
+        ("--min-np 3 --max-np 4", "--min-np 3, -np 2, --max-np 4: expected none smaller than the one before"),
+        ("--min-np 1 --mpi", "--mpi starts all processes at once and cannot replace one"),
+        ("--min-np 1 --blacklist-cooldown-range 0 5", "expected two numbers of seconds, the smaller one first"),
+    ],
+)
+def test_flags_of_elastic_jobs_that_do_not_fit_together(given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ready("-np", "2", *given.split())
+
+
+def test_an_elastic_job_has_a_plan_and_no_ranks() -> None:
+    job = ready("-np", "2", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--reset-limit", "3")
+    plan = job.elastic
+    assert job.ranks == [] and plan.hosts == (("localhost", 2), ("127.0.0.1", 2))
+    assert (plan.rules.np, plan.rules.min_np, plan.rules.max_np, plan.rules.reset_limit) == (2, 1, None, 3)
+    assert plan.rules.blame == BLAME_HOST
+    assert ready("-np", "2", "--min-np", "1").elastic.rules.blame == BLAME_WORKER
 
 
 @pytest.mark.parametrize(
@@ -69,10 +99,6 @@ def test_a_flag_of_what_this_version_lacks_is_an_error(flag: str) -> None:
 def test_a_flag_without_effect_still_takes_only_its_values(given: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse([*words(given), "command"])
-
-
-def ready(*arguments: str) -> Any:
-    return cli.check([*arguments, sys.executable])
 
 
 def said(*arguments: str) -> list[str]:

@@ -18,7 +18,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
 # What a folder may import of ours, besides itself.
 ALLOWED = {
     "core": {"horovod"},
-    "launcher": {"horovod", "core"},
+    "launcher": {"horovod", "core", "elastic"},
     "elastic": {"horovod", "core"},
     "torch": {"horovod", "core", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.

@@ -190,7 +190,7 @@ def test_workers_that_fail_everywhere_at_their_start_end_the_job() -> None:
     driver.ends(0)
     assert driver.outcome == ""
     driver.ends(1)
-    assert driver.outcome == "no host left" and driver.job.phase == OVER
+    assert driver.outcome == "elastic-no-host-left" and driver.job.phase == OVER
     patient = Driver((("a", 1), ("b", 1)), cooldown=True)
     patient.ends(0, 1)
     assert patient.outcome == "" and waits(patient.job, patient.rules).timer == m.Timer.SLOTS  # type: ignore[union-attr]
@@ -221,7 +221,7 @@ def test_without_a_holder_the_state_is_lost_or_all_start_afresh(restart: bool) -
     driver.leave(0, 1, cut=3)
     driver.on(m.Listed((("a", 1), ("b", 1), ("c", 1))), m.Attend(2, 0, m.NO_STATE))
     driver.ends(0, 1)
-    assert driver.outcome == ("" if restart else "state lost")
+    assert driver.outcome == ("" if restart else "elastic-state-lost")
     if restart:
         assert driver.ranks == [2] and driver.record.base == (3, 0) and driver.record.sync
         assert driver.record.reason.endswith("nobody holds the state: all start afresh")
@@ -241,7 +241,7 @@ def test_the_reset_limit_ends_the_job() -> None:
     assert driver.record.generation == 2
     driver.on(m.Listed((("a", 1), ("b", 1))), m.Ended(1, "exited with code 0", 0.0), m.Attend(2, 0, m.NO_STATE))
     driver.leave(0)
-    assert driver.outcome == "reset limit" and driver.orders[-1].text.endswith("(--reset-limit)")  # type: ignore[union-attr]
+    assert driver.outcome == "elastic-reset-limit" and driver.orders[-1].text.endswith("(--reset-limit)")  # type: ignore[union-attr]
 
 
 def test_members_that_do_not_come_are_killed_and_only_then_is_there_a_new_world() -> None:
@@ -260,7 +260,7 @@ def test_too_few_slots_for_too_long_end_the_job_with_the_flag() -> None:
     driver.on(m.Timeout(m.Timer.STRAGGLERS))
     assert driver.orders == (), "a timer that is not awaited does not count"
     driver.on(m.Timeout(m.Timer.SLOTS))
-    assert driver.outcome == "too few slots" and driver.told(m.Stop) == [0]
+    assert driver.outcome == "elastic-too-few-slots" and driver.told(m.Stop) == [0]
     assert "1 listed, 2 needed (--min-np)" in driver.orders[-1].text  # type: ignore[union-attr]
 
 
@@ -284,7 +284,7 @@ def test_the_same_exception_of_two_workers_at_one_cut_ends_the_job_with_its_text
     )
     assert driver.outcome == ""
     driver.on(m.Raised(3, (1, 3), error))
-    assert driver.outcome == "script" and error in driver.orders[-1].text  # type: ignore[union-attr]
+    assert driver.outcome == "elastic-script" and error in driver.orders[-1].text  # type: ignore[union-attr]
 
 
 EVENTS = [

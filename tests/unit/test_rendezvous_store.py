@@ -176,3 +176,68 @@ def test_a_process_without_a_rank_gets_that_of_one_that_was_replaced_and_keeps_i
         assert entries["new"] == {"generation": generation, "rank": 1}
         assert entries["a"] == {"generation": generation, "rank": 0}
     assert "error" in entry(store, None, "one too many")
+
+
+def test_a_worker_gets_each_word_once_and_in_order() -> None:
+    store = Store()
+    worker = Asker(store)
+    store.tell(3, "first")
+    assert worker.ask(op="hear", worker=3, after=0, timeout_ms=1000) == {"words": ["first"]}
+    assert worker.ask(op="hear", worker=3, after=1, timeout_ms=1000) is None
+    store.tell(4, "another's")
+    assert len(worker.answers) == 1
+    store.tell(3, "second")
+    assert worker.answers[-1] == {"words": ["second"]}
+    # Its connection broke before the answer came: it asks with the same number again.
+    again = Asker(store)
+    assert again.ask(op="hear", worker=3, after=1, timeout_ms=0) == {"words": ["second"]}
+    assert again.ask(op="hear", worker=3, after=2, timeout_ms=0) == {"words": []}
+
+
+def test_a_worker_that_waits_for_a_word_is_not_disturbed_by_a_lost_rank() -> None:
+    store = Store()
+    worker, other = Asker(store), Asker(store)
+    worker.ask(op="hear", worker=0, after=0, timeout_ms=2000)
+    other.get("a")
+    store.gone(1, "rank 1 was killed")
+    assert worker.answers == [] and other.answers[0]["gone"]["rank"] == 1
+    assert store.expire(0.0) == 2.0
+    store.expire(2.0)
+    assert worker.answers == [{"words": []}]
+    store.tell(0, "late")
+    assert len(worker.answers) == 1
+
+
+def test_what_a_worker_says_is_heard_once_and_only_in_an_elastic_job() -> None:
+    store = Store()
+    worker = Asker(store)
+    assert "error" in (worker.ask(op="say", worker=2, number=1, word="hello") or {})
+    heard: list[Any] = []
+    store.listen(lambda number, word: heard.append((number, word)))
+    for number in (1, 1, 2):
+        assert worker.ask(op="say", worker=2, number=number, word=f"word {number}") == {}
+    assert heard == [(2, "word 1"), (2, "word 2")]
+    store.forget_worker(2)
+    worker.ask(op="say", worker=2, number=1, word="of another life")
+    assert heard[-1] == (2, "of another life")
+
+
+def test_a_led_generation_takes_only_those_who_mean_it() -> None:
+    store = Store()
+    asker = Asker(store)
+    store.lead(4, [{"local_rank": 0}, {"local_rank": 1}])
+    entered = asker.ask(op="enter", rank=1, process="p", who=None, generation=4)
+    assert entered == {"entry": {"generation": 4, "rank": 1, "place": {"local_rank": 1}}}
+    assert "generation 3 is over" in (asker.ask(op="enter", rank=0, process="q", generation=3) or {})["error"]
+    store.gone(1, "rank 1 was killed")
+    assert "gone" in (asker.get("a") or {})
+    store.lead(5, [])
+    assert asker.get("a") is None
+
+
+def test_old_generations_of_an_elastic_job_are_forgotten() -> None:
+    store = Store()
+    for generation in range(1, 40):
+        store.lead(generation, [])
+        store.put(f"world/{generation}/digest", "x")
+    assert [store.get(f"world/{one}/digest") for one in (37, 38, 39)] == [None, "x", "x"]

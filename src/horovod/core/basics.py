@@ -12,13 +12,15 @@ import ctypes
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from horovod.core import bootstrap, communicators, mpi, native, stacks, starters
 from horovod.core import context as contexts
 from horovod.core.agreed_sets import GivenSet
+from horovod.core.bootstrap import Assignment
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
-from horovod.core.exceptions import InvalidRequestError
+from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set
 from horovod.core.settings import Settings
 
@@ -50,6 +52,16 @@ __all__ = [
 
 _registered = False  # whether shutdown runs at exit
 
+# Enters the world that a process has been told of, in an elastic job.
+Enter = Callable[[Assignment], None]
+_elastic_init: Callable[[Settings, Enter], None] | None = None
+
+
+def set_elastic_init(elastic_init: Callable[[Settings, Enter], None]) -> None:
+    """Sets what init does in an elastic job: horovod/elastic knows when this process is in which world."""
+    global _elastic_init
+    _elastic_init = elastic_init
+
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job: blocks until all ranks are there. A second call does nothing. Raises ValueError (StartError).
@@ -64,13 +76,30 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if is_initialized():
             return
         try:
-            _start(comm, process_sets)
+            settings = Settings.from_environment()
+            if settings.worker is None:
+                _start(settings, comm, process_sets)
+            elif _elastic_init is None:
+                raise StartError(
+                    f"worker {settings.worker} of an elastic job has not imported horovod.elastic", "start-settings"
+                )
+            else:
+                _elastic_init(settings, lambda assignment: _enter(settings, comm, process_sets, assignment))
         except BaseException:
             mpi.start_failed()
             raise
 
 
-def _start(comm: Any, process_sets: Any) -> None:
+def _enter(settings: Settings, comm: Any, process_sets: Any, assignment: Assignment) -> None:
+    """A world of an elastic job, with those of the process sets whose ranks it has."""
+    with contexts.starting:
+        if isinstance(process_sets, (list, tuple)):
+            there = range(assignment.size)
+            process_sets = [one for one in process_sets if set(getattr(one, "ranks", None) or []) <= set(there)]
+        _start(settings, comm, process_sets, assignment)
+
+
+def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignment | None = None) -> None:
     """What init does. The caller holds the lock."""
     global _registered
     sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
@@ -79,7 +108,6 @@ def _start(comm: Any, process_sets: Any) -> None:
         sets = [*map(ProcessSet, others), *sets]
     native.library()  # what is missing here is known before anybody waits for this rank
     stacks.offer()
-    settings = Settings.from_environment()
     if process_sets == "dynamic":
         settings = dataclasses.replace(settings, dynamic_process_sets=True)
     if comm is not None:
@@ -88,7 +116,7 @@ def _start(comm: Any, process_sets: Any) -> None:
     for process_set in sets:
         process_set.take_ranks(comm)
     given = [GivenSet(process_set.ranks, process_set.mpi_comm is not None) for process_set in sets]
-    world = bootstrap.connect(settings, given, comm)
+    world = bootstrap.connect(settings, given, comm, assignment)
     try:
         context = Context(world, settings)
     except BaseException:

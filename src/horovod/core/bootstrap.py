@@ -26,7 +26,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod import __version__
 from horovod.core import communicators, links, mpi, native, starters
@@ -45,7 +45,7 @@ from horovod.core.starters.job import Job, join
 from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
 from horovod.core.world import LAUNCHERS_WORD_S, World
 
-__all__ = ["connect", "record_gone"]
+__all__ = ["Assignment", "connect", "record_gone"]
 
 _log = logging.getLogger("horovod")
 
@@ -53,11 +53,25 @@ _PROCESS = os.urandom(8).hex()
 _alone_generations = itertools.count()
 
 
-def connect(settings: Settings, process_sets: Sequence[GivenSet] = (), comm: Any = None) -> World:
+class Assignment(NamedTuple):
+    """What the launcher of an elastic job has told this process: the generation to enter, and its rank there."""
+
+    generation: int
+    rank: int
+    size: int
+
+
+def connect(
+    settings: Settings,
+    process_sets: Sequence[GivenSet] = (),
+    comm: Any = None,
+    assignment: Assignment | None = None,
+) -> World:
     """Joins the generation that is being formed: the rendezvous says which, whatever this process has seen before.
 
     Blocks for about the start timeout at most; raises StartError. `process_sets`: on which the ranks must agree.
-    `comm`: a communicator of mpi4py whose members are the job, if they are not all that were started.
+    `comm`: a communicator of mpi4py whose members are the job, if they are not all that were started. `assignment`: in
+    an elastic job.
     """
     if unsupported := settings.unsupported():
         raise StartError(unsupported, "start-settings")
@@ -73,7 +87,7 @@ def connect(settings: Settings, process_sets: Sequence[GivenSet] = (), comm: Any
         world.process_sets = [[one.ranks] for one in process_sets]
         return world
     try:
-        return _run(_Start(settings, process_sets, job, comm), job)
+        return _run(_Start(settings, process_sets, job, comm, assignment), job)
     except BaseException:
         if job is not None:
             job.start_failed()
@@ -153,8 +167,15 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
 class _Start:
     """One run through the steps above; owns all sockets until they are in the World."""
 
-    def __init__(self, settings: Settings, process_sets: Sequence[GivenSet], job: Job | None, comm: Any) -> None:
-        """`job`: of another launcher than horovodrun. `comm`: what init was given."""
+    def __init__(
+        self,
+        settings: Settings,
+        process_sets: Sequence[GivenSet],
+        job: Job | None,
+        comm: Any,
+        assignment: Assignment | None,
+    ) -> None:
+        """`job`: of another launcher than horovodrun. `comm`: what init was given. `assignment`: of an elastic job."""
         self.settings = settings
         self.comm = comm
         self.job = job
@@ -165,10 +186,11 @@ class _Start:
         if job is not None:
             self.rank, self.secret, self.rendezvous = job.started.rank, job.offer.secret, job.rendezvous()
         else:
-            self.rank = proposed_rank(settings)
+            self.rank = proposed_rank(settings) if assignment is None else assignment.rank
             self.secret = read_secret(settings.secret_file)
             assert settings.rendezvous_port is not None
             self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
+        self.led = None if assignment is None else assignment.generation
         self.watch: StartWatch | None = None
         self.leader: links.LocalLeader | None = None
         self.mesh: links.Mesh | None = None
@@ -192,7 +214,7 @@ class _Start:
         if self.opener is not None:
             self.links.append(self.opener.link())
         return World(
-            **dataclasses.asdict(self.identity),
+            **dataclasses.asdict(self.shown),
             generation=self.generation,
             host_of_rank=list(digest.topology.host_of_rank),
             links=self.links,
@@ -243,7 +265,7 @@ class _Start:
     def _enter(self) -> None:
         who = {"pid": os.getpid(), "machine": socket.gethostname()}
         proposed = None if self.rank < 0 else self.rank
-        entry = self.rendezvous.enter(proposed, self.process, who, self._remaining())
+        entry = self.rendezvous.enter(proposed, self.process, who, self._remaining(), self.led)
         self.generation, self.rank = entry["generation"], entry["rank"]
         if "other" in entry:
             other = entry["other"] if isinstance(entry["other"], dict) else {}
@@ -255,6 +277,9 @@ class _Start:
             )
         place = entry.get("place") if self.job is None else self._place(self.job)
         self.identity, self.hostname = identity_of(self.settings, place)
+        # An elastic job's launcher may show the script another local rank than the engine's.
+        shown = place.get("shown") if isinstance(place, dict) else None
+        self.shown = self.identity if shown is None else identity_of(self.settings, {**shown, "hostname": ""})[0]
         self.size = self.identity.size
         self.meeting = self._meeting(self.identity, self.hostname)
         if self.size > 1:

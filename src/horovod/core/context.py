@@ -17,10 +17,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from horovod.core import bootstrap, mpi, native
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
+from horovod.core.planned import Planned
 from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
 from horovod.core.settings import Settings
@@ -172,6 +173,10 @@ class Context:
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
 
+    def abort(self, text: str) -> None:
+        """Ends the generation: whatever waits in it fails with its first cause, or this text. From any thread."""
+        self.library.hvd_abort(self.pointer, -1, text.encode(errors="backslashreplace"))
+
     def __del__(self) -> None:
         # Operations keep their context alive, so nobody else can be inside a call here.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
@@ -267,6 +272,7 @@ class Context:
 
 starting = threading.RLock()  # held while a generation starts or ends
 _current: Context | None = None
+_grows = False
 _watchers: list[Callable[[Context | None], None]] = []
 
 
@@ -295,15 +301,26 @@ def current() -> Context:
     return context
 
 
-def enter(context: Context | None) -> None:
+def enter(context: Context | Planned | None) -> None:
     """Makes `context` the running generation; None: there is none. The caller holds `starting`."""
     global _current
-    _current = context
+    _current = cast(Context | None, context)  # a planned one has no operations, and says so
 
 
 def is_initialized() -> bool:
     """Whether init has succeeded and shutdown has not been called since."""
     return _current is not None
+
+
+def let_grow() -> None:
+    """This process is a worker of an elastic job: later generations may have other sizes."""
+    global _grows
+    _grows = True
+
+
+def may_grow() -> bool:
+    """Whether there may be peers in a later generation, although there are none now."""
+    return _grows
 
 
 def rank() -> int:

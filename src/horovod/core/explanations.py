@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each error code means and what to do about it.
 
-One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; a part of it is in explanations_of_jobs.py.
+One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; parts of it are in explanations_of_jobs.py
+and explanations_of_elastic.py.
 """
 
 from __future__ import annotations
 
 import textwrap
 
+from horovod.core.explanations_of_elastic import EXPLANATIONS_OF_ELASTIC
 from horovod.core.explanations_of_jobs import EXPLANATIONS_OF_JOBS, Explanation
 
 __all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
@@ -378,6 +380,7 @@ EXPLANATIONS = (
         ),
     ),
     *EXPLANATIONS_OF_JOBS,
+    *EXPLANATIONS_OF_ELASTIC,
 )
 
 _BY_CODE = {one.code: one for one in EXPLANATIONS}

@@ -91,6 +91,10 @@ class ProcessSet:
         """Whether this process is a member. Raises NotInitializedError before init."""
         return contexts.rank() in (self.ranks or ())
 
+    def may_have_peers(self) -> bool:
+        """Whether this process is a member and there are others, or there may be in a later world of an elastic job."""
+        return self.included() and (contexts.may_grow() or (self.size() or 0) > 1)
+
     def __deepcopy__(self, memo: object) -> ProcessSet:
         return self  # what is registered is this very object: a model that holds it may be copied
 

@@ -170,7 +170,12 @@ class Rendezvous:
         return self._ask({"op": "compare_and_set", "key": key, "value": value}, timeout_s, "value", object)
 
     def enter(
-        self, rank: int | None, process: str, who: Any = None, timeout_s: float = _ANSWER_TIMEOUT_S
+        self,
+        rank: int | None,
+        process: str,
+        who: Any = None,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+        generation: int | None = None,
     ) -> dict[str, Any]:
         """The generation that this process' init belongs to, whatever it has seen before, and its place there.
 
@@ -178,8 +183,12 @@ class Rendezvous:
         two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer: generation, rank;
         place: the place that the launcher has assigned to the rank, if any; other: `who` of a process that has entered
         the generation as the same rank.
+
+        `generation`: the one that this process has been told to enter, in an elastic job. It may be over.
         """
         request = {"op": "enter", "rank": rank, "process": process, "who": who}
+        if generation is not None:
+            request["generation"] = generation
         answer: dict[str, Any] = self._ask(request, timeout_s, "entry", dict)
         if not isinstance(answer.get("generation"), int) or not isinstance(answer.get("rank"), int):
             raise ChannelError(f"{self._where()} gave no generation or no rank: {answer}")
@@ -200,6 +209,16 @@ class Rendezvous:
     def started(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         """Says that this rank's start is over: the other ranks' engines notice its end from now on."""
         self._ask({"op": "started"}, timeout_s)
+
+    def say(self, worker: int, number: int, word: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
+        """Says a word to the launcher of an elastic job. `number`: 1 for the worker's first one, and so on."""
+        self._ask({"op": "say", "worker": worker, "number": number, "word": word}, timeout_s)
+
+    def hear(self, worker: int, after: int, timeout_s: float) -> list[Any]:
+        """The launcher's words for a worker, waited for. `after`: how many it has got. None came in time: []."""
+        request = {"op": "hear", "worker": worker, "after": after, "timeout_ms": int(timeout_s * 1000)}
+        words: list[Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "words", list)
+        return words
 
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""

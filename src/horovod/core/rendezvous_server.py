@@ -22,7 +22,7 @@ from typing import Any
 
 from horovod.core.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
 from horovod.core.rendezvous import PURPOSE
-from horovod.core.rendezvous_store import Store, Wait
+from horovod.core.rendezvous_store import Store, Wait, WorkerListener
 
 __all__ = ["RendezvousServer"]
 
@@ -140,6 +140,27 @@ class RendezvousServer:
         """Sets the place that each rank is told from now on: see Store.assign."""
         with self._lock:
             self._store.assign(places)
+
+    def listen(self, listener: WorkerListener) -> None:
+        """Has the words of an elastic job's workers told to `listener`, on this server's thread: see Store.listen."""
+        with self._lock:
+            self._store.listen(listener)
+
+    def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
+        """Opens a generation that the launcher has made: see Store.lead."""
+        with self._lock:
+            self._store.lead(generation, places)
+
+    def tell(self, worker: int, word: Any) -> None:
+        """Sends a word to a worker: see Store.tell."""
+        with self._lock:
+            self._store.tell(worker, word)
+        self._wake()
+
+    def forget_worker(self, worker: int) -> None:
+        """The worker has ended."""
+        with self._lock:
+            self._store.forget_worker(worker)
 
     def wait_for_starts(self, timeout_s: float) -> None:
         """Returns when no rank is in init any more: each has started, or heard why it cannot; or the time is up."""

@@ -7,6 +7,9 @@ Keys are text, values anything JSON can say. The store outlives generations; key
 and those of its start (`world/<generation>/`) are forgotten two generations later.
 The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
 same cause.
+
+In an elastic job the launcher decides which generation there is and who is in it (`lead`), and speaks with the workers
+(`say`, `hear`; mailboxes.py).
 """
 
 from __future__ import annotations
@@ -17,23 +20,31 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MAX_KEYS", "Reply", "Store", "Wait"]
+from horovod.core.mailboxes import Mailboxes
+
+__all__ = ["MAX_KEYS", "WorkerListener", "Reply", "Store", "Wait"]
 
 MAX_KEYS = 1 << 18
 MAX_WAIT_S = 3600.0
 
 Reply = Callable[[dict[str, Any]], None]
+# Hears a worker's number and its word. Must not block.
+WorkerListener = Callable[[int, Any], None]
 
 
 @dataclasses.dataclass(eq=False)
 class Wait:
-    """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled."""
+    """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled.
+
+    `is_for_words`: a worker waits for the launcher's word instead, whatever happens to ranks.
+    """
 
     keys: list[str]
     missing: set[str]
     deadline_s: float
     reply: Reply
     over: bool = False
+    is_for_words: bool = False
 
     def cancel(self) -> None:
         self.over = True
@@ -54,6 +65,9 @@ class Store:
         self._places: list[dict[str, Any]] = []  # by rank: what the launcher says of its place
         self._abandoned = False  # the current generation has lost a rank, or could not start: nobody joins it any more
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
+        self._listener: WorkerListener | None = None  # in an elastic job
+        self._mailboxes = Mailboxes()
+        self._awaits: dict[int, tuple[int, Wait]] = {}  # by worker: the last word that it has, and its wait for more
 
     # what the launcher does
 
@@ -91,8 +105,10 @@ class Store:
         """
         self._gone.setdefault(rank, text)
         for _, _, wait in self._deadlines:
-            self._finish(wait)
-        self._deadlines.clear()
+            if not wait.is_for_words:
+                self._finish(wait)
+        self._deadlines = [one for one in self._deadlines if not one[2].over]
+        heapq.heapify(self._deadlines)
         self._waits_for.clear()
 
     def replaced(self, rank: int) -> None:
@@ -108,6 +124,29 @@ class Store:
         Without this, the rank uses its environment.
         """
         self._places = places
+
+    def listen(self, listener: WorkerListener) -> None:
+        """This is an elastic job: `listener` hears what its workers say."""
+        self._listener = listener
+
+    def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
+        """The launcher has made a generation: nobody is gone from it, and whoever wants another one is refused."""
+        self._generation, self._places = generation, places
+        self._entered, self._gone = {}, {}
+        self._forget_starts_before(generation)
+
+    def tell(self, worker: int, word: Any) -> None:
+        """A word for a worker, which it gets when it next asks."""
+        self._mailboxes.tell(worker, word)
+        after, wait = self._awaits.pop(worker, (0, None))
+        if wait is not None and not wait.over:
+            wait.over = True
+            wait.reply({"words": self._mailboxes.after(worker, after)})
+
+    def forget_worker(self, worker: int) -> None:
+        """It has ended."""
+        self._mailboxes.forget(worker)
+        self._awaits.pop(worker, None)
 
     def expire(self, now_s: float) -> float | None:
         """Answers the waits whose time is up; returns when the next one's is."""
@@ -130,8 +169,16 @@ class Store:
                 reply({})
             case {"op": "compare_and_set", "key": str(key), "value": value}:
                 reply({"value": self.compare_and_set(key, value)})
+            case {"op": "enter", "rank": int(rank), "process": str(process), "generation": int(generation)}:
+                reply(self._enter_led(generation, rank, process, request.get("who")))
             case {"op": "enter", "rank": int() | None as rank, "process": str(process)}:
                 reply(self._enter(rank, process, request.get("who")))
+            case {"op": "say", "worker": int(worker), "number": int(number), "word": word} if self._listener:
+                if self._mailboxes.is_new(worker, number):
+                    self._listener(worker, word)
+                reply({})
+            case {"op": "hear", "worker": int(worker), "after": int(after), "timeout_ms": int(timeout_ms)}:
+                return self._hear(worker, after, now_s, timeout_ms, reply)
             case {"op": "entered", "generation": int(generation)}:
                 reply({"ranks": self.entered() if generation == self._generation else []})
             case {"op": "abandon", "generation": int(generation), "rank": int(rank), "process": str(process)}:
@@ -141,9 +188,7 @@ class Store:
             case {"op": "started"}:
                 reply({})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
-                # An integer of JSON has no limit, unlike the float that the clock takes.
-                timeout_s = min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000
-                return self._get([key for key in keys if isinstance(key, str)], now_s, timeout_s, reply)
+                return self._get([key for key in keys if isinstance(key, str)], now_s, _seconds(timeout_ms), reply)
             case _:
                 reply({"error": "the rendezvous does not know this request"})
         return None
@@ -165,8 +210,16 @@ class Store:
             self._generation += 1
             self._entered = {}
             self._abandoned = False
-            self._forget(f"world/{self._generation - 2}/")  # whoever is late is in the one before this
+            self._forget_starts_before(self._generation)
         self._gone.pop(rank, None)  # it has come again
+        return self._entered_as(rank, process, who)
+
+    def _enter_led(self, generation: int, rank: int, process: str, who: Any) -> dict[str, Any]:
+        if generation != self._generation:
+            return {"error": f"generation {generation} is over; this is generation {self._generation}"}
+        return self._entered_as(rank, process, who)
+
+    def _entered_as(self, rank: int, process: str, who: Any) -> dict[str, Any]:
         first, other = self._entered.setdefault(rank, (process, who))
         entry: dict[str, Any] = {"generation": self._generation, "rank": rank}
         if 0 <= rank < len(self._places):
@@ -174,6 +227,19 @@ class Store:
         if first != process:
             entry["other"] = other
         return {"entry": entry}
+
+    def _hear(self, worker: int, after: int, now_s: float, timeout_ms: int, reply: Reply) -> Wait | None:
+        words = self._mailboxes.after(worker, after)
+        wait = Wait([], set(), now_s + _seconds(timeout_ms), reply, is_for_words=True)
+        if words or timeout_ms <= 0:
+            reply({"words": words})
+            return None
+        self._awaits[worker] = after, wait
+        heapq.heappush(self._deadlines, (wait.deadline_s, next(self._numbers), wait))
+        return wait
+
+    def _forget_starts_before(self, generation: int) -> None:
+        self._forget(f"world/{generation - 2}/")  # whoever is late is in the one before this
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self._values if key.startswith(prefix)]:
@@ -199,6 +265,9 @@ class Store:
         if wait.over:
             return
         wait.over = True
+        if wait.is_for_words:
+            wait.reply({"words": []})
+            return
         values = {key: self._values[key] for key in wait.keys if key in self._values}
         answer: dict[str, Any] = {"values": values}
         if wait.missing and self._gone:
@@ -209,3 +278,8 @@ class Store:
             waiting = self._waits_for.get(key)
             if waiting is not None and wait in waiting:
                 waiting.remove(wait)
+
+
+def _seconds(timeout_ms: int) -> float:
+    """An integer of JSON has no limit, unlike the float that the clock takes."""
+    return min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000

@@ -32,13 +32,13 @@ __all__ = [
 
 LIVE, GATHER, OVER = "live", "gather", "over"
 
-# How a job ends.
+# How a job ends; all but the first are codes of errors (core/explanations_of_elastic.py).
 SUCCESS = "success"
-STATE_LOST = "state lost"
-TOO_FEW_SLOTS = "too few slots"
-NO_HOST_LEFT = "no host left"
-RESET_LIMIT = "reset limit"
-SCRIPT = "script"
+STATE_LOST = "elastic-state-lost"
+TOO_FEW_SLOTS = "elastic-too-few-slots"
+NO_HOST_LEFT = "elastic-no-host-left"
+RESET_LIMIT = "elastic-reset-limit"
+SCRIPT = "elastic-script"
 
 BLAME_HOST, BLAME_WORKER = "host", "worker"
 

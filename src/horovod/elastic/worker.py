@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, PeerRefusedError
+from horovod.elastic import link as _link  # noqa: F401  what init does in an elastic job
 from horovod.elastic import session as sessions
 from horovod.elastic.session import Session
 from horovod.elastic.state import State

@@ -4,9 +4,12 @@
 Run as `python -m horovod.launcher.agent` (on other machines by remote_agent.py) with two pipes, each carrying JSON, one
 object a line: orders on stdin, events on stdout. It says `hello` with its version. The order `prepare` asks whether the
 host is ready (preparation.py); it carries the secret, so that this never stands on a command line or in an environment.
-`start` is the job; then `terminate`, `kill`, `suspend` and `resume`. The end of stdin means that the launcher is gone,
-and ends the job as well; so does the end of the connection to a launcher on another machine. A launcher that is stopped
-without an order, as batch systems do to suspend a job, suspends the ranks of its machine too.
+`start` is the job; then `terminate`, `kill`, `suspend` and `resume`. In an elastic job `start` has no ranks, the agent
+stays until it is told to end, and `start_rank` and `end_rank` are about one process each.
+
+The end of stdin means that the launcher is gone, and ends the job as well; so does the end of the connection to a
+launcher on another machine. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends
+the ranks of its machine too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -68,6 +71,9 @@ class Agent:
         self._lines = LineReader("order", limit_bytes=None)  # from the process that has started this one
         self._unsent = bytearray()
         self._started = False
+        self._stays = False  # until it is told to end: ranks come and go
+        self._common: dict[str, Any] = {}  # of all ranks: command, directory, environment
+        self._rank_ends: dict[int, float] = {}  # by pid: when a rank that was told to end is killed
         self._suspended = False  # all ranks, by order or with the launcher
         self._launcher = os.getppid()
         self._with_launcher = False
@@ -115,7 +121,7 @@ class Agent:
             self._secret_file.close()
 
     def _finished(self) -> bool:
-        if not (self._started or self._ending) or self._ranks:
+        if not (self._started or self._ending) or self._ranks or (self._stays and not self._ending):
             return False
         # Processes that outlive their rank are asked to end, then made to; their output is still read.
         if processes.descendants(os.getpid()):
@@ -126,7 +132,8 @@ class Agent:
         return not self._outputs or self._events < 0 or time.monotonic() >= self._drained_at
 
     def _timeout(self) -> float | None:
-        times = [at - time.monotonic() for at in (self._kill_at, self._drained_at) if at is not None]
+        ends = [self._kill_at, self._drained_at, *self._rank_ends.values()]
+        times = [at - time.monotonic() for at in ends if at is not None]
         return max(_KILL_INTERVAL_S, min([*times, _LAUNCHER_LOOK_S]))
 
     # orders
@@ -156,6 +163,10 @@ class Agent:
                 self._tell(event="prepared", **self._preparation.prepare(order))
             case "start":
                 self._start(order)
+            case "start_rank":
+                self._start_rank(order["rank"], order["environment"])
+            case "end_rank":
+                self._end_rank(order["rank"], order["grace_s"])
             case "terminate":
                 self._begin_end()
             case "kill":
@@ -211,11 +222,12 @@ class Agent:
         if self._keeper is not None:
             os.write(self._keeper, f"{self._grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
-        common = {**job["environment"], **own}
+        self._common = {**job, "environment": {**job["environment"], **own}}
+        self._stays = job["stays"]
         for rank, identity in unpacked(job["ranks"]):
             if self._ending:
                 return
-            self._start_rank(rank, job["command"], {**common, **identity}, job["directory"])
+            self._start_rank(rank, identity)
 
     def _make_directory(self, parent: str | None) -> None:
         try:
@@ -226,12 +238,12 @@ class Agent:
             return
         self._tell(event="directory", path=self._directory)
 
-    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], directory: str) -> None:
+    def _start_rank(self, rank: int, identity: dict[str, str]) -> None:
         try:
             process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=directory,
+                self._common["command"],
+                env={**self._common["environment"], **identity},
+                cwd=self._common["directory"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -240,7 +252,8 @@ class Agent:
             )
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="not started", rank=rank, error=str(error))
-            self._begin_end()
+            if not self._stays:
+                self._begin_end()
             return
         self._ranks[process.pid] = rank
         self._processes.append(process)
@@ -294,6 +307,9 @@ class Agent:
             self._tell(event="continued", rank=rank)
         else:
             del self._ranks[pid]
+            self._rank_ends.pop(pid, None)
+            if self._stays:
+                processes.signal_session(pid, signal.SIGKILL)  # what it leaves behind must not outlive it in its slot
             for process in self._processes:
                 if process.pid == pid:
                     process.returncode = os.waitstatus_to_exitcode(status)
@@ -302,6 +318,14 @@ class Agent:
             self._tell(event="exit", rank=rank, code=code, memory=memory)
 
     # the end
+
+    def _end_rank(self, rank: int, grace_s: float) -> None:
+        """Asks one rank to end, and kills it `grace_s` later."""
+        pid = next((pid for pid, known in self._ranks.items() if known == rank), None)
+        if pid is not None and pid not in self._rank_ends:
+            self._rank_ends[pid] = time.monotonic() + grace_s
+            for number in (signal.SIGTERM, signal.SIGCONT) if grace_s else ():
+                processes.signal_session(pid, number)
 
     def _begin_end(self) -> None:
         self._ending = True
@@ -313,6 +337,9 @@ class Agent:
     def _end_on_time(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             processes.signal_descendants(os.getpid(), signal.SIGKILL)  # again and again: they may still fork
+        for pid, at in self._rank_ends.items():
+            if time.monotonic() >= at:
+                processes.signal_session(pid, signal.SIGKILL)
 
     # events
 

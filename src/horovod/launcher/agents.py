@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents of a job: starts them, asks whether all hosts are ready before any rank starts, and gives orders."""
+"""The agents of a job: starts them, asks whether their hosts are ready before a rank starts there, and gives orders.
+
+Hosts are called together: either all of them are ready, or one report says what they lack.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import collections
 import os
 import selectors
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod.core.settings import environment_of
@@ -43,8 +47,8 @@ class Watcher(Protocol):
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         """It has ended without having ended its ranks, or has sent nonsense."""
 
-    def on_roll_call(self, problems: str | None) -> None:
-        """Every host has answered; None: all are ready."""
+    def on_roll_call(self, call: RollCall) -> None:
+        """Every host that was called together has answered."""
 
 
 class AgentGroup:
@@ -67,17 +71,18 @@ class AgentGroup:
         self._secret = secret
         self._rendezvous = rendezvous
         self._addresses = addresses
-        self._left = collections.deque(dict.fromkeys(one.hostname for one in job.ranks))
-        self._roll_call = RollCall(list(self._left), addresses)
-        self._called = False  # everybody has answered
+        self._left: collections.deque[str] = collections.deque()
+        self._calls: dict[str, RollCall] = {}  # by host, the last one
 
-    @property
-    def address(self) -> str:
-        """Where the ranks meet, once all hosts are ready."""
-        return self._roll_call.address() or self._rendezvous.address
+    def address(self, call: RollCall) -> str:
+        """Where the ranks of these hosts meet the others, once the hosts are ready."""
+        return call.address() or self._rendezvous.address
 
-    def begin(self) -> None:
-        """Starts the agents; the rest follows as their hosts answer."""
+    def call(self, hosts: Sequence[str]) -> None:
+        """Starts agents on these hosts; `on_roll_call` follows."""
+        call = RollCall(hosts, self._addresses)
+        self._calls.update(dict.fromkeys(hosts, call))
+        self._left.extend(hosts)
         for _ in range(min(_STARTING_AT_A_TIME, len(self._left))):
             self._start_next()
 
@@ -90,10 +95,16 @@ class AgentGroup:
         for agent in self._awaited():
             self.abandon(agent)
 
-    def start_ranks(self) -> None:
+    def start(self, hosts: Sequence[str], stay: bool) -> None:
+        """Starts the ranks of these hosts. `stay`: their agents then take orders to start others."""
         for agent in self.links:
-            agent.started = True
-            self.order(agent, "start", **self._start_order(agent))
+            if agent.host in hosts and not agent.started and not agent.done:
+                agent.started = True
+                self.order(agent, "start", **self._start_order(agent), stays=stay)
+
+    def on(self, host: str) -> AgentLink | None:
+        """The agent of a host, if it can be given orders."""
+        return next((agent for agent in self.links if agent.host == host and agent.started and not agent.done), None)
 
     def order_all(self, name: str) -> None:
         for agent in self.links:
@@ -118,9 +129,9 @@ class AgentGroup:
         """Gives hosts up that are not ready in time."""
         for agent in self._awaited():
             if now - agent.heard_s >= self._job.start_timeout_s:
-                self._roll_call.is_late(agent.host, self._job.start_timeout_s, agent.said_first())
+                self._calls[agent.host].is_late(agent.host, self._job.start_timeout_s, agent.said_first())
                 self.abandon(agent)
-                self._answered()
+                self._answered(agent.host)
 
     def listen_anew(self) -> None:
         """Silence so far was this process' own."""
@@ -147,10 +158,14 @@ class AgentGroup:
             agent.clean_up()
 
     def _awaited(self) -> list[AgentLink]:
-        return [agent for agent in self.links if self._roll_call.is_awaited(agent.host)]
+        return [agent for agent in self.links if self._is_awaited(agent)]
 
     def _speaking(self) -> list[AgentLink]:
-        return [agent for agent in self.links if not agent.done and not self._roll_call.is_awaited(agent.host)]
+        return [agent for agent in self.links if not agent.done and not self._is_awaited(agent)]
+
+    def _is_awaited(self, agent: AgentLink) -> bool:
+        """Whether its host has not answered yet. A host may have had another agent before."""
+        return self._calls[agent.host].is_awaited(agent.host) and not agent.done and not agent.started
 
     def _start_next(self) -> None:
         if not self._left:
@@ -163,8 +178,8 @@ class AgentGroup:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
             hint = f"is {placement.name} installed here?" if placement.remote else ""
-            self._roll_call.fails(host, f"got no agent: {error}", hint)
-            self._answered()
+            self._calls[host].fails(host, f"got no agent: {error}", hint)
+            self._answered(host)
             return
         self.links.append(agent)
         self._selector.register(agent.events, selectors.EVENT_READ, lambda: self._on_events(agent))
@@ -191,22 +206,23 @@ class AgentGroup:
         if not agent.done:
             return
         self._forget(agent.events)
-        if self._roll_call.is_awaited(agent.host):
-            self._roll_call.fails(agent.host, *agent.why_it_ended(_END_S))
-            self._answered()
+        call = self._calls[agent.host]
+        if call.is_awaited(agent.host) and not agent.started:
+            call.fails(agent.host, *agent.why_it_ended(_END_S))
+            self._answered(agent.host)
         elif not agent.finished:
             self._watcher.on_agent_lost(agent, "")
 
     def _on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
         match event["event"]:
             case "hello":
-                if self._roll_call.greets(agent.host, event.get("version")):
+                if self._calls[agent.host].greets(agent.host, event.get("version")):
                     self.order(agent, "prepare", **self._prepare_order())
                 else:
-                    self._answered()
+                    self._answered(agent.host)
             case "prepared":
-                self._roll_call.answers(agent.host, event)
-                self._answered()
+                self._calls[agent.host].answers(agent.host, event)
+                self._answered(agent.host)
             case "done":
                 agent.done = agent.finished = True
             case _:
@@ -221,12 +237,12 @@ class AgentGroup:
         elif words and agent.started:
             self._watcher.on_words(agent, words)
 
-    def _answered(self) -> None:
-        if self._left:
-            self._start_next()
-        elif self._roll_call.is_complete and not self._called:
-            self._called = True
-            self._watcher.on_roll_call(self._roll_call.report())
+    def _answered(self, host: str) -> None:
+        self._start_next()
+        call = self._calls[host]
+        if call.is_complete and not call.is_over:
+            call.is_over = True
+            self._watcher.on_roll_call(call)
 
     def _prepare_order(self) -> dict[str, Any]:
         job = self._job
@@ -242,9 +258,9 @@ class AgentGroup:
         }
 
     def _start_order(self, agent: AgentLink) -> dict[str, Any]:
-        job = self._job
+        job, address = self._job, self.address(self._calls[agent.host])
         meeting = environment_of(
-            rendezvous_address=self.address,
+            rendezvous_address=address,
             rendezvous_port=self._rendezvous.port,
             network_interface=job.network_interface or None,
             controller="gloo",
@@ -258,5 +274,5 @@ class AgentGroup:
             "environment": {**environment, "PYTHONUNBUFFERED": "1", **meeting},
             "ranks": packed(agent.ranks),
             "grace_s": job.termination_grace_s,
-            "address": self.address if agent.remote else None,
+            "address": address if agent.remote else None,
         }

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from horovod import __version__
@@ -15,11 +16,12 @@ from horovod.core import explanations
 from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
 from horovod.launcher import checks, supervise
 from horovod.launcher.config_file import ConfigFile, read_config_file
+from horovod.launcher.elastic_plan import elastic_plan, is_elastic
 from horovod.launcher.flags import parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
 from horovod.launcher.host_list import HostList, choose_hosts
-from horovod.launcher.hosts import HostsError, assign_ranks, is_local
-from horovod.launcher.job import Job
+from horovod.launcher.hosts import HostsError, RankIdentity, assign_ranks, is_local
+from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.old_flags import notes
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.room import NoRoomError, check_room
@@ -148,16 +150,25 @@ class _Plan:
         if not options.command:
             raise UsageError("there is no command to run\nhint: horovodrun -np 2 python train.py")
         directory = checks.working_directory()
-        hosts = choose_hosts(options, self._environment)
-        self.said_of_hosts = _words(hosts)
+        elastic = is_elastic(options)
+        if elastic and self._controller != "gloo":
+            raise UsageError(
+                f"--{self._controller} starts all processes at once and cannot replace one; elastic jobs need "
+                "horovodrun's own way\nhint: leave the flag out"
+            )
+        hosts = None if options.host_discovery_script else choose_hosts(options, self._environment)
+        self.said_of_hosts = _words(hosts) if hosts else (f"hosts from {options.host_discovery_script}",)
         if self._controller == "gloo":
             checks.check_no_mpi(settings.controller, settings.cpu_operations)
-            check_room(hosts.here())
+            check_room(hosts.here() if hosts else 0)
         checks.check_interface(settings.network_interface)
         checks.check_identity_file(options.ssh_identity_file)
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], self._environment)
         checks.check_timeline(settings.timeline)
+        if elastic:
+            return self._elastic_job(elastic_plan(options, settings, hosts), hosts, directory)
+        assert hosts is not None
         if self._controller == "gloo":
             return self._job(hosts, directory)
         return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
@@ -178,20 +189,32 @@ class _Plan:
         return environment
 
     def _job(self, hosts: HostList, directory: str) -> Job:
+        output = checks.output_directory(self._options.output_filename, hosts.size)
+        return self._job_with(assign_ranks(hosts.hosts, hosts.size), hosts.start_with, output, directory)
+
+    def _elastic_job(self, plan: ElasticPlan, hosts: HostList | None, directory: str) -> Job:
+        options = self._options
+        start_with = hosts.start_with if hosts else options.start_with or "ssh"
+        output = None if options.output_filename is None else Path(options.output_filename)
+        if output is not None:
+            checks.make_directory(str(output))
+        return dataclasses.replace(self._job_with([], start_with, output, directory), elastic=plan)
+
+    def _job_with(self, ranks: list[RankIdentity], start_with: str, output: Path | None, directory: str) -> Job:
         options, settings = self._options, self._settings
         return Job(
             command=options.command,
-            ranks=assign_ranks(hosts.hosts, hosts.size),
+            ranks=ranks,
             directory=directory,
             environment=self._job_environment(),
-            placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, hosts.start_with),
+            placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, start_with),
             start_timeout_s=settings.start_timeout_s,
             termination_grace_s=settings.termination_grace_s,
             # As the ranks notice each other.
             frozen_timeout_s=settings.lost_timeout_s if settings.pretend_hosts else settings.frozen_timeout_s,
             agent_timeout_s=settings.lost_timeout_s,
             network_interface=settings.network_interface,
-            output_directory=checks.output_directory(options.output_filename, hosts.size),
+            output_directory=output,
             verbose=options.verbose,
             prefix_timestamp=options.prefix_timestamp,
             notes=self.said_of_hosts,

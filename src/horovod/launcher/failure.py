@@ -28,6 +28,7 @@ __all__ = [
     "Line",
     "RankExit",
     "describe_end",
+    "last_words",
     "report",
     "root_cause",
     "waited_in_init",
@@ -189,7 +190,7 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
     """
     own = next((one for one in exits if one.rank == cause.rank), None)
     happened, hint, code = _happened(cause, own)
-    lines = _last_words(cause.rank, own, last_lines)
+    lines = last_words(cause.rank, own, last_lines)
     lines.append(f"horovodrun: rank {cause.rank} on host {hostname} {happened}")
     if cause.record:
         lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
@@ -234,7 +235,7 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
     return f"exited with code {own.code}", "", "rank-failed"
 
 
-def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:
+def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:
     """The end of the rank's stderr, as far as it is about the rank's end.
 
     Left out: what frameworks log, frames of tracebacks, and old lines.

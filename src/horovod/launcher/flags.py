@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.core.settings import Row, SettingError, parse_flag, rows
-from horovod.launcher.old_flags import LACKING, WITHOUT_EFFECT, OldFlag
+from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
 
@@ -43,14 +43,6 @@ class _Listed(argparse.Action):
         setattr(namespace, self.dest, _[0] if before is None else f"{before},{_[0]}")
 
 
-class _Lacking(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        raise UsageError(
-            f"{_[2]} is not in this version: the number of processes is fixed for the whole job\n"
-            "hint: leave out the flags of elastic training, and give -np"
-        )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="horovodrun",
@@ -62,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(without_effect=[])
     _add_general(parser)
     _add_hosts(parser.add_argument_group("hosts"))
+    _add_elastic(parser.add_argument_group("elastic jobs", "whose workers may leave and join while they train"))
     _add_controllers(parser.add_argument_group("who starts the processes"))
     settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
@@ -69,8 +62,6 @@ def _parser() -> argparse.ArgumentParser:
             _add_setting(settings, row)
     for old in WITHOUT_EFFECT:
         _add_old(parser, old)
-    for flag in LACKING:
-        parser.add_argument(flag, action=_Lacking, dest="lacking", help=argparse.SUPPRESS)
     return parser
 
 
@@ -130,6 +121,45 @@ def _add_hosts(group: Any) -> None:
         "--start-with",
         choices=[placement.name for placement in PLACEMENTS if placement.remote],
         help="how other hosts are reached; default the batch system's own way inside an allocation, or else ssh",
+    )
+
+
+def _add_elastic(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--min-np",
+        "--min-num-proc",
+        type=_count,
+        metavar="N",
+        help="go on with so few processes; default -np. Makes the job elastic",
+    )
+    add(
+        "--max-np",
+        "--max-num-proc",
+        type=_count,
+        metavar="N",
+        help="never start more processes than this; default one in every slot",
+    )
+    add(
+        "--host-discovery-script",
+        metavar="FILE",
+        help="prints the hosts that there are now, `name:slots` a line; asked every second. Makes the job elastic",
+    )
+    add(
+        "--slots-per-host",
+        "--slots",
+        type=_count,
+        metavar="N",
+        help="slots of hosts for which the script prints no number",
+    )
+    add("--reset-limit", type=_count, metavar="N", help="end the job if it had to begin anew more often than this")
+    add(
+        "--blacklist-cooldown-range",
+        nargs=2,
+        type=int,
+        dest="cooldown",
+        metavar=("LOW", "HIGH"),
+        help="use a host again whose workers failed, after LOW to HIGH seconds; default never",
     )
 
 
@@ -208,8 +238,8 @@ def _count(text: str) -> int:
 def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The launcher's flags, and the user's command, in which argparse itself would look for our flags."""
     arguments = list(arguments)
-    takes_value = {
-        name: action.nargs != 0
+    values = {
+        name: action.nargs if isinstance(action.nargs, int) else 1
         for action in parser._actions  # noqa: SLF001
         for name in action.option_strings
     }
@@ -218,10 +248,10 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
         if re.fullmatch("-np[0-9]+", arguments[position]):  # mpirun's users write it in one word
             arguments[position : position + 1] = ["-np", arguments[position][3:]]
         name, equals, _ = arguments[position].partition("=")
-        if name not in takes_value:
+        if name not in values:
             parser.error(f"there is no flag {name}")
         if name in _OTHERS_ARGUMENTS and not equals and position + 1 < len(arguments):
             arguments[position : position + 2] = [f"{name}={arguments[position + 1]}"]
             equals = "="
-        position += 2 if takes_value[name] and not equals else 1
+        position += 1 + values[name] - (1 if equals else 0)
     return arguments[:position], arguments[position:]

@@ -161,7 +161,7 @@ def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
 def packed(ranks: Sequence[RankIdentity]) -> dict[str, Any]:
     """The identities of a host's ranks as an agent is told them: what is common to all of them is said once."""
     environments = [one.environment() for one in ranks]
-    first = environments[0]
+    first = environments[0] if environments else {}  # an elastic job's agents get theirs later
     own = [name for name in first if any(environment[name] != first[name] for environment in environments)]
     return {
         "common": {name: value for name, value in first.items() if name not in own},

@@ -6,11 +6,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from horovod.elastic.discovery import HostDiscovery, Hosts
+from horovod.elastic.driver import Limits
+from horovod.elastic.job import Rules
 from horovod.launcher.hosts import RankIdentity
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.policy import EndPolicy, EndTheJob
 
-__all__ = ["OF_THIS_MACHINE", "Job"]
+__all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job"]
 
 # What says where a process is, and is not true on another machine.
 OF_THIS_MACHINE = {
@@ -28,9 +31,20 @@ OF_THIS_MACHINE = {
 
 
 @dataclasses.dataclass(frozen=True)
+class ElasticPlan:
+    """What an elastic job has instead of ranks. `hosts`: all that there are, unless a `discovery` says so."""
+
+    rules: Rules
+    limits: Limits
+    hosts: Hosts = ()
+    discovery: HostDiscovery | None = None
+    discovery_s: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
     command: list[str]
-    ranks: list[RankIdentity]
+    ranks: list[RankIdentity]  # none in an elastic job
     directory: str  # in which the ranks start, on every host
     environment: dict[str, str]  # what the ranks get besides their identity
     policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
@@ -44,3 +58,4 @@ class Job:
     verbose: bool = False
     prefix_timestamp: bool = False  # in front of each line of output
     notes: tuple[str, ...] = ()  # what --verbose says first
+    elastic: ElasticPlan | None = None

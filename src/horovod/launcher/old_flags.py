@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's flags that do nothing here, so that old scripts go on, and those that this version lacks.
+"""Horovod's flags that do nothing here, so that old scripts go on.
 
-A flag without effect is accepted, its value is checked, and one line says why it does nothing. A flag that would change
-what the job is, as the elastic ones do, is an error instead.
+A flag without effect is accepted, its value is checked, and one line says why it does nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["LACKING", "WITHOUT_EFFECT", "OldFlag", "notes"]
+__all__ = ["WITHOUT_EFFECT", "OldFlag", "notes"]
 
 
 def _count(text: str) -> int:
@@ -77,19 +76,6 @@ WITHOUT_EFFECT = (
     OldFlag("--mpi-threads-disable", _SWITCH, "library_options.mpi_threads_disable", _THREADS),
     OldFlag("--num-nccl-streams", _COUNT, "library_options.num_nccl_streams", _STREAMS),
     OldFlag("--gloo-timeout-seconds", _COUNT, "library_options.gloo_timeout_seconds", _TIMEOUTS),
-)
-
-LACKING = (
-    "--host-discovery-script",
-    "--min-np",
-    "--min-num-proc",
-    "--max-np",
-    "--max-num-proc",
-    "--slots-per-host",
-    "--slots",
-    "--elastic-timeout",
-    "--reset-limit",
-    "--blacklist-cooldown-range",
 )
 
 

@@ -64,18 +64,16 @@ class Prefixer:
 
 def prepare_directory(directory: Path, size: int) -> None:
     """Makes the folders and empty files of a job's outputs. Raises OSError if they cannot be written."""
-    for path in _paths(directory, size).values():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("wb", buffering=0).close()
-
-
-def _paths(directory: Path, size: int) -> dict[tuple[int, str], Path]:
     width = len(str(size - 1))
-    return {
-        (rank, stream): directory / f"rank.{rank:0{width}d}" / stream
-        for rank in range(size)
-        for stream in ("stdout", "stderr")
-    }
+    for rank in range(size):
+        for stream in ("stdout", "stderr"):
+            path = _path(directory, width, rank, stream)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("wb", buffering=0).close()
+
+
+def _path(directory: Path, width: int, rank: int, stream: str) -> Path:
+    return directory / f"rank.{rank:0{width}d}" / stream
 
 
 class OutputError(OSError):
@@ -110,18 +108,28 @@ class Outputs:
     ) -> None:
         self._streams = streams
         self._warn = warn
+        self._directory = directory
+        self._width = len(str(max(size, 1) - 1))
+        self._stamp: Callable[[], str] = time.asctime if timestamp else str
         self._file: dict[tuple[int, str], FileIO] = {}
-        keys = [(rank, stream) for rank in range(size) for stream in ("stdout", "stderr")]
-        self._prefixers = {
-            (rank, stream): Prefixer(f"[{rank}]<{stream}>:", time.asctime if timestamp else str)
-            for rank, stream in keys
-        }
-        self._tails = {rank: collections.deque[Line](maxlen=_TAIL_LINES) for rank in range(size)}
-        self._unended = dict.fromkeys(range(size), "")
-        self._written_s = dict.fromkeys(range(size), 0.0)
-        if directory is not None:
-            for key, path in _paths(directory, size).items():
-                self._file[key] = path.open("wb", buffering=0)
+        self._prefixers: dict[tuple[int, str], Prefixer] = {}
+        self._tails: dict[int, collections.deque[Line]] = {}
+        self._unended: dict[int, str] = {}
+        self._written_s: dict[int, float] = {}
+        for rank in range(size):
+            self.add(rank)
+
+    def add(self, rank: int) -> None:
+        """Another process; its files are made, if they are not there."""
+        self._tails[rank] = collections.deque(maxlen=_TAIL_LINES)
+        self._unended[rank] = ""
+        self._written_s[rank] = 0.0
+        for stream in ("stdout", "stderr"):
+            self._prefixers[rank, stream] = Prefixer(f"[{rank}]<{stream}>:", self._stamp)
+            if self._directory is not None:
+                path = _path(self._directory, self._width, rank, stream)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file[rank, stream] = path.open("wb", buffering=0)
 
     def write(self, rank: int, stream: str, text: str) -> None:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""

@@ -16,6 +16,7 @@ __all__ = [
     "send_signal",
     "signal_descendants",
     "signal_name",
+    "signal_session",
     "state",
 ]
 
@@ -84,6 +85,15 @@ def signal_descendants(root: int, number: signal.Signals) -> int:
         finally:
             os.close(descriptor)
     return len(tree)
+
+
+def signal_session(session: int, number: signal.Signals) -> None:
+    """Signals every process of a session, whoever its parent is."""
+    for entry in os.listdir("/proc"):
+        fields = _stat(int(entry)) if entry.isdigit() else []
+        if fields and int(fields[3]) == session and fields[0] not in _DEAD:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(entry), number)
 
 
 def send_signal(group: int, number: signal.Signals) -> None:

@@ -16,6 +16,8 @@ class RollCall:
     """Collects the answers of all hosts. `addresses`: where the launcher can be reached, the best first."""
 
     def __init__(self, hosts: Sequence[str], addresses: Sequence[str]) -> None:
+        self.hosts = list(hosts)
+        self.is_over = False  # the report was read
         self._problems: dict[str, list[tuple[str, str]]] = {host: [] for host in hosts}
         self._missing = set(hosts)
         self._addresses = list(addresses)

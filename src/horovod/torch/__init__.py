@@ -19,6 +19,7 @@ from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.not_yet import attributes_of
+from horovod.torch import elastic as elastic
 from horovod.torch import functions as functions  # old submodules are attributes
 from horovod.torch import mpi_ops as mpi_ops
 from horovod.torch import ops

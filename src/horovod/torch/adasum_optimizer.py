@@ -145,7 +145,7 @@ def adasum_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str],
         if field.name not in _USED + _WITHOUT_EFFECT and getattr(options, field.name) != field.default:
             raise InvalidRequestError(f"{field.name} is not for op=Adasum")
     process_set = options.process_set
-    active = process_set.included() and (process_set.size() or 0) > 1
+    active = process_set.may_have_peers()
     if active:
         check_adasum_ranks(process_set.size() or 0)
     wrapped = wrapped_as(optimizer, AdasumOptimizer)

@@ -253,7 +253,7 @@ def DistributedOptimizer(
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}
     wrapped._hvd_process_set = process_set
-    wrapped._hvd_active = process_set.included() and (process_set.size() or 0) > 1
+    wrapped._hvd_active = process_set.may_have_peers()
     wrapped._hvd_backward = lambda: None
     if wrapped._hvd_active:
         _living.add(wrapped)

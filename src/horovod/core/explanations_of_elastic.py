@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How elastic jobs end other than with success: a part of the table in explanations.py."""
+
+from __future__ import annotations
+
+from horovod.core.explanations_of_jobs import Explanation
+
+__all__ = ["EXPLANATIONS_OF_ELASTIC"]
+
+_LAUNCHER = "the last words of horovodrun"
+
+EXPLANATIONS_OF_ELASTIC = (
+    Explanation(
+        "elastic-too-few-slots",
+        "An elastic job waited too long for hosts",
+        _LAUNCHER,
+        ("the elastic job has ended: it waited too long for",),
+        "The job needs -np workers to begin and --min-np to go on. Fewer slots than that were listed and usable until "
+        "its time was over. A host whose workers failed does not count, unless it may come back.",
+        (
+            "`--elastic-timeout` lets the job wait longer; a smaller `--min-np` lets it go on with less.",
+            "`--blacklist-cooldown-range 10 100` lets hosts come back whose workers have failed.",
+            "Run the host discovery script by hand: it must print a line for each host, `name:slots`.",
+        ),
+    ),
+    Explanation(
+        "elastic-state-lost",
+        "All workers that held the training state are gone",
+        _LAUNCHER,
+        ("every worker that held the state has ended",),
+        "An elastic job keeps its state in the memory of its workers. When the last of them ends, nothing is left to "
+        "go on from. Read above how the workers ended: if all of them did at once, it was most likely the script.",
+        (
+            "Mend what ended the workers; their own last lines stand above.",
+            "HOROVOD_ELASTIC_STATE_LOSS=restart starts all workers afresh; the script then loads its own checkpoint.",
+        ),
+    ),
+    Explanation(
+        "elastic-no-host-left",
+        "Workers have failed on every host of an elastic job",
+        _LAUNCHER,
+        ("workers have failed on every host",),
+        "A host is not used again after a worker has failed on it, and there is no other one. If workers fail at their "
+        "start already, it is the script, or the installation.",
+        (
+            "Read the workers' own last lines, further up.",
+            "`--blacklist-cooldown-range 10 100` lets hosts come back after a while.",
+        ),
+    ),
+    Explanation(
+        "elastic-reset-limit",
+        "An elastic job began anew too often",
+        _LAUNCHER,
+        ("the elastic job has ended: ... of ... (--reset-limit)",),
+        "Each change of the workers makes a new generation, and `--reset-limit` says how many there may be.",
+        ("Look for what ends the workers again and again, or raise the limit.",),
+    ),
+    Explanation(
+        "elastic-script",
+        "Several workers raised the same exception at the same place",
+        _LAUNCHER,
+        ("raised the same exception at the same place of the training",),
+        "An exception that two workers raise after the same commit would come again in every new world: it is the "
+        "script's own, or that of a sample which cannot be read.",
+        ("Mend the script; the exception stands above, with its traceback.",),
+    ),
+)

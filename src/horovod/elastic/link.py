@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's session with the driver (session.py): one connection for life, and what init does in an elastic job.
+
+A thread hears what the driver says. What this worker says is repeated until the launcher has it; the numbers of words
+make sure that each counts once (core/mailboxes.py). If the launcher is gone, its agent ends this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+from horovod.core import basics, context
+from horovod.core.bootstrap import Assignment
+from horovod.core.channel import ChannelError
+from horovod.core.exceptions import StartError, text_of
+from horovod.core.planned import Planned
+from horovod.core.rendezvous import Rendezvous
+from horovod.core.secret import read_secret
+from horovod.core.settings import Settings
+from horovod.elastic import session as sessions
+from horovod.elastic.messages import (
+    NO_STATE,
+    Attend,
+    Done,
+    Finished,
+    Lost,
+    Message,
+    Raised,
+    StateId,
+    Stop,
+    Update,
+    World,
+)
+from horovod.elastic.words import Said, packed, unpacked_message
+
+__all__ = ["DriverSession", "init"]
+
+_log = logging.getLogger("horovod")
+
+_LISTEN_S = 60.0  # then it asks again
+_RETRY_S = 0.2
+_ERROR_CHARACTERS = 500
+# A start that fails for a reason of this process' own would fail again.
+_OWN_FAULTS = {"start-resources", "start-secret", "start-settings"}
+
+
+def init(settings: Settings, enter: basics.Enter) -> None:
+    """What hvd.init() does in an elastic job: the first workers enter the first world, one that joins later none."""
+    context.let_grow()
+    session = sessions.current()
+    if session is not None:  # the script has shut its world down by itself
+        session.join(orderly=False)
+        return
+    if settings.joins:
+        sessions.begin(DriverSession(settings, enter))
+        context.enter(Planned(settings))
+    else:
+        session = DriverSession(settings, enter)
+        sessions.begin(session)
+        session.join(orderly=False)
+
+
+class DriverSession:
+    """See session.Session."""
+
+    def __init__(self, settings: Settings, enter: basics.Enter) -> None:
+        """`enter` makes this process a member of a generation; it raises StartError."""
+        assert settings.worker is not None and settings.rendezvous_port is not None
+        self.world: World | None = None
+        self.cuts = 0
+        self.held: StateId = NO_STATE
+        self._worker = settings.worker
+        self._enter = enter
+        secret = read_secret(settings.secret_file)
+        self._launcher = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, secret, "the launcher")
+        self._said = 0
+        self._saying = threading.Lock()
+        self._news = threading.Condition()  # guards what follows
+        self._next: World | None = None  # the newest world that this worker has been told of
+        self._lost = 0  # the newest generation that is dead
+        self._verdict: Stop | Done | None = None
+        self._update: tuple[int, Update] | None = None  # with its generation, until it has been passed on
+        self._hears: Callable[[int, int], None] | None = None
+        self._is_joining = False
+        self._closed = False
+        threading.Thread(target=self._listen, name="horovod-elastic", daemon=True).start()
+        atexit.register(self._close)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return context.rank(), context.size()
+
+    def join(self, orderly: bool) -> World:
+        with self._news:
+            self._is_joining = True
+        left = self.world.generation if self.world else 0
+        basics.shutdown()
+        while True:
+            self._say(Attend(self._worker, left, self.held, orderly))
+            world = self._next_world(left)
+            self.world, self.cuts = world, 0
+            numbers = [member.number for member in world.members]
+            try:
+                self._enter(Assignment(world.generation, numbers.index(self._worker), len(numbers)))
+                break
+            except StartError as error:
+                if error.code in _OWN_FAULTS:
+                    raise
+                _log.info("generation %d did not form: %s", world.generation, text_of(error))
+                left, orderly = world.generation, False
+        with self._news:
+            self._is_joining = False
+            self._pass_on()
+            if self._lost == world.generation:
+                _abort(world.generation)
+        return world
+
+    def finish(self) -> bool:
+        world = self.world
+        assert world is not None
+        self._say(Finished(self._worker, world.generation, self.held))
+        with self._news:
+            self._news.wait_for(lambda: self._verdict is not None or self._lost == world.generation)
+            if isinstance(self._verdict, Done):
+                return True
+            self._leave_if_stopped()
+            return False
+
+    def raised(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+        self._say(Raised(self._worker, self.held, text + where))
+
+    @contextlib.contextmanager
+    def telling(self, heard: Callable[[int, int], None]) -> Iterator[None]:
+        with self._news:
+            self._hears = heard
+            self._pass_on()
+        try:
+            yield
+        finally:
+            with self._news:
+                self._hears = None
+
+    def _next_world(self, left: int) -> World:
+        with self._news:
+            self._news.wait_for(
+                lambda: self._verdict is not None or (self._next is not None and self._next.generation > left)
+            )
+            self._leave_if_stopped()
+            assert self._next is not None
+            return self._next
+
+    def _leave_if_stopped(self) -> None:
+        if self._verdict is not None:
+            raise SystemExit(0)
+
+    def _say(self, word: Said) -> None:
+        with self._saying:
+            self._said += 1
+            while True:
+                try:
+                    self._launcher.say(self._worker, self._said, packed(word))
+                    return
+                except ChannelError as error:
+                    if self._closed:
+                        return
+                    _log.info("%s; trying again", error)
+                    time.sleep(_RETRY_S)
+
+    # the thread that listens
+
+    def _listen(self) -> None:
+        got = 0
+        while not self._closed:
+            try:
+                words = self._launcher.hear(self._worker, got, _LISTEN_S)
+            except ChannelError:
+                time.sleep(_RETRY_S)
+                continue
+            for word in words:
+                got += 1
+                self._hear(unpacked_message(word))
+
+    def _hear(self, message: Message) -> None:
+        with self._news:
+            match message:
+                case World():
+                    self._next, self._update = message, None
+                case Lost(generation):
+                    self._lost = max(self._lost, generation)
+                    if not self._is_joining:
+                        _abort(generation)
+                case Update():
+                    self._update = (self._next.generation if self._next else 0), message
+                    self._pass_on()
+                case _:
+                    self._verdict = message
+            self._news.notify_all()
+
+    def _pass_on(self) -> None:
+        """Tells the state of an update of the world that this worker is in. The caller holds the lock."""
+        if self._update is None or self._hears is None or self._is_joining or self.world is None:
+            return
+        generation, update = self._update
+        if generation == self.world.generation:
+            self._update = None
+            self._hears(update.number, update.flags)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._launcher.close()
+
+
+def _abort(generation: int) -> None:
+    """Wakes whatever waits in that generation's operations."""
+    if not context.is_initialized():
+        return
+    running = context.current()
+    if running.running and running.world.generation == generation:
+        running.abort("another worker was lost")
+
+
+basics.set_elastic_init(init)

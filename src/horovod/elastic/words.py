@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of elastic training (messages.py) as JSON, between the driver and its workers. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from horovod.elastic.messages import (
+    Attend,
+    Done,
+    Finished,
+    Lost,
+    Message,
+    Raised,
+    Stop,
+    Update,
+    Worker,
+    World,
+)
+
+__all__ = ["Said", "WordError", "packed", "unpacked_message", "unpacked_said"]
+
+# What workers say of themselves.
+Said = Attend | Finished | Raised
+
+_MESSAGES: dict[str, type] = {"world": World, "lost": Lost, "update": Update, "stop": Stop, "done": Done}
+_SAID: dict[str, type] = {"attend": Attend, "finished": Finished, "raised": Raised}
+_NAMES = {kind: name for name, kind in {**_MESSAGES, **_SAID}.items()}
+
+
+class WordError(ValueError):
+    """What has come is no word of this version."""
+
+
+def packed(word: Message | Said) -> dict[str, Any]:
+    """The word as JSON takes it."""
+    return {"word": _NAMES[type(word)], **dataclasses.asdict(word)}
+
+
+def unpacked_message(data: Any) -> Message:
+    """What a worker is told. Raises WordError."""
+    message: Message = _unpacked(data, _MESSAGES)
+    return message
+
+
+def unpacked_said(data: Any, worker: int) -> Said:
+    """What a worker says of itself. Raises WordError, also for a word of another worker."""
+    said: Said = _unpacked(data, _SAID)
+    if said.worker != worker:
+        raise WordError(f"worker {worker} speaks for worker {said.worker}")
+    return said
+
+
+def _unpacked(data: Any, kinds: dict[str, type]) -> Any:
+    kind = kinds.get(str(data.get("word"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise WordError(f"expected one of {', '.join(kinds)}, got {str(data)[:200]}")
+    fields = dataclasses.fields(kind)
+    try:
+        return kind(**{field.name: _value(str(field.type), data[field.name]) for field in fields})
+    except (KeyError, TypeError, ValueError) as error:
+        raise WordError(f"{data['word']} is not complete: {error!r}") from None
+
+
+def _value(kind: str, value: Any) -> Any:
+    """JSON has no tuples."""
+    if kind == "StateId":
+        generation, cut = value
+        return _checked(generation, int), _checked(cut, int)
+    if kind == "tuple[Worker, ...]":
+        return tuple(_worker(*member) for member in value)
+    return _checked(value, {"int": int, "bool": bool, "str": str}[kind])
+
+
+def _worker(number: Any, host: Any, slot: Any) -> Worker:
+    return Worker(_checked(number, int), _checked(host, str), _checked(slot, int))
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {value!r}"[:200])
+    return value

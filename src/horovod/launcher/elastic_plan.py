@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the flags of elastic training ask for."""
+
+from __future__ import annotations
+
+import argparse
+
+from horovod.core.settings import Settings
+from horovod.elastic.cooldown import Cooldown
+from horovod.elastic.discovery import HostDiscoveryScript
+from horovod.elastic.driver import Limits
+from horovod.elastic.job import BLAME_HOST, BLAME_WORKER, Rules
+from horovod.launcher.host_list import HostList
+from horovod.launcher.job import ElasticPlan
+from horovod.launcher.usage import UsageError
+
+__all__ = ["elastic_plan", "is_elastic"]
+
+_FLAGS = {
+    "--max-np": "max_np",
+    "--slots-per-host": "slots_per_host",
+    "--reset-limit": "reset_limit",
+    "--blacklist-cooldown-range": "cooldown",
+}
+
+
+def is_elastic(options: argparse.Namespace) -> bool:
+    """Whether the job may lose and gain workers. Raises UsageError for flags that only such a job has."""
+    if options.min_np is not None or options.host_discovery_script is not None:
+        return True
+    for flag, name in _FLAGS.items():
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{flag} is for elastic jobs\nhint: --min-np or --host-discovery-script makes this one elastic"
+            )
+    return False
+
+
+def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostList | None) -> ElasticPlan:
+    """`hosts`: None if a script lists them. Raises UsageError or ValueError."""
+    size = options.num_proc or (hosts.size if hosts is not None else options.min_np)
+    if size is None:
+        raise UsageError("-np, the number of processes to start with, is missing")
+    least, most = options.min_np or size, options.max_np
+    if not least <= size <= (most or size):
+        raise UsageError(
+            f"--min-np {least}, -np {size}, --max-np {most or 'unlimited'}: expected none smaller than the one before"
+        )
+    several = hosts is None or len(hosts.hosts) > 1
+    blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}
+    cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)
+    script = options.host_discovery_script
+    return ElasticPlan(
+        Rules(
+            np=size,
+            min_np=least,
+            max_np=most,
+            reset_limit=options.reset_limit,
+            blame=blame[settings.elastic_blame],
+            cooldown=cooldown is not None,
+            restart=settings.elastic_state_loss == "restart",
+            settle=settings.elastic_settle_s > 0,
+        ),
+        Limits(
+            slots_s=settings.elastic_timeout_s,
+            straggler_s=settings.elastic_straggler_s,
+            settle_s=settings.elastic_settle_s,
+            start_s=settings.start_timeout_s,
+            cooldown=(lambda _: None) if cooldown is None else cooldown.seconds,
+        ),
+        hosts=() if hosts is None else tuple((host.name, host.slots) for host in hosts.hosts),
+        discovery=None if script is None else HostDiscoveryScript(script, options.slots_per_host),
+        discovery_s=settings.elastic_discovery_s,
+    )

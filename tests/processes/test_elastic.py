@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic jobs on this machine: workers are lost, replaced, added and taken away, and no step is lost or counted twice.
+
+Hosts are names of this machine here: each has its own agent, and they share no memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from support.elastic_jobs import ElasticJob
+from support.jobs import run_job
+
+ONE, TWO, THREE = "localhost", "127.0.0.1", socket.gethostname()
+
+
+@pytest.mark.parametrize("np", [2, 4])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path, np: int, transport: str) -> None:
+    with ElasticJob(tmp_path, "-np", str(np), "--min-np", "1", env={"HOROVOD_TRANSPORT": transport}) as job:
+        pids = job.wait_for_world(np)
+        os.kill(pids[np - 1], signal.SIGKILL)
+        assert set(job.wait_for_world(np - 1).items()) < set(pids.items())
+        assert set(pids.items()) - {(np - 1, pids[np - 1])} < set(job.wait_for_world(np).items())
+        said = job.finish()
+    assert f"generation 2: worker {np - 1} on localhost was killed by SIGKILL; " in said
+    assert f"1 loss survived: worker {np - 1} on localhost was killed by SIGKILL" in said
+
+
+def test_rank_0_is_killed(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1") as job:
+        os.kill(job.wait_for_world(3)[0], signal.SIGKILL)
+        job.wait_for_world(2)
+        job.wait_for_world(3)
+        job.finish()
+
+
+def test_two_workers_are_killed_at_once(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "4", "--min-np", "2") as job:
+        pids = job.wait_for_world(4)
+        for worker in (0, 2):
+            os.kill(pids[worker], signal.SIGKILL)
+        job.wait_for_line(r"horovodrun: generation \d+: .*; 2 workers go on", "stderr")
+        job.wait_for_world(4)
+        job.finish()
+
+
+def test_a_frozen_worker_is_replaced(tmp_path: Path) -> None:
+    env = {"HOROVOD_FROZEN_TIMEOUT_SECONDS": "1.5"}
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", env=env) as job:
+        os.kill(job.wait_for_world(3)[1], signal.SIGSTOP)
+        job.wait_for_world(2)
+        job.wait_for_world(3)
+        assert "worker 1 on localhost was stopped by SIGSTOP and not continued" in job.finish()
+
+
+def test_slots_come_and_go_and_nobody_is_rolled_back(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", hosts=f"{ONE}:2") as job:
+        job.wait_for_world(2)
+        job.set_hosts(f"{ONE}:3 {TWO}:1")
+        job.wait_for_world(4)
+        job.set_hosts(f"{ONE}:1 {TWO}:1")
+        job.wait_for_world(2)
+        said = job.finish()
+    assert "survived" not in said
+    (steps,) = re.findall(r"finished 0 \d+ \d+ (\d+) \1 True", said)
+    assert int(steps) > 10
+
+
+def test_a_host_is_removed_and_another_one_comes_before_the_next_world(tmp_path: Path) -> None:
+    """horovod#3494: the survivor skipped the sync for which the newcomer waited."""
+    slow = {"ACT": "time.sleep(2) if state.step == 10 else None"}
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", hosts=f"{ONE}:1 {TWO}:1", env=slow) as job:
+        job.wait_for_world(2)
+        job.set_hosts(f"{ONE}:1 {THREE}:1")
+        entered = job.wait_for_line(r"enter (\d+) (\d+) 2 (\d+)", count=2)
+        assert {int(found[1]) for found in entered} == {0, 2} and len({found[3] for found in entered}) == 1
+        job.finish()
+
+
+def test_a_host_whose_worker_failed_is_left(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "4", "--min-np", "2", hosts=f"{ONE}:2 {TWO}:2") as job:
+        os.kill(job.wait_for_world(4)[3], signal.SIGKILL)
+        job.wait_for_world(2)
+        assert re.search(rf"1 worker of host {TWO} failed; it is left for good\nhint: --blacklist", job.finish())
+
+
+def test_a_host_comes_back_after_its_cooldown(tmp_path: Path) -> None:
+    cooldown = ["--blacklist-cooldown-range", "1", "2"]
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", *cooldown, hosts=f"{ONE}:1 {TWO}:1") as job:
+        os.kill(job.wait_for_world(2)[1], signal.SIGKILL)
+        job.wait_for_world(1)
+        job.wait_for_world(2)
+        job.finish()
+
+
+def test_an_exception_in_one_worker_is_a_loss(tmp_path: Path) -> None:
+    act = "if worker == 1 and state.step == 20: raise RuntimeError('out of luck')"
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", act=act) as job:
+        job.wait_for_world(3)
+        job.wait_for_world(2)
+        job.wait_for_world(3)
+        assert "worker 1 on localhost exited with code 1" in job.finish()
+
+
+def failed(tmp_path: Path, *flags: str, act: str = "", env: dict[str, str] | None = None, script: str = "") -> str:
+    """What was said on stderr by a job that must fail."""
+    more = {"script": script} if script else {}
+    with ElasticJob(tmp_path, *flags, act=act, env=env, **more) as job:
+        done = job.wait()
+        assert done.code == 1, job.shown()
+        return done.stderr
+
+
+def test_the_same_exception_everywhere_ends_the_job_with_its_text(tmp_path: Path) -> None:
+    said = failed(tmp_path, "-np", "3", "--min-np", "1", act="if state.step == 5: raise KeyError('a bad sample')")
+    assert re.search(r"raised the same exception at the same place of the training: KeyError: 'a bad sample' at ", said)
+    assert said.endswith("more: horovodrun --explain elastic-script\n")
+
+
+def test_a_script_that_cannot_start_ends_the_job(tmp_path: Path) -> None:
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", script="import no_such_module\n")
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in said
+    assert said.endswith(
+        "workers have failed on every host: localhost\nmore: horovodrun --explain elastic-no-host-left\n"
+    )
+
+
+KILL_ALL = "if state.step == 5 and worker < 2: os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_when_all_are_lost_the_state_is(tmp_path: Path) -> None:
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=KILL_ALL)
+    assert said.endswith(
+        "horovodrun: the elastic job has ended: every worker that held the state has ended\n"
+        "more: horovodrun --explain elastic-state-lost\n"
+    )
+
+
+def test_when_all_are_lost_the_job_may_start_afresh(tmp_path: Path) -> None:
+    env = {"HOROVOD_ELASTIC_STATE_LOSS": "restart"}
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", act=KILL_ALL, env=env) as job:
+        job.wait_for_world(2)
+        (found,) = job.wait_for_line(r"enter (\d+) 0 \d 0 ")
+        assert int(found[1]) == 2
+        assert "nobody holds the state: all start afresh" in job.finish()
+
+
+def test_too_few_slots_for_too_long_end_the_job(tmp_path: Path) -> None:
+    flags = ["-np", "2", "--min-np", "2", "-H", f"{ONE}:1,{TWO}:1", "--elastic-timeout", "1"]
+    said = failed(tmp_path, *flags, act="if worker == 1 and state.step == 5: os._exit(7)")
+    assert "it waited too long for 1 more slot: 1 listed, 2 needed (--min-np)\n" in said
+    assert said.endswith("more: horovodrun --explain elastic-too-few-slots\n")
+
+
+def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
+    act = "if hvd.rank() == 1 and state.step % 10 == 9: os._exit(7)"
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", "--reset-limit", "1", act=act)
+    assert said.endswith("more: horovodrun --explain elastic-reset-limit\n")
+
+
+def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) -> None:
+    script = (
+        "import os, time\nimport numpy as np\nimport horovod.core as hvd\nimport horovod.elastic.worker\n"
+        "hvd.init()\nprint('planned', hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)\n"
+        "hvd.allreduce(np.ones(3))\n"
+        "if hvd.rank() == 1: os._exit(7)\n"
+        "while not os.path.exists('end'): time.sleep(0.1)\n"
+    )
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", script=script) as job:
+        job.wait_for_line(r"planned 1 2 1", count=2)
+        job.wait_for_line("NotInitializedError: worker 2 joins a running job and is in no world yet", "stderr")
+        (tmp_path / "end").touch()
+        job.wait()
+
+
+def test_a_script_without_a_state_runs_as_in_any_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import numpy as np\nimport horovod.torch as hvd\nimport torch\nhvd.init()\n"
+        "print('sum', hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist(), flush=True)\n"
+    )
+    done = run_job(tmp_path, "-np", "2", "--min-np", "1", [sys.executable, "train.py"])
+    assert done.code == 0 and done.stdout.count("sum [2.0, 2.0, 2.0]") == 2, done.stderr
+
+
+def test_ctrl_c_ends_all(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1") as job:
+        job.wait_for_world(3)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait().code == 130
+
+
+def test_a_killed_launcher_takes_all_with_it(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1") as job:
+        job.wait_for_world(3)
+        job.process.kill()
+        job.assert_gone()
