@@ -35,7 +35,7 @@ PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 OLDEST := .venv-tensorflow-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
-  test_tensorflow_traps.py test_keras.py)
+  test_tensorflow_traps.py test_tensorflow_elastic.py test_keras.py)
 
 # The oldest JAX that is served, for `make check-all`.
 JAX_OLDEST := .venv-jax-oldest

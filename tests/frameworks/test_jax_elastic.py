@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -92,13 +93,14 @@ def test_objects_of_nnx_keep_their_identity_and_their_own_random_streams(two: Wo
         hvd.init()
         model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(hvd.rank())), nnx.Dropout(0.5, rngs=nnx.Rngs(hvd.rank())))
         optimizer = nnx.Optimizer(model, optax.sgd(0.1 * (hvd.rank() + 1), momentum=0.9), wrt=nnx.Param)
+        takes_model = "model" in inspect.signature(optimizer.update).parameters  # since flax 0.11
         state = JaxState(model=model, optimizer=optimizer, epoch=0)
         state.sync()
         assert state.model is model and state.optimizer is optimizer and state.params is None
 
         def train() -> Any:
             gradients = nnx.grad(lambda model: model(jnp.ones((1, 8))).sum())(model)
-            optimizer.update(model, gradients)
+            optimizer.update(*([model, gradients] if takes_model else [gradients]))
             return model(jnp.ones((1, 8))).tolist()
 
         weights = model.layers[0].kernel[...].tolist()

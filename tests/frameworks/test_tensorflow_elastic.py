@@ -75,6 +75,7 @@ def test_variables_of_a_graph_are_saved_restored_and_synced_in_its_session(two: 
     assert outcomes == [([[[1.0, 1.0], 0], [[3.0, 3.0], 1], [[3.0, 3.0], 1]], 0)] * 2
 
 
+@pytest.mark.oldest_tensorflow
 @pytest.mark.parametrize("way", ["at once", "function", "compiled"])
 def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(two: World, way: str) -> None:
     """A rank leaves while the other one waits in a kernel, whose error is TensorFlow's own."""
