@@ -316,7 +316,7 @@ def watch(watcher: Callable[[Context | None], None]) -> None:
     """
     with starting:
         _watchers.append(watcher)
-        if _current is not None:
+        if _current is not None and _current.running:  # of a worker that is in no world yet, nothing runs
             watcher(_current)
 
 
