@@ -17,15 +17,7 @@ from horovod.core.exceptions import NotInThisVersionError, explain_command
 
 __all__ = ["MODULES", "announce", "attributes_of"]
 
-MODULES = frozenset(
-    (
-        "horovod.keras.elastic",
-        "horovod.ray",
-        "horovod.spark",
-        "horovod.tensorflow.elastic",
-        "horovod.tensorflow.keras.elastic",
-    )
-)
+MODULES = frozenset(("horovod.ray", "horovod.spark"))
 
 
 def _text(module: str) -> str:

@@ -55,7 +55,6 @@ class ElasticSettings:
         "start afresh, and the script loads its own checkpoint.",
     )
 
-
     # Set by the launcher, read by every worker
     elastic: bool = setting("HOROVOD_ELASTIC", kinds.switch(), False, "Whether workers may leave and join this job.")
     worker: int | None = setting(

@@ -18,7 +18,9 @@ __all__ = ["run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `func(state, ...)` survive the loss of workers, and changes of the hosts.
 
-    In a world that is new, it starts from its top, with the state that all ranks have then.
+    In a world that is new, it starts from its top, with the state that all ranks have then: its loops begin with values
+    of the state. Between hvd.init() and this function there may be no operation, because a worker that joins is alone
+    there.
     """
 
     @functools.wraps(func)

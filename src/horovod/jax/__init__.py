@@ -24,6 +24,7 @@ from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.jax import elastic as elastic
 from horovod.jax import ops
 from horovod.jax.compression import Compression
 from horovod.jax.joining import join, uneven_data

@@ -15,6 +15,7 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.native import Adasum, Average, Sum
 from horovod.core.process_sets import global_process_set
 from horovod.keras import callbacks, ops
+from horovod.keras import elastic as elastic
 from horovod.keras.compression import Compression
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer

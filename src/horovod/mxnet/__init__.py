@@ -20,6 +20,7 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set
 from horovod.mxnet import compression as compression  # old submodules are attributes
+from horovod.mxnet import elastic as elastic
 from horovod.mxnet import functions as functions
 from horovod.mxnet import mpi_ops as mpi_ops
 from horovod.mxnet import ops, shim

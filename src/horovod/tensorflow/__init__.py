@@ -19,6 +19,7 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.not_yet import attributes_of
+from horovod.tensorflow import elastic as elastic
 from horovod.tensorflow import functions as functions  # old submodules are attributes
 from horovod.tensorflow import gradient_aggregation_eager as gradient_aggregation_eager
 from horovod.tensorflow import mpi_ops as mpi_ops

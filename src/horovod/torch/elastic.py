@@ -10,13 +10,8 @@ def train(state):
 train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
+from horovod.elastic.decorator import run
 from horovod.elastic.state import ObjectState, State
-from horovod.elastic.worker import run_fn
 from horovod.torch.elastic_handlers import get_handler_registry, set_handler_registry
 from horovod.torch.elastic_sampler import ElasticSampler
 from horovod.torch.elastic_state import TorchState
@@ -30,12 +25,3 @@ __all__ = [
     "run",
     "set_handler_registry",
 ]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A training function `func(state, ...)` that goes on when workers are lost or join. For a decorator.
-
-    In each world it starts from its top, with the state of the last cut: its loops begin with values of `state`.
-    Between hvd.init() and this function there may be no operation, because a worker that joins is alone there.
-    """
-    return run_fn(func, lambda: None)

@@ -29,6 +29,7 @@ from horovod.keras.state import load_with
 from horovod.not_yet import attributes_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
+from horovod.tensorflow.keras import elastic as elastic
 from horovod.tensorflow.state import broadcast_global_variables
 
 __getattr__ = attributes_of(__name__)
