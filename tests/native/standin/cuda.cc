@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,18 @@ struct ModuleBody {
 struct FunctionBody {
   const standin::Twin* twin;
 };
+
+namespace {
+
+// A module is its context's: whoever has loaded it may forget it.
+void keep(ModuleBody* module) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<ModuleBody*>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(module);
+}
+
+}  // namespace
 
 StreamBody* standin::resolve(StreamBody* stream, int* code) {
   ContextBody* const context = current();
@@ -308,6 +321,7 @@ int cuModuleLoadData(ModuleBody** module, const void* text) {
   STANDIN_ENTER("cuModuleLoadData")
   if (current() == nullptr) return kInvalidContext;
   *module = new ModuleBody{static_cast<const char*>(text)};
+  keep(*module);
   return kSuccess;
 }
 
