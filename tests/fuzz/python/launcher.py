@@ -12,7 +12,7 @@ from horovod.launcher.lines import LineError, LineReader, line
 MEASURED = {
     "horovod/launcher/lines.py": ["LineReader", "line"],
     "horovod/launcher/exchange.py": ["_pieces", "_received"],
-    "horovod/launcher/failure.py": ["root_cause", "report", "_happened", "_last_words", "RankExit", "Cause"],
+    "horovod/launcher/failure.py": ["root_cause", "report", "_happened", "last_words", "RankExit", "Cause"],
 }
 LONGEST = 8192
 EXITS = [

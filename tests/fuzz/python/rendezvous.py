@@ -31,8 +31,9 @@ LONGEST = 8192
 class _Peer:
     """Stands for a Channel: gives the messages of the input, and takes what is answered."""
 
-    def __init__(self, lines: list[bytes]) -> None:
+    def __init__(self, lines: list[bytes], is_elastic: bool = False) -> None:
         self._lines = lines
+        self.is_elastic = is_elastic
 
     def receive(self, deadline: float | None = None) -> Any:
         if not self._lines:
@@ -55,7 +56,7 @@ class _Peer:
 
 
 def run(data: bytes) -> None:
-    peer = _Peer(data[1:].split(b"\n"))
+    peer = _Peer(data[1:].split(b"\n"), is_elastic=bool(data) and data[0] % 4 == 2)
     if not data or data[0] % 2 == 0:
         with mock.patch.object(rendezvous_store, "MAX_KEYS", 3):
             _serve(peer)
@@ -65,6 +66,8 @@ def run(data: bytes) -> None:
 
 def _serve(peer: _Peer) -> None:
     store = rendezvous_store.Store()
+    if peer.is_elastic:
+        store.listen(store.tell)  # a launcher that says again what it hears
     now_s, asked = 0.0, 0
 
     def reply(answer: dict[str, Any]) -> None:
@@ -90,6 +93,9 @@ def _serve(peer: _Peer) -> None:
                 store.assign([{"local_rank": rank} for rank in range(asked % 4)])
             if asked % 13 == 0 and waits:
                 waits[-1].cancel()
+            if asked % 8 == 0 and peer.is_elastic:
+                store.lead(store.generation + 1, [{"local_rank": 0}])
+                store.forget_worker(asked % 3)
     except ChannelError:
         pass
     assert store.get("no key that JSON can hold: \0") is None
