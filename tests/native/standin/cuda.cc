@@ -66,17 +66,13 @@ struct FunctionBody {
   const standin::Twin* twin;
 };
 
-namespace {
-
 // A module is its context's: whoever has loaded it may forget it.
-void keep(ModuleBody* module) {
+static void keep(ModuleBody* module) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<ModuleBody*>;
   const std::lock_guard lock(mutex);
   kept->push_back(module);
 }
-
-}  // namespace
 
 StreamBody* standin::resolve(StreamBody* stream, int* code) {
   ContextBody* const context = current();
