@@ -139,7 +139,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_starts(tmp_path: 
         ({"hosts": "localhost:1", "hostfile": "x"}, "both hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "both use_gloo and use_mpi"),
         ({"hosts": ""}, "-H names no host"),
-        ({"min_np": 1}, "--min-np is not in this version"),
+        ({"np": 2, "min_np": 3}, "--min-np 3 is more than -np 2"),
         ({"executable": "/nowhere/python"}, "command not found"),
         ({"network_interface": "nowhere0"}, "nowhere0"),
         ({"np": 2, "hosts": "localhost:1,far-away:1", "start_timeout": 0}, "--start-timeout='0': expected a number"),

@@ -42,10 +42,10 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
     if size is None:
         raise UsageError("-np, the number of processes to start with, is missing")
     least, most = options.min_np or size, options.max_np
-    if not least <= size <= (most or size):
-        raise UsageError(
-            f"--min-np {least}, -np {size}, --max-np {most or 'unlimited'}: expected none smaller than the one before"
-        )
+    if least > size:
+        raise UsageError(f"--min-np {least} is more than -np {size}, with which the job begins")
+    if most is not None and most < size:
+        raise UsageError(f"--max-np {most} is less than -np {size}, with which the job begins")
     several = hosts is None or len(hosts.hosts) > 1
     blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}
     cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)
