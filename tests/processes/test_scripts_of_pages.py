@@ -13,6 +13,7 @@ from support.pages import PAGES, ROOT, scripts_of
 
 WITH_SCRIPTS = {
     "README.md",
+    "docs/elastic.md",
     "docs/frameworks/jax.md",
     "docs/frameworks/numpy.md",
     "docs/process-sets.md",
