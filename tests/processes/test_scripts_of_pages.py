@@ -36,7 +36,7 @@ def test_a_script_runs_and_prints_what_its_page_shows(tmp_path: Path, page: str)
                 pytest.importorskip(framework, reason=f"not run: {framework} is not installed")
         (tmp_path / script.file).write_text(script.code)
         env = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}  # torch's folder would stay in TMPDIR
-        done = run_job(tmp_path, "-np", str(script.ranks), [sys.executable, script.file], env=env)
+        done = run_job(tmp_path, "-np", *script.ranks, [sys.executable, script.file], env=env)
         assert done.code == 0, done.stderr
         if script.printed:
             assert _in_any_order(done.stdout.splitlines()) == _in_any_order(script.printed)

@@ -23,13 +23,15 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
-_START = re.compile(r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+) python (\S+)\n((?:    .*\n)*)")
+_START = re.compile(
+    r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+(?: --\S+ \S+)*) python (\S+)\n((?:    .*\n)*)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
     code: str
-    ranks: int
+    ranks: list[str]  # -np's value, and flags behind it
     file: str
     printed: list[str]  # empty: the page does not show it
 
@@ -80,5 +82,5 @@ def scripts_of(page: Path) -> list[Script]:
         if start is None:
             raise ValueError(f"{page.name}: after a whole script, expected a line `    $ horovodrun -np N python FILE`")
         printed = [line.strip() for line in start[3].splitlines()]
-        found.append(Script(block[1], int(start[1]), start[2], printed))
+        found.append(Script(block[1], start[1].split(), start[2], printed))
     return found
