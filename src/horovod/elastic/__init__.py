@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training: jobs that lose and gain workers. Its parts, of which none is for users yet.
+"""Elastic training: jobs that lose and gain workers. Its parts; scripts use `horovod.torch.elastic` and its siblings.
 
     membership.py  what the launcher decides: a pure function from events to orders
     job.py         the state of that function, and what can be asked of it
@@ -8,7 +8,7 @@
     session.py     what a worker needs of the driver
     worker.py      the wrapper around a training function
     state.py       what training continues from
-    decorator.py   the same, for frameworks that raise errors of their own
+    decorator.py   `run`: the wrapper, for frameworks that raise errors of their own, too
     handlers.py    states whose values are changed in place
     variables.py   values that are lists of variables
     keras_state.py a model of Keras and its optimizer
@@ -16,10 +16,7 @@
     discovery.py   which hosts there are
     cooldown.py    how long a host is left alone after a failure
     notices.py     what Horovod calls the notices that hosts have changed
-
-Scripts will use `horovod.torch.elastic` and its siblings, which are not in this version.
+    driver.py      feeds membership.py, carries its orders out, and runs the timers
+    link.py        a worker's session with the driver
+    words.py       what both say, as JSON
 """
-
-from horovod.not_yet import attributes_of
-
-__getattr__ = attributes_of(__name__)

@@ -229,9 +229,8 @@ class Driver:
             _, since, until = self._wait
             times += [] if until is None else [until]
             times += [] if self._said_of_wait else [since + _TELL_AFTER_S]
-        if self._starts_until() is not None:
-            times.append(self._starts_until() or 0.0)
-        return min(times, default=None)
+        until = self._starts_until()
+        return min(times if until is None else [*times, until], default=None)
 
     def on_time(self) -> None:
         """To be called when that time has come, and at any other."""
