@@ -10,7 +10,6 @@ __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read t
 __all__ = ["__version__", "run"]  # noqa: F822
 
 not_yet.announce()
-_missing = not_yet.attributes_of(__name__)
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +17,4 @@ def __getattr__(name: str) -> Any:
         from horovod.launcher.run_function import run
 
         return run
-    return _missing(name)
+    raise not_yet.missing(__name__, name)

@@ -8,14 +8,13 @@ hasattr() answers as for any name that is not there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
-from typing import NoReturn
 
 from horovod.core.exceptions import NotInThisVersionError, explain_command
 
-__all__ = ["MODULES", "announce", "attributes_of"]
+__all__ = ["MODULES", "announce", "missing"]
 
 MODULES = frozenset(("horovod.ray", "horovod.spark"))
 
@@ -42,16 +41,12 @@ def announce() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def attributes_of(package: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a package: the error for a name that it does not have."""
-
-    def missing(name: str) -> NoReturn:
-        module = f"{package}.{name}"
-        raise AttributeError(
-            f"{_text(module)}\n{explain_command(NotInThisVersionError.code)}"
-            if module in MODULES
-            else f"module {package!r} has no attribute {name!r}",
-            name=name,
-        )
-
-    return missing
+def missing(package: str, name: str) -> AttributeError:
+    """What the package's `__getattr__` raises for a name that it does not have."""
+    module = f"{package}.{name}"
+    return AttributeError(
+        f"{_text(module)}\n{explain_command(NotInThisVersionError.code)}"
+        if module in MODULES
+        else f"module {package!r} has no attribute {name!r}",
+        name=name,
+    )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,3 +50,19 @@ def test_the_last_lines_of_stderr_are_kept() -> None:
     outputs.write(0, "stdout", "not this\n")
     kept = [line.text for line in outputs.last_lines(0)]
     assert len(kept) == 20 and kept[-3:] == ["line 49", " done", "no end"]
+
+
+def test_a_file_that_cannot_be_made_for_a_process_that_joins_is_a_warning(tmp_path: Path) -> None:
+    terminal = {"stdout": io.BytesIO(), "stderr": io.BytesIO()}
+    warnings: list[str] = []
+    outputs = Outputs(2, terminal, tmp_path, warn=warnings.append)
+    (tmp_path / "rank.2").touch()  # where a folder should be
+    outputs.add(2)
+    outputs.add(3)
+    outputs.write(0, "stdout", "on the terminal only\n")
+    outputs.write(2, "stdout", "so is this\n")
+    assert [warning.partition(";")[0] for warning in warnings] == [
+        f"warning: cannot write to {tmp_path}/rank.2/stdout: File exists"
+    ]
+    assert terminal["stdout"].getvalue() == b"[0]<stdout>:on the terminal only\n[2]<stdout>:so is this\n"
+    assert (tmp_path / "rank.0/stdout").read_bytes() == b"" and not (tmp_path / "rank.3").exists()

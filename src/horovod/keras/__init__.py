@@ -20,9 +20,6 @@ from horovod.keras.compression import Compression
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from horovod.keras.state import broadcast_global_variables, load_model
-from horovod.not_yet import attributes_of
-
-__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Adasum",

@@ -94,7 +94,7 @@ class Outputs:
     """All streams of a job.
 
     `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
-    cannot be written any more, all of them are given up, and `warn` is told once: the terminal shows the same.
+    cannot be opened or written, all of them are given up, and `warn` is told once: the terminal shows the same.
     `timestamp`: lines begin with the local time.
     """
 
@@ -126,10 +126,7 @@ class Outputs:
         self._written_s[rank] = 0.0
         for stream in ("stdout", "stderr"):
             self._prefixers[rank, stream] = Prefixer(f"[{rank}]<{stream}>:", self._stamp)
-            if self._directory is not None:
-                path = _path(self._directory, self._width, rank, stream)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._file[rank, stream] = path.open("wb", buffering=0)
+            self._open_file(rank, stream)
 
     def write(self, rank: int, stream: str, text: str) -> None:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
@@ -151,17 +148,31 @@ class Outputs:
         for (_, stream), prefixer in self._prefixers.items():
             self._show(stream, prefixer.finish())
 
+    def _open_file(self, rank: int, stream: str) -> None:
+        if self._directory is None:
+            return
+        path = _path(self._directory, self._width, rank, stream)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file[rank, stream] = path.open("wb", buffering=0)
+        except OSError as error:
+            self._give_up_files(path, error)
+
     def _keep(self, file: FileIO, data: bytes) -> None:
         left = memoryview(data)
         try:
             while left:
                 left = left[file.write(left) :]
         except OSError as error:
-            self._close_files()
-            self._warn(
-                f"warning: cannot write to {file.name}: {error.strerror}; from now on no file gets what the ranks "
-                "print, only the terminal\nhint: the job goes on; --output-filename names the folder"
-            )
+            self._give_up_files(file.name, error)
+
+    def _give_up_files(self, path: object, error: OSError) -> None:
+        self._directory = None  # for processes that join later, too
+        self._close_files()
+        self._warn(
+            f"warning: cannot write to {path}: {error.strerror}; from now on no file gets what the ranks "
+            "print, only the terminal\nhint: the job goes on; --output-filename names the folder"
+        )
 
     def _close_files(self) -> None:
         """Nothing is left to write then: what cannot be closed, such as a file of a server that is gone, is no news."""

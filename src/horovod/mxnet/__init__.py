@@ -29,11 +29,8 @@ from horovod.mxnet.ops import *  # noqa: F403
 from horovod.mxnet.optimizer import DistributedOptimizer
 from horovod.mxnet.state import allgather_object, broadcast_object, broadcast_parameters
 from horovod.mxnet.trainer import DistributedTrainer
-from horovod.not_yet import attributes_of
 
 shim.library()  # so that an MXNet which does not fit is an error of the import
-
-__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Compression",

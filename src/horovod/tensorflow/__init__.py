@@ -18,7 +18,6 @@ from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.not_yet import attributes_of
 from horovod.tensorflow import elastic as elastic
 from horovod.tensorflow import functions as functions  # old submodules are attributes
 from horovod.tensorflow import gradient_aggregation_eager as gradient_aggregation_eager
@@ -39,8 +38,6 @@ from horovod.tensorflow.state import (
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.util import refs_to_vars, vars_to_refs
-
-__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -18,7 +18,6 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.not_yet import attributes_of
 from horovod.torch import elastic as elastic
 from horovod.torch import functions as functions  # old submodules are attributes
 from horovod.torch import mpi_ops as mpi_ops
@@ -33,8 +32,6 @@ from horovod.torch.state import (
     broadcast_parameters,
 )
 from horovod.torch.sync_batch_norm import SyncBatchNorm
-
-__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Compression",

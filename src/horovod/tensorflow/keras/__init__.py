@@ -26,13 +26,10 @@ from horovod.keras import ops
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import distributed as distributed  # for horovod.tensorflow's own wrapper
 from horovod.keras.state import load_with
-from horovod.not_yet import attributes_of
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.keras import elastic as elastic
 from horovod.tensorflow.state import broadcast_global_variables
-
-__getattr__ = attributes_of(__name__)
 
 __all__ = [
     "Average",
