@@ -155,6 +155,13 @@ class Host:
         chain = f"chain output {{ type filter hook output priority 0\n{rule}\n}}"
         _done([*self._enter("net"), "nft", "-f", "-"], f"table ip walls {{ {chain}\n}}\n")
 
+    def reset(self, port: int, seconds: float) -> None:
+        """Breaks all connections from here to this port, and refuses new ones for a moment."""
+        chain = "chain output { type filter hook output priority 0\n" + f"tcp dport {port} reject with tcp reset\n}}"
+        _done([*self._enter("net"), "nft", "-f", "-"], f"table ip resets {{ {chain}\n}}\n")
+        time.sleep(seconds)
+        _done([*self._enter("net"), "nft", "delete", "table", "ip", "resets"])
+
     def power_off(self) -> None:
         """The host is gone at once. Its peers hear nothing: no FIN, no RST."""
         self.link(False)

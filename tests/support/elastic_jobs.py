@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import json
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from support.jobs import Job
 
@@ -65,6 +68,7 @@ class ElasticJob(Job):
         **others: Any,
     ) -> None:
         self.directory = directory
+        self._newest, self._entered = 0, cast("dict[int, dict[int, str]]", {})
         (directory / "train.py").write_text(script)
         flags: list[str] = [*arguments]
         if hosts is not None:
@@ -87,13 +91,44 @@ class ElasticJob(Job):
         pattern = rf"enter (\d+) \d+ {size} \d+ (\d+)"
         return {int(found[1]): int(found[2]) for found in self.wait_for_line(pattern, count=size)}
 
-    def pid_of(self, worker: int) -> int:
-        """A worker's pid on this machine, also if a cluster's host calls it another."""
-        mine = f"HOROVOD_ELASTIC_WORKER={worker}".encode()
+    def newest_world(self) -> tuple[int, dict[int, str]]:
+        """The generation of the newest world that all its members have entered, and their hosts by worker.
+
+        For scripts that begin with LEDGER. It reads the lines that wait_for_line would wait for.
+        """
+        while not self._lines.empty():
+            found = re.search(r"enter (\d+) \d+ (\d+) \d+ \d+ (\d+) (\S+)", self._lines.get()[1])
+            if found:
+                members = self._entered.setdefault(int(found[3]), {})
+                members[int(found[1])] = found[4]
+                if len(members) == int(found[2]):
+                    self._newest = max(self._newest, int(found[3]))
+        return self._newest, self._entered.get(self._newest, {})
+
+    def workers(self) -> dict[int, int]:
+        """The pids of all workers that run, here outside, also if a cluster's host calls them others."""
+        found = {}
         for pid in self.pids():
-            if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                return pid
-        raise AssertionError(f"worker {worker} does not run")
+            number = self._variable(pid, "HOROVOD_ELASTIC_WORKER")
+            if number is not None:
+                found[int(number)] = pid
+        return found
+
+    def pid_of(self, worker: int) -> int:
+        return self.workers()[worker]
+
+    def rendezvous_port(self) -> int:
+        """Where horovodrun hears its workers."""
+        ports = {self._variable(pid, "HOROVOD_GLOO_RENDEZVOUS_PORT") for pid in self.workers().values()}
+        return int(next(filter(None, ports)))
+
+    @staticmethod
+    def _variable(pid: int, name: str) -> str | None:
+        with contextlib.suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+                if line.startswith(f"{name}="):
+                    return line.partition("=")[2]
+        return None
 
     def finish(self) -> str:
         """Lets the workers come to their end; what was printed. The job must succeed."""
@@ -104,3 +139,76 @@ class ElasticJob(Job):
         assert finished and {right for _, _, right in finished} == {"True"}, self.shown()
         assert len(finished) == int(finished[0][0]) and len({step for _, step, _ in finished}) == 1, self.shown()
         return done.stdout + done.stderr
+
+
+# What a history is made of: a line for each world that a worker enters, and one for each step that it takes. `items`:
+# of a dataset, what the worker has taken in this step.
+LEDGER = """
+import json, os, time
+from horovod.elastic import session as sessions
+
+worker = int(os.environ.get("HOROVOD_ELASTIC_WORKER", "-1"))
+ledger = open(f"ledger.{worker}", "a", buffering=1)
+
+def generation():
+    session = sessions.current()
+    return session.world.generation if session else 0
+
+def note(**what):
+    ledger.write(json.dumps({"generation": generation(), **what}) + "\\n")
+
+def enter(step):
+    host = os.environ["HOROVOD_HOSTNAME"]
+    note(rank=hvd.rank(), host=host, begin=step)
+    print("enter", worker, hvd.rank(), hvd.size(), step, os.getpid(), generation(), host, flush=True)
+
+def took(step, epoch, items):
+    note(step=step, epoch=epoch, items=items)
+"""
+
+
+class World(NamedTuple):
+    """One of an elastic job's worlds: `ranks` on each host, and the steps of it that count, from `begin` on."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def ledgers(directory: Path) -> list[dict[str, Any]]:
+    """All lines of all workers' ledgers."""
+    return [json.loads(line) for file in directory.glob("ledger.*") for line in file.read_text().splitlines()]
+
+
+def history(entries: list[dict[str, Any]], end: int) -> list[World]:
+    """The worlds in which something was done that was not undone, up to the step `end`."""
+    entered: dict[int, dict[int, dict[str, Any]]] = collections.defaultdict(dict)
+    for entry in entries:
+        if "begin" in entry:
+            entered[entry["generation"]][entry["rank"]] = entry
+    # A world whose rank 0 was lost before it could begin has done nothing.
+    generations = sorted(generation for generation, ranks in entered.items() if 0 in ranks)
+    begins = [entered[generation][0]["begin"] for generation in generations]
+    worlds = []
+    for generation, begin, over in zip(generations, begins, [*begins[1:], end], strict=True):
+        ranks = entered[generation]
+        hosts = collections.Counter(ranks[rank]["host"] for rank in sorted(ranks))
+        worlds.append(World(generation, tuple(hosts.values()), begin, over))
+    return [world for world in worlds if world.begin < world.end]
+
+
+def check_items(entries: list[dict[str, Any]], worlds: list[World], length: int) -> None:
+    """Each item of each whole epoch counts once. Only what fills up the epoch's last step comes again."""
+    counts = {world.generation: world for world in worlds}
+    taken: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    for entry in entries:
+        world = counts.get(entry["generation"])
+        if "step" in entry and world is not None and world.begin < entry["step"] <= world.end:
+            taken[entry["epoch"]].update(entry["items"])
+    last = max(taken)
+    assert last > 1, taken
+    for epoch, items in taken.items():
+        again = items.total() - len(items)
+        assert again < max(sum(world.ranks) for world in worlds), (epoch, items)
+        assert epoch == last or set(items) == set(range(length)), epoch

@@ -201,7 +201,8 @@ class Driver:
             root = record.members[0]
             state = f"state of cut {record.base[0]}/{record.base[1]} from worker {root.number} on {root.host}"
             self._hands.tell(
-                f"generation {record.generation}: {record.reason}; {len(record.members)} workers go on, "
+                f"generation {record.generation}: {record.reason}; "
+                f"{counted(len(record.members), 'worker goes on', 'workers go on')}, "
                 + (state if record.sync else "all hold the same state")
             )
         self.losses += [record.reason] * self._is_lost
