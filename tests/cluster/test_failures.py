@@ -123,6 +123,20 @@ def test_the_end_of_the_launcher_ends_all_hosts(cluster: MakeCluster, tmp_path: 
         assert done.code == 128 + number
 
 
+def test_broken_connections_with_horovodrun_end_nothing(cluster: MakeCluster, tmp_path: Path) -> None:
+    """A device between the hosts may reset them while all is well."""
+    one, two = cluster(2).hosts
+    with Job(tmp_path, *HOSTS, python(TRAIN), on=one) as job:
+        job.wait_ready(4)
+        for host in (one, two):
+            host.reset(job.rendezvous_port(), 0.5)
+        time.sleep(5.0)
+        assert job.process.poll() is None, job.shown()
+        assert "horovodrun" not in job.shown()
+        os.kill(job.launcher(), signal.SIGINT)
+        assert job.wait().code == 130
+
+
 def test_the_end_of_an_ssh_ends_all_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), on=one) as job:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from support.jobs import Job
+from support.jobs import Job, variable
 
 # Counts: after n steps every weight is n (n + 1) / 2, however many workers there are, if no step is lost or done twice.
 # It goes on until there is a file `end`. `ACT` is code for a step, with the names of this script. `FAULT`:
@@ -109,26 +108,13 @@ class ElasticJob(Job):
         """The pids of all workers that run, here outside, also if a cluster's host calls them others."""
         found = {}
         for pid in self.pids():
-            number = self._variable(pid, "HOROVOD_ELASTIC_WORKER")
+            number = variable(pid, "HOROVOD_ELASTIC_WORKER")
             if number is not None:
                 found[int(number)] = pid
         return found
 
     def pid_of(self, worker: int) -> int:
         return self.workers()[worker]
-
-    def rendezvous_port(self) -> int:
-        """Where horovodrun hears its workers."""
-        ports = {self._variable(pid, "HOROVOD_GLOO_RENDEZVOUS_PORT") for pid in self.workers().values()}
-        return int(next(filter(None, ports)))
-
-    @staticmethod
-    def _variable(pid: int, name: str) -> str | None:
-        with contextlib.suppress(OSError):  # it has ended
-            for line in Path(f"/proc/{pid}/environ").read_text().split("\0"):
-                if line.startswith(f"{name}="):
-                    return line.partition("=")[2]
-        return None
 
     def finish(self) -> str:
         """Lets the workers come to their end; what was printed. The job must succeed."""

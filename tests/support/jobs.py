@@ -54,6 +54,15 @@ def wait_until_shared_memory_is_as(before: set[str]) -> None:
     assert shared_memory_files() <= before
 
 
+def variable(pid: int, name: str) -> str | None:
+    """What stands in a process's environment; None also if it has ended."""
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+            if entry.startswith(f"{name}="):
+                return entry.partition("=")[2]
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Done:
     code: int
@@ -156,6 +165,11 @@ class Job:
 
     def agent(self) -> int:
         return next(pid for pid, command in self.pids().items() if "horovod.launcher.agent" in command)
+
+    def rendezvous_port(self) -> int:
+        """Where horovodrun hears its ranks."""
+        ports = (variable(pid, "HOROVOD_GLOO_RENDEZVOUS_PORT") for pid in self.pids())
+        return int(next(filter(None, ports)))
 
     def assert_gone(self, within_s: float = GONE_S) -> None:
         deadline = time.monotonic() + within_s

@@ -8,8 +8,8 @@ host is ready (preparation.py); it carries the secret, so that this never stands
 stays until it is told to end, and `start_rank` and `end_rank` are about one process each.
 
 The end of stdin means that the launcher is gone, and ends the job as well; so does the end of the connection to a
-launcher on another machine. A launcher that is stopped without an order, as batch systems do to suspend a job, suspends
-the ranks of its machine too.
+launcher on another machine, unless there soon is another one. A launcher that is stopped without an order, as batch
+systems do to suspend a job, suspends the ranks of its machine too.
 
 One thread. The agent is a subreaper: whatever the ranks leave behind, in whatever session, becomes its child and is
 ended with the job. The ranks in turn are killed by the kernel when the agent dies.
@@ -44,6 +44,8 @@ _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and
 _KILL_INTERVAL_S = 0.05
 _LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at, and a silent machine of its is asked for a sign
 _ALIVE_S = 1.0  # how often the launcher hears from this agent, whatever the ranks do
+_RENEW_S = 3.0  # how long a launcher whose line has broken may be out of reach
+_RENEW_EVERY_S = 0.2
 _DRAIN_S = 2.0  # for a stream that a process outside the job holds open
 
 
@@ -79,6 +81,8 @@ class Agent:
         self._launcher = os.getppid()
         self._with_launcher = False
         self._launcher_gone = False
+        self._renew_at: float | None = None  # when a line to the launcher that has broken is tried again
+        self._renew_until = 0.0
         self._grace_s = 3.0
         self._ending = False
         self._kill_at: float | None = None
@@ -106,6 +110,7 @@ class Agent:
             for key, _ in self._selector.select(self._timeout()):
                 key.data(key.fd)
             self._follow_launcher()
+            self._renew_line()
             self._preparation.ask()
             self._end_on_time()
             self._say_alive()
@@ -134,6 +139,7 @@ class Agent:
 
     def _timeout(self) -> float | None:
         ends = [self._kill_at, self._drained_at, *self._rank_ends.values()]
+        ends.append(self._renew_at if not self._ending else None)
         times = [at - time.monotonic() for at in ends if at is not None]
         return max(_KILL_INTERVAL_S, min([*times, _LAUNCHER_LOOK_S]))
 
@@ -180,12 +186,33 @@ class Agent:
                 self._resume()
 
     def _on_line_to_launcher(self, _: int) -> None:
-        """The launcher's machine is silent, or the launcher is gone: nobody reads events any more."""
         line_to_launcher = self._preparation.line_to_launcher
         assert line_to_launcher is not None
         if not line_to_launcher.has_ended():
             return
         self._selector.unregister(line_to_launcher)
+        if line_to_launcher.silent:
+            self._lose_launcher()
+        else:
+            self._renew_at = time.monotonic()
+            self._renew_until = self._renew_at + _RENEW_S
+
+    def _renew_line(self) -> None:
+        """What stands between two machines may break a connection although both are well."""
+        now = time.monotonic()
+        if self._renew_at is None or now < self._renew_at or self._ending:
+            return
+        line_to_launcher = self._preparation.renew()
+        if line_to_launcher is not None:
+            self._renew_at = None
+            self._selector.register(line_to_launcher, selectors.EVENT_READ, self._on_line_to_launcher)
+        elif now >= self._renew_until:
+            self._lose_launcher()
+        else:
+            self._renew_at = now + _RENEW_EVERY_S
+
+    def _lose_launcher(self) -> None:
+        """Its machine is silent, or it has ended: nobody reads events any more."""
         self._launcher_gone = True
         self._read_ranks(True)
         self._watch_events(False)

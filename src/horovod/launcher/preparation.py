@@ -7,6 +7,7 @@ launcher's machine was lost: ssh would not notice.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -22,6 +23,8 @@ __all__ = ["LineToLauncher", "Preparation"]
 
 _IDLE_S = 1  # before the kernel asks; less is not possible
 _ASK_S = 0.25
+_RENEW_S = 1.0  # for an answer in place of a connection that has broken
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class LineToLauncher:
@@ -35,6 +38,7 @@ class LineToLauncher:
         """`silence_s`: how long the launcher's machine may give no sign of life; 0: for ever."""
         self._socket = channel.detach()
         self._socket.setblocking(False)
+        self.silent = False  # it has ended because nothing came from the other machine
         self._watches = silence_s > 0
         self._ask_at_s = 0.0
         if self._watches:
@@ -60,7 +64,8 @@ class LineToLauncher:
             return not self._socket.recv(4096)
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            self.silent = error.errno in _SILENT
             return True
 
     def close(self) -> None:
@@ -74,6 +79,9 @@ class Preparation:
         self.secret = b""
         self.line_to_launcher: LineToLauncher | None = None
         self._lines: dict[str, LineToLauncher] = {}
+        self._address = ""
+        self._port = 0
+        self._silence_s = 0.0
 
     def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """The answer to the order `prepare`. Blocks for a few seconds at most.
@@ -95,14 +103,26 @@ class Preparation:
                 interface_address(order["network_interface"])
             except ValueError as error:
                 problems.append([f"has {error}", "--network-interface eth0,ib0 takes the first that a host has"])
-        reached, unreached = reach(order["addresses"], order["port"], self.secret)
-        self._lines = {one: LineToLauncher(channel, order["silence_s"]) for one, channel in reached.items()}
+        self._port, self._silence_s = order["port"], order["silence_s"]
+        reached, unreached = reach(order["addresses"], self._port, self.secret)
+        self._lines = {one: LineToLauncher(channel, self._silence_s) for one, channel in reached.items()}
         return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
 
     def choose(self, address: str | None) -> LineToLauncher | None:
         """Keeps the connection to this address alone, if there is one."""
         self.line_to_launcher = self._lines.pop(address, None) if address else None
+        self._address = address or ""
         self._close_others()
+        return self.line_to_launcher
+
+    def renew(self) -> LineToLauncher | None:
+        """Another connection in place of one that has ended, None if the launcher does not answer within a second."""
+        reached, _ = reach([self._address], self._port, self.secret, _RENEW_S)
+        if not reached:
+            return None
+        if self.line_to_launcher is not None:
+            self.line_to_launcher.close()
+        self.line_to_launcher = LineToLauncher(reached[self._address], self._silence_s)
         return self.line_to_launcher
 
     def ask(self) -> None:
