@@ -147,7 +147,7 @@ class Soak:
         """Breaks the connections of a host's workers with horovodrun."""
         host = self._random.choice(self._hosts)
         self.happened.append(f"blip {host.name}")
-        host.reset(self.job.rendezvous_port(), 0.3)
+        host.reset(self.job.rendezvous_port(), self._random.uniform(0.1, 2.0))
         return False
 
     def two(self) -> bool:
