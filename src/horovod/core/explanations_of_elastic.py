@@ -41,8 +41,8 @@ EXPLANATIONS_OF_ELASTIC = (
         "Workers have failed on every host of an elastic job",
         _LAUNCHER,
         ("workers have failed on every host", "is no longer used: ... failed there"),
-        "No host may be used any more, because workers have failed on each, and no worker is left. If workers fail "
-        "before they train, the cause is the script or the installation.",
+        "A host on which workers have failed is no longer used. If that is so of all hosts, and no worker is left, the "
+        "job ends. If workers fail before they train, the cause is the script or the installation.",
         (
             "Read the workers' own last lines, further up.",
             "`--blacklist-cooldown-range 10 100` lets hosts come back after a while.",
