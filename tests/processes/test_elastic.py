@@ -85,11 +85,11 @@ def test_a_host_is_removed_and_another_one_comes_before_the_next_world(tmp_path:
         job.finish()
 
 
-def test_a_host_whose_worker_failed_is_left(tmp_path: Path) -> None:
+def test_a_host_whose_worker_failed_is_no_longer_used(tmp_path: Path) -> None:
     with ElasticJob(tmp_path, "-np", "4", "--min-np", "2", hosts=f"{ONE}:2 {TWO}:2") as job:
         os.kill(job.wait_for_world(4)[3], signal.SIGKILL)
         job.wait_for_world(2)
-        assert re.search(rf"1 worker of host {TWO} failed; it is left for good\nhint: --blacklist", job.finish())
+        assert re.search(rf"host {TWO} is no longer used: 1 worker failed there\nhint: --blacklist", job.finish())
 
 
 def test_a_host_comes_back_after_its_cooldown(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np", "2", "--output-filename", "train.py", "ls"], 2, "hint: it names a folder"),
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
-        (["-np", "2", "--min-np", "3", "ls"], 2, "--min-np 3 is more than -np 2, with which the job"),
+        (["-np", "2", "--min-np", "3", "ls"], 2, "--min-np 3 is more than -np 2, the slots that the job needs"),
         (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),

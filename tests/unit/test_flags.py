@@ -70,9 +70,10 @@ def test_a_flag_may_have_two_values() -> None:
             "--max-np 4",
             "--max-np is for elastic jobs\nhint: --min-np or --host-discovery-script makes this one elastic",
         ),
-        ("--min-np 3 --max-np 4", "--min-np 3 is more than -np 2, with which the job begins"),
-        ("--min-np 1 --max-np 1", "--max-np 1 is less than -np 2, with which the job begins"),
+        ("--min-np 3 --max-np 4", "--min-np 3 is more than -np 2, the slots that the job needs to begin"),
+        ("--min-np 1 --max-np 1", "--max-np 1 is less than -np 2, the slots that the job needs to begin"),
         ("--min-np 1 --mpi", "--mpi starts all processes at once and cannot replace one"),
+        ("--min-np 1 --reset-limit -1", "'-1' is not a number of changes; expected 0 or more"),
         ("--min-np 1 --blacklist-cooldown-range 0 5", "expected two numbers of seconds, the smaller one first"),
     ],
 )
@@ -86,6 +87,7 @@ def test_an_elastic_job_has_a_plan_and_no_ranks() -> None:
     plan = job.elastic
     assert job.ranks == [] and plan.hosts == (("localhost", 2), ("127.0.0.1", 2))
     assert (plan.rules.np, plan.rules.min_np, plan.rules.max_np, plan.rules.reset_limit) == (2, 1, None, 3)
+    assert ready("-np", "2", "--min-np", "1", "--reset-limit", "0").elastic.rules.reset_limit == 0
     assert plan.rules.blame == BLAME_HOST
     assert ready("-np", "2", "--min-np", "1").elastic.rules.blame == BLAME_WORKER
 

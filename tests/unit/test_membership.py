@@ -105,7 +105,7 @@ def test_equal_states_are_not_sent() -> None:
     assert next(order.message.flags for order in driver.orders) == m.REMOVED  # type: ignore[union-attr]
     driver.leave(0, 1, 2, 3)
     assert driver.ranks == [0, 1] and not driver.record.sync and driver.record.base == (1, 1)
-    assert driver.record.reason == "places are gone" and driver.told(m.Stop) == [2, 3]
+    assert driver.record.reason == "slots were removed" and driver.told(m.Stop) == [2, 3]
 
 
 def test_a_joiner_disturbs_nobody_before_it_is_ready() -> None:
@@ -234,6 +234,14 @@ def test_members_that_never_had_a_cut_hold_the_state_all_the_same() -> None:
     assert driver.ranks == [1] and driver.record.base == (2, 0)
 
 
+def test_with_a_reset_limit_of_0_no_change_is_allowed() -> None:
+    driver = Driver((("a", 1), ("b", 1)), reset_limit=0).all_attend()
+    assert driver.record.generation == 1 and driver.outcome == ""
+    driver.on(m.Listed((("a", 1),)))
+    driver.leave(0, 1)
+    assert driver.outcome == "elastic-reset-limit"
+
+
 def test_the_reset_limit_ends_the_job() -> None:
     driver = Driver((("a", 1), ("b", 1)), reset_limit=1).all_attend()
     driver.on(m.Listed((("a", 1),)))
@@ -241,7 +249,7 @@ def test_the_reset_limit_ends_the_job() -> None:
     assert driver.record.generation == 2
     driver.on(m.Listed((("a", 1), ("b", 1))), m.Ended(1, "exited with code 0", 0.0), m.Attend(2, 0, m.NO_STATE))
     driver.leave(0)
-    assert driver.outcome == "elastic-reset-limit" and driver.orders[-1].text.endswith("(--reset-limit)")  # type: ignore[union-attr]
+    assert driver.outcome == "elastic-reset-limit" and "--reset-limit 1 allows" in driver.orders[-1].text  # type: ignore[union-attr]
 
 
 def test_members_that_do_not_come_are_killed_and_only_then_is_there_a_new_world() -> None:

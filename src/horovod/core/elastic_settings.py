@@ -13,7 +13,7 @@ __all__ = ["ElasticSettings"]
 
 @dataclasses.dataclass(frozen=True)
 class ElasticSettings:
-    """All are read by horovodrun but the last three."""
+    """horovodrun reads all but the last three."""
 
     elastic_timeout_s: float = setting(
         "HOROVOD_ELASTIC_TIMEOUT",
@@ -26,40 +26,52 @@ class ElasticSettings:
         "HOROVOD_ELASTIC_STRAGGLER_SECONDS",
         kinds.number(0),
         600.0,
-        "How long the others wait for a worker that has not left a world which is over, in seconds; then it is ended.",
+        "How long survivors wait for one of them that has not noticed the end of their world, in seconds; then it is "
+        "killed.",
     )
     elastic_settle_s: float = setting(
         "HOROVOD_ELASTIC_SETTLE_SECONDS",
         kinds.number(0),
         1.0,
-        "How long a worker that is ready to join waits for others, so that training stops once for all, in seconds.",
+        "How long a worker that is ready to join waits for others, so that training stops only once for several of "
+        "them, in seconds.",
     )
     elastic_discovery_s: float = setting(
         "HOROVOD_ELASTIC_DISCOVERY_SECONDS",
         kinds.number(0.05),
         1.0,
-        "How often an elastic job asks which hosts there are, in seconds.",
+        "How long after the last answer an elastic job asks again which hosts there are, in seconds.",
     )
     elastic_blame: str = setting(
         "HOROVOD_ELASTIC_BLAME",
         kinds.choice("auto", "host", "worker"),
         "auto",
-        "What an elastic job no longer uses after a worker has failed: its host, or nothing: then another worker takes "
-        "its slot. auto: the host, if the job may have several.",
+        "What gets the blame if a worker fails. host: its host is no longer used. worker: another worker takes its "
+        "slot. auto: host if the job may have several hosts, else worker.",
     )
     elastic_state_loss: str = setting(
         "HOROVOD_ELASTIC_STATE_LOSS",
         kinds.choice("fail", "restart"),
         "fail",
-        "What an elastic job does when every worker that held the training state is gone: it fails, or all workers "
-        "start afresh, and the script loads its own checkpoint.",
+        "What an elastic job does if all workers that had the training state are lost. fail: it ends. restart: new "
+        "workers train from the start, or from a checkpoint that the script loads.",
     )
 
-    # Set by the launcher, read by every worker
-    elastic: bool = setting("HOROVOD_ELASTIC", kinds.switch(), False, "Whether workers may leave and join this job.")
+    elastic: bool = setting(
+        "HOROVOD_ELASTIC",
+        kinds.switch(),
+        False,
+        "Set by horovodrun: whether workers may leave and join this job.",
+    )
     worker: int | None = setting(
-        "HOROVOD_ELASTIC_WORKER", kinds.integer(0), None, "The number of this process in an elastic job."
+        "HOROVOD_ELASTIC_WORKER",
+        kinds.integer(0),
+        None,
+        "Set by horovodrun: the number of this process in an elastic job.",
     )
     joins: bool = setting(
-        "HOROVOD_ELASTIC_JOINS", kinds.switch(), False, "Whether this process joins an elastic job that runs already."
+        "HOROVOD_ELASTIC_JOINS",
+        kinds.switch(),
+        False,
+        "Set by horovodrun: whether this process joins an elastic job that runs already.",
     )

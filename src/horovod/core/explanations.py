@@ -206,10 +206,13 @@ EXPLANATIONS = (
         "not-initialized",
         "Horovod was used before hvd.init() or after hvd.shutdown()",
         "NotInitializedError (a ValueError)",
-        ("Horovod has not been initialized; use hvd.init().",),
+        ("Horovod has not been initialized; use hvd.init().", "joins a running job and is in no world yet"),
         "rank(), size() and every operation need a running world. A child process started by the script has none: it "
-        "is not a rank.",
-        ("Call hvd.init() once at the start of the script, before anything else of hvd.",),
+        "is not a rank. A worker that joins an elastic job has none until its training function starts.",
+        (
+            "Call hvd.init() once at the start of the script, before anything else of hvd.",
+            "In an elastic job, call operations only inside the function that is decorated with hvd.elastic.run.",
+        ),
     ),
     Explanation(
         "invalid-request",

@@ -31,17 +31,18 @@ EXPLANATIONS_OF_ELASTIC = (
         "An elastic job keeps its state in the memory of its workers. When the last of them ends, nothing is left to "
         "go on from. Read above how the workers ended: if all of them did at once, it was most likely the script.",
         (
-            "Mend what ended the workers; their own last lines stand above.",
-            "HOROVOD_ELASTIC_STATE_LOSS=restart starts all workers afresh; the script then loads its own checkpoint.",
+            "Fix what ended the workers; their own last lines stand above.",
+            "HOROVOD_ELASTIC_STATE_LOSS=restart lets new workers train from the start, or from a checkpoint that the "
+            "script loads.",
         ),
     ),
     Explanation(
         "elastic-no-host-left",
         "Workers have failed on every host of an elastic job",
         _LAUNCHER,
-        ("workers have failed on every host",),
-        "A host is not used again after a worker has failed on it, and there is no other one. If workers fail at their "
-        "start already, it is the script, or the installation.",
+        ("workers have failed on every host", "is no longer used: ... failed there"),
+        "A host on which workers have failed is no longer used. If that is so of all hosts, and no worker is left, the "
+        "job ends. If workers fail before they train, the cause is the script or the installation.",
         (
             "Read the workers' own last lines, further up.",
             "`--blacklist-cooldown-range 10 100` lets hosts come back after a while.",
@@ -49,10 +50,10 @@ EXPLANATIONS_OF_ELASTIC = (
     ),
     Explanation(
         "elastic-reset-limit",
-        "An elastic job began anew too often",
+        "The workers of an elastic job changed too often",
         _LAUNCHER,
-        ("the elastic job has ended: ... of ... (--reset-limit)",),
-        "Each change of the workers makes a new generation, and `--reset-limit` says how many there may be.",
+        ("the workers changed more often than --reset-limit",),
+        "`--reset-limit` says how often the workers may change, by losses, joins and removals together.",
         ("Look for what ends the workers again and again, or raise the limit.",),
     ),
     Explanation(
@@ -62,6 +63,6 @@ EXPLANATIONS_OF_ELASTIC = (
         ("raised the same exception at the same place of the training",),
         "An exception that two workers raise after the same commit would come again in every new world: it is the "
         "script's own, or that of a sample which cannot be read.",
-        ("Mend the script; the exception stands above, with its traceback.",),
+        ("Fix the script; the exception stands above, with its traceback.",),
     ),
 )

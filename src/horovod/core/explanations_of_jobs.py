@@ -130,7 +130,7 @@ EXPLANATIONS_OF_JOBS = (
         ("was lost: its agent",),
         "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
         "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the connection to it (ssh, srun) has ended. The ranks of that host "
-        "end by themselves when the connection is gone. All others have been ended.",
+        "end by themselves when the connection is gone. If the job is not elastic, all others have been ended.",
         (
             "Look whether the machine and its network are up, and into its logs.",
             "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",

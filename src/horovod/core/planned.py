@@ -57,6 +57,6 @@ class Planned:
     def raise_too_early(self) -> NoReturn:
         raise NotInitializedError(
             f"worker {self._worker} joins a running job and is in no world yet\n"
-            "hint: operations are possible from the function on that is decorated with hvd.elastic.run; what was "
-            "broadcast before it belongs into its state, which is sent to new workers"
+            "hint: call operations only inside the function that is decorated with hvd.elastic.run, and put into its "
+            "state what you used to broadcast before it"
         )

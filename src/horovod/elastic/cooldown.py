@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For how long a host is left alone after its workers have failed (--blacklist-cooldown-range). Pure."""
+"""For how long a host is not used after its workers have failed (--blacklist-cooldown-range). Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cooldown(NamedTuple):
         return cls(low_s, high_s)
 
     def seconds(self, failures: int, uniform: Callable[[], float] = random.random) -> float:
-        """How long the host is left after its n-th failure, n from 1.
+        """How long the host is not used after its n-th failure, n from 1.
 
         The time doubles with every failure. Up to `low_s` is added at random, so that hosts which failed together do
         not come back together. `uniform`: a number from 0 to 1, new in every call.

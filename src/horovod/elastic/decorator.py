@@ -18,9 +18,10 @@ __all__ = ["run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `func(state, ...)` survive the loss of workers, and changes of the hosts.
 
-    In a world that is new, it starts from its top, with the state that all ranks have then: its loops begin with values
-    of the state. Between hvd.init() and this function there may be no operation, because a worker that joins is alone
-    there.
+    It starts from its top in every new world, so its loops must begin at values of the state. Call no operation between
+    hvd.init() and this function: a worker that joins is alone there. It returns what `func` returns. It raises
+    SystemExit in a worker that is removed, and lets errors of the script through. If the job is not elastic, it sends
+    the state once and calls `func`.
     """
 
     @functools.wraps(func)

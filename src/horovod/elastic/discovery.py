@@ -42,11 +42,14 @@ class HostDiscovery:
     """Where an elastic job learns of its hosts. A subclass has find_available_hosts_and_slots()."""
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """The hosts that there are now, each with its number of slots. Called once a second; may block."""
+        """The hosts that may be used now, each with its number of slots.
+
+        Called again and again (HOROVOD_ELASTIC_DISCOVERY_SECONDS after its last answer). It may block.
+        """
         raise NotImplementedError
 
     def end(self) -> None:
-        """Ends a question that is under way, from another thread. Does nothing unless a subclass does."""
+        """Ends a question that is under way, from another thread. Does nothing by default."""
 
 
 class FixedHosts(HostDiscovery):

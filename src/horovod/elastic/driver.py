@@ -51,7 +51,7 @@ _REFILL_S, _REFILL_MOST_S = 1.0, 60.0  # before a failed worker's slot is used a
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """All in seconds. `cooldown`: for how long a host is left after so many failures; None: for good."""
+    """All in seconds. `cooldown`: for how long a host is not used after so many failures; None: for good."""
 
     slots_s: float
     straggler_s: float
@@ -61,7 +61,7 @@ class Limits:
 
 
 class Hands(Protocol):
-    """What the driver has done by the launcher."""
+    """What the driver asks the launcher to do."""
 
     def start(self, worker: Worker, planned: Identity, joins: bool) -> None:
         """Starts a process. `planned`: where it will be, most likely. `joins`: a job that runs already."""
@@ -199,7 +199,9 @@ class Driver:
         self._office.lead(record.generation, _places(record.members))
         if record.generation > 1:
             root = record.members[0]
-            state = f"state of cut {record.base[0]}/{record.base[1]} from worker {root.number} on {root.host}"
+            generation, cut = record.base
+            what = f"the state of commit {cut} of generation {generation}" if cut else "a state that has no commit yet"
+            state = f"with {what}, from worker {root.number} on {root.host}"
             self._hands.tell(
                 f"generation {record.generation}: {record.reason}; "
                 f"{counted(len(record.members), 'worker goes on', 'workers go on')}, "
@@ -215,9 +217,9 @@ class Driver:
             self._hands.tell(f"slot {slot} of host {host} gets another worker in {seconds:g} s")
         else:
             seconds = self._limits.cooldown(failures)
-            end = "for good\nhint: --blacklist-cooldown-range lets hosts come back"
-            end = end if seconds is None else f"for {seconds:.0f} s"
-            self._hands.tell(f"{counted(failures, 'worker')} of host {host} failed; it is left {end}")
+            ends = "is no longer used" if seconds is None else f"is not used for {seconds:.0f} s"
+            hint = "\nhint: --blacklist-cooldown-range lets hosts come back" if seconds is None else ""
+            self._hands.tell(f"host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
         if seconds is not None:
             self._pardons.append((time.monotonic() + seconds, place))
 

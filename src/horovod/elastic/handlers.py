@@ -38,7 +38,7 @@ class StateHandler:
         self.save()
 
     def reset(self) -> None:
-        """The world is another one now. Does nothing unless a subclass does."""
+        """The world is another one now. Does nothing by default."""
 
 
 class HandledState(ObjectState):

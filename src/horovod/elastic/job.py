@@ -61,7 +61,7 @@ class Rules(NamedTuple):
 
 
 class Job(NamedTuple):
-    """The driver's state. Workers are numbers, but in `workers`."""
+    """The driver's state. Workers are numbers, except in `workers`."""
 
     phase: str = GATHER
     generation: int = 0
@@ -137,7 +137,7 @@ def waits(job: Job, rules: Rules) -> Waits | None:
         return Waits(f"{lacking}: {slots} listed, {least} needed ({flag})", Timer.SLOTS)
     held = dict(job.waiting)
     coming = [worker for worker in job.workers if worker.number not in held]
-    # Each start has a time limit of its own, and so has each end.
+    # The first starts have a time limit in driver.py, and each end has one in elastic_job.py.
     return Waits(f"workers that start or end: {_names(coming)}", None)
 
 
@@ -147,8 +147,12 @@ def usual_reason(job: Job) -> str:
         return "the job starts"
     if job.lost:
         return "a collective failed"
-    changes = {ADDED: "workers are added", REMOVED: "places are gone", ADDED | REMOVED: "places are others"}
-    return changes.get(job.announced, "the workers left their world")
+    changes = {
+        ADDED: "workers are added",
+        REMOVED: "slots were removed",
+        ADDED | REMOVED: "slots were added and removed",
+    }
+    return changes.get(job.announced, "the workers left")
 
 
 def _names(workers: list[Worker]) -> str:

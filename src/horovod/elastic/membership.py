@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core.wording import counted
 from horovod.elastic.job import (
     BLAME_HOST,
     GATHER,
@@ -213,7 +212,7 @@ def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
     turn.set(failures=tuple(sorted(failures.items())))
     recent = [when for when in failures[host] if when > at_s - _WITHIN_S]
     whole = turn.rules.blame == BLAME_HOST or not started or len(recent) >= _FAILURES
-    # The last host is not left while somebody on it goes on: the job would end.
+    # The last host is kept while a worker on it goes on: otherwise the job would end.
     others_listed = any(place[0] != host for place in job.listed)
     others_live = any(other.host == host and other.number not in turn.job.told for other in turn.job.workers)
     place = (host, WHOLE_HOST if whole and (others_listed or not others_live) else worker.slot)
@@ -307,7 +306,7 @@ def _form(turn: _Turn) -> None:
     if not members or job.phase == OVER:
         return
     if rules.reset_limit is not None and job.generation > rules.reset_limit:
-        _finish(turn, RESET_LIMIT, f"{counted(job.generation - 1, 'reset')} of {rules.reset_limit} (--reset-limit)")
+        _finish(turn, RESET_LIMIT, f"the workers changed more often than --reset-limit {rules.reset_limit} allows")
         return
     for worker in job.workers:
         if worker.number in held and worker.place not in job.listed and worker not in members:

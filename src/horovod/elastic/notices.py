@@ -49,11 +49,11 @@ class WorkerNotificationManager:
         """Does nothing: a worker has its connection with the launcher."""
 
     def register_listener(self, listener: Any) -> None:
-        """It is told from now on."""
+        """Adds a listener."""
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Any) -> None:
-        """It is told no more."""
+        """Removes a listener."""
         self._listeners.remove(listener)
 
     def handle_hosts_updated(self, timestamp: int, update_res: int) -> None:

@@ -4,8 +4,8 @@
 Rank 0 is whose state all others continue from. Its host comes first, then the others by age; inside a host, rank 0
 comes first, then the others by slot. So a worker keeps its rank as long as nothing before it changes.
 
-A local rank is a worker's place among those of its host, by slot, whatever the ranks are: it stands for a device, which
-a worker should not have to change.
+A local rank is a worker's number among the workers of its host, by slot, whatever the ranks are. So it stays the same,
+and with it the device that a script chooses by it, unless a lower slot becomes empty or is filled.
 """
 
 from __future__ import annotations

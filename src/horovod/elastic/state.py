@@ -2,7 +2,8 @@
 """What training continues from: State, which users subclass, and ObjectState, whose values are attributes.
 
 Three copies of a state matter. The *live* one is what the script trains. The *saved* one is a rank's own copy of it,
-made by save(). restore() makes the live one of it. sync() sends rank 0's live one to all ranks, which then save it.
+made by save(). restore() copies it back into the live one. sync() sends rank 0's live one to all ranks, which then save
+it.
 
 commit() and check_host_updates() are *cuts*: calls that all ranks make equally often, so that their states are equal
 there. In them the ranks agree whether the hosts have changed, and all of them leave their world at the same call.
@@ -43,7 +44,8 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions without arguments, which run after every change of the world, before sync().
 
-        They are the place to adapt the learning rate or to make the data loader anew.
+        They are the place to adapt the learning rate or to make the data loader anew. In a worker that joins, they run
+        only if its rank or size is not what it was told in hvd.init().
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -91,10 +93,10 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts the state to a new world, before the reset callbacks. Does nothing unless a subclass does."""
+        """Adapts the state to a new world, before the reset callbacks. Does nothing by default."""
 
     def forget_updates(self) -> None:
-        """What has been heard so far is of a world that is over."""
+        """Forgets all notices: they are of a world that is over."""
         while not self._host_messages.empty():
             self._host_messages.get_nowait()
 

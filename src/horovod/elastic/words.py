@@ -30,7 +30,7 @@ _NAMES = {kind: name for name, kind in {**_MESSAGES, **_SAID}.items()}
 
 
 class WordError(ValueError):
-    """What has come is no word of this version."""
+    """A message that this version does not know."""
 
 
 def packed(word: Message | Said) -> dict[str, Any]:

@@ -4,9 +4,9 @@
 In a static job the state is synced, the function runs, and its errors are the script's.
 
 In an elastic job a loss takes this worker back to what it has saved, and a change of the hosts, on which all ranks have
-agreed, leaves everything as it is. Then it joins the next world; its record says whether to sync. Whatever else goes
-wrong in that world, while syncing or in a reset callback too, is handled the same way. The loop ends when the function
-has returned on all members, when this worker is told to stop, or by an error of the script's.
+agreed, leaves everything as it is. Then it joins the next world; its record says whether to sync. A
+HorovodInternalError counts as a loss wherever it is raised, also while syncing or in a reset callback. The loop ends
+when the function has returned on all members, when this worker is told to stop, or by an error of the script's.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def elastic_callback_classes(own: Any) -> types.SimpleNamespace:
         """Commits `state` every `batches_per_commit` batches, and at the end of each epoch.
 
         A commit is the point to which training returns if a worker is lost, and at which workers join and leave. The
-        other callbacks may stand before or behind this one.
+        other callbacks may come before or after this one.
         """
 
         def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -202,7 +202,7 @@ def elastic_callback_classes(own: Any) -> types.SimpleNamespace:
     class UpdateBatchStateCallback(UpdateBatch, own.Callback):
         """Keeps `state.batch`, the number of batches of the epoch that are done; 0 between epochs.
 
-        The first epoch of fit() has so many batches less. Keras trains one at least.
+        The first epoch of fit() is shorter by that many batches, but Keras trains at least one.
         """
 
         def __init__(self, state: Any) -> None:

@@ -12,9 +12,9 @@ __all__ = ["KerasState"]
 
 
 class KerasState(KerasModelState):
-    """A state of a Keras model, its optimizer (without, the one that the model is compiled with) and plain values.
+    """A state of a Keras model, its optimizer and plain values.
 
-    Raises ValueError if the model is not built.
+    optimizer: default, the one that the model was compiled with. Raises ValueError if the model is not built.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:

@@ -40,12 +40,12 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
     """`hosts`: None if a script lists them. Raises UsageError or ValueError."""
     size = options.num_proc or (hosts.size if hosts is not None else options.min_np)
     if size is None:
-        raise UsageError("-np, the number of processes to start with, is missing")
+        raise UsageError("-np, the number of slots that the job needs to begin, is missing")
     least, most = options.min_np or size, options.max_np
     if least > size:
-        raise UsageError(f"--min-np {least} is more than -np {size}, with which the job begins")
+        raise UsageError(f"--min-np {least} is more than -np {size}, the slots that the job needs to begin")
     if most is not None and most < size:
-        raise UsageError(f"--max-np {most} is less than -np {size}, with which the job begins")
+        raise UsageError(f"--max-np {most} is less than -np {size}, the slots that the job needs to begin")
     several = hosts is None or len(hosts.hosts) > 1
     blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}
     cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)

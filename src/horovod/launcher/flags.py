@@ -131,7 +131,7 @@ def _add_elastic(group: Any) -> None:
         "--min-num-proc",
         type=_count,
         metavar="N",
-        help="go on with so few processes; default -np. Makes the job elastic",
+        help="train on as long as N processes are there; default -np. Makes the job elastic",
     )
     add(
         "--max-np",
@@ -143,7 +143,7 @@ def _add_elastic(group: Any) -> None:
     add(
         "--host-discovery-script",
         metavar="FILE",
-        help="prints the hosts that there are now, `name:slots` a line; asked every second. Makes the job elastic",
+        help="prints the hosts that may be used now, `name:slots` a line; asked again and again. Makes the job elastic",
     )
     add(
         "--slots-per-host",
@@ -152,14 +152,15 @@ def _add_elastic(group: Any) -> None:
         metavar="N",
         help="slots of hosts for which the script prints no number",
     )
-    add("--reset-limit", type=_count, metavar="N", help="end the job if it had to begin anew more often than this")
+    add("--reset-limit", type=_limit, metavar="N", help="end the job if its workers change more often than N times")
     add(
         "--blacklist-cooldown-range",
         nargs=2,
         type=int,
         dest="cooldown",
         metavar=("LOW", "HIGH"),
-        help="use a host again whose workers failed, after LOW to HIGH seconds; default never",
+        help="use a host again whose workers failed: at first after 2 to 3 times LOW seconds, after HIGH at most; "
+        "default never",
     )
 
 
@@ -233,6 +234,12 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; at least 1 is needed")
     return count
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of changes; expected 0 or more")
+    return int(text)
 
 
 def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

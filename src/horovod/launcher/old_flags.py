@@ -38,7 +38,9 @@ _SWITCH = (_on_or_off, "true or false")
 _TEXT = (str, "text")
 
 _TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
-_SHAPED = "data between hosts takes the hierarchical way by itself; for GPUs set HOROVOD_HIERARCHICAL_ALLREDUCE"
+_SHAPED = "data between hosts takes the hierarchical way by itself"
+_SHAPED_ON_GPUS = f"{_SHAPED}; for GPUs set HOROVOD_HIERARCHICAL_ALLREDUCE"
+_TORUS = f"{_SHAPED}; for GPUs set HOROVOD_TORUS_ALLREDUCE"
 _THREADS = "horovodrun's own transports use no MPI"
 _STREAMS = "NCCL runs on one stream for each GPU"
 _TIMEOUTS = "--start-timeout limits the start, HOROVOD_LOST_TIMEOUT_SECONDS the silence of a rank"
@@ -64,9 +66,9 @@ class OldFlag:
 
 
 WITHOUT_EFFECT = (
-    OldFlag("--hierarchical-allreduce", _SWITCH, "params.hierarchical_allreduce", _SHAPED, both=True),
+    OldFlag("--hierarchical-allreduce", _SWITCH, "params.hierarchical_allreduce", _SHAPED_ON_GPUS, both=True),
     OldFlag("--hierarchical-allgather", _SWITCH, "params.hierarchical_allgather", _SHAPED, both=True),
-    OldFlag("--torus-allreduce", _SWITCH, "params.torus_allreduce", _SHAPED),
+    OldFlag("--torus-allreduce", _SWITCH, "params.torus_allreduce", _TORUS),
     OldFlag("--autotune", _SWITCH, "autotune.enabled", _TUNED),
     OldFlag("--autotune-log-file", _TEXT, "autotune.log_file", _TUNED),
     OldFlag("--autotune-warmup-samples", _COUNT, "autotune.warmup_samples", _TUNED),

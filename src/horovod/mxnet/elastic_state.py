@@ -26,8 +26,8 @@ __all__ = ["MXNetState"]
 class MXNetState(HandledState):
     """A state of Gluon networks (or their parameters), dicts of arrays, trainers, and plain values.
 
-    Each keyword becomes an attribute. Networks, arrays and trainers are changed in place; what else there is, is
-    replaced. Raises ValueError for parameters without values.
+    Each keyword becomes an attribute; any name may be used. Networks, arrays and trainers are changed in place; other
+    values are replaced. Raises ValueError for parameters without values.
     """
 
     def __init__(self, params: Any = None, trainer: Any = None, **kwargs: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training with loops of TensorFlow: a job goes on if workers are lost, and takes in others.
+"""Elastic training with loops of TensorFlow: a job goes on if workers are lost, and takes in new ones.
 
 @hvd.elastic.run
 def train(state):

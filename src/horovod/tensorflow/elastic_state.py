@@ -21,8 +21,8 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState"]
 class TensorFlowState(HandledState):
     """A state of variables of TensorFlow and of plain values.
 
-    variables: those that training changes; without, the global variables of a graph of TensorFlow 1. session: that of
-    such a graph, without it the default one. Nothing is broadcast before sync().
+    variables: those that training changes; default, the global variables of a graph of TensorFlow 1. session: of such a
+    graph; default, the current one. Nothing is broadcast before sync().
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class TensorFlowState(HandledState):
 class TensorFlowKerasState(KerasModelState):
     """A state of a Keras model, its optimizer and plain values.
 
-    optimizer: without, the one that the model is compiled with. backend: the module `backend` of tf.keras, for graphs
+    optimizer: default, the one that the model was compiled with. backend: the module `backend` of tf.keras, for graphs
     of TensorFlow 1. Raises ValueError if the model is not built.
     """
 

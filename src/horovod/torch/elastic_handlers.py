@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How values of PyTorch are saved, restored and sent to the other ranks, in place: the script keeps its objects.
 
-A value whose type stands in the registry gets the handler beside it, the first that fits. Users may register theirs.
+A value gets the handler of the first type in the registry that it is an instance of. Users may register their own.
 """
 
 from __future__ import annotations

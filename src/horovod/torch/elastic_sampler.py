@@ -15,7 +15,7 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Shares a dataset out among the ranks; goes on where it was when the ranks have become others.
+    """Shares a dataset out among the ranks, and continues where it was when the number of ranks changes.
 
     Put it into the state. After every step, and before commit(), call record_batch() on every rank; at the end of an
     epoch, set_epoch() with the next one. Each rank gets equally many items, so a few come twice at the end of an epoch.
@@ -29,7 +29,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.processed_num = 0
-        self.processed_indices: set[int] = set()  # of older versions of Horovod; always empty
+        self.processed_indices: set[int] = set()  # for scripts of older Horovod; always empty
         self.rank, self.num_replicas = rank(), size()
         self.reset()
 
@@ -40,7 +40,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch of `batch_size` items on each rank as done. batch_idx is unused."""
+        """Counts a batch as done: `batch_size` items on this rank, and as many on each other rank.
+
+        batch_idx is unused.
+        """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
