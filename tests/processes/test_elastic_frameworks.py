@@ -150,7 +150,13 @@ def job_of(tmp_path: Path, name: str, *flags: str, hosts: str | None = None) -> 
     return ElasticJob(tmp_path, *flags, script=script, hosts=hosts, env={**TENSORFLOW_ENV, **cache, **env})
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Each framework has one of the two daily.
+DAILY = ("keras-tensorflow", "tensorflow-compiled")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.thorough) for name in SCRIPTS]
+)
 def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, name: str) -> None:
     with job_of(tmp_path, name, "-np", "2", "--min-np", "1") as job:
         pids = job.wait_for_world(2)
@@ -162,7 +168,14 @@ def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, name: s
     assert any(int(steps) > 0 for steps in re.findall(r"enter 2 \d 2 (\d+)", said)), "it has got the others' state"
 
 
-@pytest.mark.parametrize("name", ["keras-tensorflow", "tensorflow-compiled", "jax"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("keras-tensorflow", marks=pytest.mark.thorough),
+        pytest.param("tensorflow-compiled", marks=pytest.mark.thorough),
+        "jax",
+    ],
+)
 def test_slots_come_and_go_and_nobody_is_rolled_back(tmp_path: Path, name: str) -> None:
     with job_of(tmp_path, name, "-np", "1", "--min-np", "1", hosts="localhost:1") as job:
         job.wait_for_world(1)
