@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import elastic_jobs
 from support import slurm as slurm_support
 from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
 from support.jobs import GONE_S, TIMEOUT_S, python
+from support.pages import ROOT, fenced
 from support.slurm import Slurm
 
 HOROVODRUN = [sys.executable, "-m", "horovod.launcher"]
@@ -124,12 +126,7 @@ def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Inside) -> None:
     (inside.folder / "die").unlink()
     for number in (signal.SIGTERM, signal.SIGKILL):
         with inside.start(*job) as process:
-            assert process.stdout is not None
-            ready = 0
-            while ready < 4:
-                line = process.stdout.readline()
-                assert line, process.stderr and process.stderr.read()
-                ready += "ready" in line
+            read_until(process, "ready", count=4)
             (launcher,) = [pid for pid, command in inside.own(inside.one).items() if is_launcher(command)]
             os.kill(launcher, number)
             process.communicate(timeout=TIMEOUT_S + SLACK_S)
@@ -153,6 +150,33 @@ def test_scancel_leaves_nothing(inside: Inside) -> None:
         time.sleep(0.05)
     inside.one.run("scancel", out[0], check=True)
     inside.assert_empty()
+
+
+@pytest.mark.thorough
+def test_an_elastic_job_follows_its_allocation(inside: Inside) -> None:
+    (inside.folder / "train.py").write_text(elastic_jobs.SCRIPT)
+    discovery = inside.folder / "nodes.sh"
+    (shown,) = [block for block in fenced(ROOT / "docs" / "guides" / "slurm.md") if "scontrol" in block]
+    discovery.write_text(shown)
+    discovery.chmod(0o755)
+    elastic = ["-np", "4", "--min-np", "1", "--host-discovery-script", str(discovery)]
+    with inside.start(*ALLOCATE, *HOROVODRUN, *elastic, sys.executable, "train.py") as process:
+        read_until(process, "enter ", " 4 ", count=4)
+        job = inside.one.run("squeue", "--noheader", "--format", "%i").stdout.strip()
+        inside.one.run("scontrol", "update", f"JobId={job}", "NumNodes=1", check=True)
+        read_until(process, "enter ", " 2 ", count=2)
+        (inside.folder / "end").touch()
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0 and out.count("finished") == 2 and out.count("True") == 2, out + err
+    inside.assert_empty()
+
+
+def read_until(process: subprocess.Popen[str], *words: str, count: int) -> None:
+    assert process.stdout is not None and process.stderr is not None
+    while count:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        count -= all(word in line for word in words)
 
 
 def is_launcher(command: str) -> bool:
