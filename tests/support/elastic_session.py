@@ -19,6 +19,7 @@ class SameRanks:
     """All ranks of a world of the tests; `log` has what each world was left for, and what was held then."""
 
     def __init__(self) -> None:
+        self.is_done = False
         self.cuts = 0
         self.held: StateId = NO_STATE
         self.world: World | None = None

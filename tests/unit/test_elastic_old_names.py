@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovod.common import elastic
-from horovod.runner.elastic import discovery
+from horovod.runner.elastic import discovery, driver, registration, rendezvous
 from horovod.runner.elastic.settings import ElasticSettings
 from horovod.runner.elastic.worker import HostsUpdatedRequest, HostUpdateResult, WorkerNotificationManager
 
@@ -115,6 +115,20 @@ def test_a_state_hears_what_the_notification_manager_is_told() -> None:
     state.check_host_updates()
     assert HostsUpdatedRequest(3) == HostsUpdatedRequest(3, HostUpdateResult.no_update)
     assert HostUpdateResult.mixed == HostUpdateResult.removed | HostUpdateResult.added
+
+
+def test_what_is_inside_of_horovodrun_says_what_to_use_instead() -> None:
+    hosts = discovery.FixedHosts({"a": 1})
+    for make in (
+        lambda: driver.ElasticDriver(None, hosts, 1, None),
+        lambda: driver.ResultsRecorder(),
+        lambda: registration.WorkerStateRegistry(None, discovery.HostManager(hosts)),
+        lambda: rendezvous.create_rendezvous_handler(None),
+    ):
+        with pytest.raises(NotImplementedError, match=r"horovodrun --min-np .* subclass of .*HostDiscovery"):
+            make()
+    results = driver.Results(None, {"a[0]": (0, 1.5)})
+    assert (results.error_message, results.worker_results) == (None, {"a[0]": (0, 1.5)})
 
 
 def test_run_fn_runs_a_function_with_its_state() -> None:

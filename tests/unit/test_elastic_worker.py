@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from horovod.core import context as contexts
 from horovod.core.exceptions import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -18,37 +20,51 @@ from horovod.core.exceptions import (
     RankLostError,
 )
 from horovod.elastic import session as sessions
+from horovod.elastic.decorator import run
 from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, StateId, Worker, World
+from horovod.elastic.notices import notification_manager
 from horovod.elastic.state import ObjectState, State
 from horovod.elastic.worker import run_fn
+from horovod.launcher import run_task
 
 
 class Script:
-    """A session whose worlds are given beforehand: (sync, size) of each. `log` has all that happens, in order."""
+    """A session whose worlds are given beforehand: (sync, size) of each. `log` has all that happens, in order.
 
-    def __init__(self, *worlds: tuple[bool, int], joiner: bool = False, unfinished: int = 0) -> None:
+    `newcomers`: whether each world has a member that no other one has.
+    """
+
+    def __init__(
+        self, *worlds: tuple[bool, int], joiner: bool = False, unfinished: int = 0, newcomers: bool = False
+    ) -> None:
+        self._newcomers = newcomers
         self.log: list[Any] = []
         self._worlds = list(worlds)
         self._unfinished = unfinished
+        self.is_done = False
         self.cuts = 0
         self.held: StateId = NO_STATE
         self.place = (0, worlds[0][1])
         self.world: World | None = None
         self.heard: Callable[[int, int], None] | None = None
+        self.while_joining: Callable[[], None] | None = None
         if not joiner:
             self._enter()
 
     def _enter(self) -> World:
         if not self._worlds:
-            raise SystemExit(0)
+            raise sessions.Stopped(0)
         sync, size = self._worlds.pop(0)
         generation = self.world.generation + 1 if self.world else 1
         base = self.held if self.held != NO_STATE else (generation, 0)
-        self.world = World(generation, (Worker(0, "a", 0),), sync, base, "a test")
+        members = [Worker(0, "a", 0), Worker(generation, "a", 1)][: 1 + self._newcomers]
+        self.world = World(generation, tuple(members), sync, base, "a test")
         self.cuts, self.place = 0, (0, size)
         return self.world
 
     def join(self, orderly: bool) -> World:
+        if self.while_joining is not None:
+            self.while_joining()
         self.log.append(("orderly" if orderly else "loss", self.held))
         return self._enter()
 
@@ -275,6 +291,82 @@ def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: 
     assert script.log == [("loss", (1, 0)), ("raised", MismatchError)]
 
 
+def test_a_new_worker_with_another_state_is_a_loss_for_the_others_alone(begin: Any) -> None:
+    script = begin((True, 2), (True, 2), (True, 1), newcomers=True)
+    differing = [False, True, False]
+
+    class Differing(ObjectState):
+        def sync(self) -> None:
+            if differing.pop(0):
+                raise MismatchError("shapes differ")
+            super().sync()
+
+    state, worlds = Differing(lambda value: value, lambda: 0, x=1), []
+
+    def train(state: Any) -> None:
+        worlds.append(script.world.generation)
+        if len(worlds) == 1:
+            raise HostsUpdatedInterrupt
+
+    trained(state, train)
+    assert worlds == [1, 3] and script.log == [("orderly", (1, 0)), ("loss", (1, 0)), "finish"]
+    begin((True, 2), newcomers=True)
+    differing.append(True)
+    with pytest.raises(MismatchError):  # it has nothing that others could do without it
+        trained(state, train)
+
+
+def test_nothing_is_heard_of_a_world_that_is_being_left(begin: Any) -> None:
+    script = begin((True, 2), (True, 3))
+    heard = []
+    script.while_joining = lambda: heard.append(script.heard)
+    errors = iter([HostsUpdatedInterrupt()])
+
+    def train(state: Any) -> None:
+        assert script.heard is not None
+        for error in errors:
+            raise error
+
+    trained(state_of(), train)
+    assert heard == [None]
+
+
+def test_when_the_training_is_over_the_next_one_is_as_in_a_static_job(begin: Any) -> None:
+    script = begin((True, 2))
+    trained(state_of(), lambda state: None)
+    script.is_done = True
+    with pytest.warns(UserWarning, match="what runs now is not elastic"), pytest.raises(RankLostError):
+        trained(state_of(), lambda state: (_ for _ in ()).throw(RankLostError("a rank is gone")))
+    assert script.log == ["finish"]
+
+
+def test_listeners_of_horovods_manager_hear_of_changes(begin: Any) -> None:
+    script, listener = begin((True, 2)), state_of()
+    notification_manager.register_listener(listener)
+    try:
+        trained(state_of(), lambda state: script.heard(4, ADDED))
+    finally:
+        notification_manager.remove_listener(listener)
+    assert listener._host_messages.get_nowait() == (4, ADDED)
+
+
+def test_an_interrupt_is_none_less_if_the_world_has_ended_meanwhile(begin: Any, monkeypatch: Any) -> None:
+    class Ended:
+        def end_seen(self) -> Exception:
+            return RankLostError("another rank has left")
+
+    script = begin((True, 2), (False, 1))
+    monkeypatch.setattr(contexts, "_current", Ended())
+    errors = iter([HostsUpdatedInterrupt()])
+
+    def train(state: Any) -> None:
+        for error in errors:
+            raise error
+
+    run(train)(state_of())
+    assert script.log == [("orderly", (1, 0)), "finish"]
+
+
 def test_who_is_told_to_stop_exits_well(begin: Any) -> None:
     script = begin((True, 2))
 
@@ -286,7 +378,23 @@ def test_who_is_told_to_stop_exits_well(begin: Any) -> None:
     assert caught.value.code == 0 and script.log == [("orderly", (1, 0))]
 
 
-def test_a_state_that_commits_in_its_own_way_works(begin: Any) -> None:
+def stopped() -> None:
+    raise sessions.Stopped(0)
+
+
+def test_a_worker_of_horovod_run_that_is_told_to_stop_gives_no_answer() -> None:
+    class Caller:
+        def task(self) -> bytes:
+            return pickle.dumps({"path": [], "call": pickle.dumps((stopped, (), {}))})
+
+        def answer(self, rank: int, data: bytes) -> None: ...
+
+    with pytest.raises(SystemExit) as caught:
+        run_task._called(1, Caller())
+    assert caught.value.code == 0
+
+
+def test_a_state_that_commits_in_its_own_way_works(begin: Any, monkeypatch: Any) -> None:
     script = begin((True, 2), (True, 1))
 
     class Own(State):
@@ -319,6 +427,12 @@ def test_a_state_that_commits_in_its_own_way_works(begin: Any) -> None:
 
     trained(state, train)
     assert seen == [0, 1] and script.log[0] == ("loss", (1, 1))
+
+    begin((True, 2), (True, 1))
+    joiner, errors = Own(), [RankLostError("before the first commit")]
+    monkeypatch.setattr(joiner, "_bcast_object", lambda value: max(value, 7))
+    trained(joiner, lambda state: (_ for _ in ()).throw(errors.pop()) if errors else None)
+    assert joiner.kept == 7, "a sync() of one's own saves nothing"
 
 
 def test_what_is_set_before_the_first_sync_is_what_all_ranks_get() -> None:

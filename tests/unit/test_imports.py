@@ -26,6 +26,7 @@ ALLOWED = {
     "jax": {"horovod", "core", "elastic"},
     "mxnet": {"horovod", "core", "elastic", "common"},
     "keras": {"horovod", "core", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
+    "_keras": {"keras"},
     "common": {"core", "elastic"},
     "runner": {"core", "elastic", "launcher"},
     "bench": {"horovod", "core", "launcher", "torch"},

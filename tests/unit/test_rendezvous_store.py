@@ -240,4 +240,11 @@ def test_old_generations_of_an_elastic_job_are_forgotten() -> None:
     for generation in range(1, 40):
         store.lead(generation, [])
         store.put(f"world/{generation}/digest", "x")
+        store.put(f"failure/{generation}", "y")
+        watch = Asker(store)
+        watch.get(f"world/{generation}/never")
+        assert watch.wait is not None
+        watch.wait.cancel()  # the start is over
     assert [store.get(f"world/{one}/digest") for one in (37, 38, 39)] == [None, "x", "x"]
+    assert [store.get(f"failure/{one}") for one in (37, 38, 39)] == [None, "y", "y"]
+    assert len(store._waits_for) == 1

@@ -20,7 +20,7 @@ from horovod.core.agreed_sets import GivenSet
 from horovod.core.bootstrap import Assignment
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError, StartError
-from horovod.core.process_sets import ProcessSet, register_set
+from horovod.core.process_sets import ProcessSet, register_set, take_for_all
 from horovod.core.settings import Settings
 
 __all__ = [
@@ -136,6 +136,9 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
     try:
         for process_set, groups in zip(sets, world.process_sets, strict=True):
             own = process_set.ranks
+            if assignment is not None and own == list(range(context.size)):
+                take_for_all(context, process_set)
+                continue
             for ranks in groups:
                 register_set(context, process_set if ranks == own else ProcessSet(ranks))
         contexts.tell_watchers()

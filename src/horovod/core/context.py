@@ -86,7 +86,7 @@ class Context:
         self.running = True
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
-                self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+                self._start_own_timeline(settings)
             except BaseException:
                 self.stop()
                 raise
@@ -131,9 +131,20 @@ class Context:
             text = status.message() or f"the native core could not start (code {code})"
             if gone is not None:
                 raise StartError(f"rank {world.rank} cannot go on in init: {gone}\n({text})", "start-lost-rank")
-            raise StartError(text, "start-resources")
+            error = StartError(text, "start-resources")
+            error.of_peer = blames_peer
+            raise error
         world.start_is_over()
         return pointer.value
+
+    def _start_own_timeline(self, settings: Settings) -> None:
+        """In a later world of an elastic job, a file that cannot be written is no reason to end the training."""
+        try:
+            self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+        except InvalidRequestError as error:
+            if settings.worker is None or self.world.generation == 1:
+                raise
+            print(f"horovod: warning: generation {self.world.generation} has no timeline: {error}", file=sys.stderr)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""

@@ -154,7 +154,12 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class StartError(_Explained, ValueError):
-    """init could not find its peers, prove itself to them, or agree with them on the settings. `code` says which."""
+    """init could not find its peers, prove itself to them, or agree with them on the settings. `code` says which.
+
+    `of_peer`: another rank's trouble, though the code may be one of this rank's own.
+    """
+
+    of_peer = False
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)

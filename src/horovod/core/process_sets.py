@@ -214,6 +214,12 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
         return process_set
 
 
+def take_for_all(context: Context, process_set: ProcessSet) -> None:
+    """Registers a set that has all ranks of this world, though not of every one: here it is the global set."""
+    process_set.process_set_id = 0
+    context.enter_set(0, process_set, list(range(context.size)))
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a set away; its object is not registered any more.
 

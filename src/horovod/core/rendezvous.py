@@ -22,7 +22,7 @@ from horovod.core.channel import (
     authenticate_client,
 )
 
-__all__ = ["RankGone", "Rendezvous"]
+__all__ = ["NoAnswerError", "RankGone", "Rendezvous"]
 
 PURPOSE = "rendezvous"
 _ANSWER_TIMEOUT_S = 10.0
@@ -31,6 +31,10 @@ _READ_BYTES = 1 << 16
 
 # Takes an answer, or why there will be none. Runs on the connection's thread: it must not block, nor ask.
 Taker = Callable[[Any], None]
+
+
+class NoAnswerError(ChannelError):
+    """The connection stands, as far as this side knows, but nothing has come in time."""
 
 
 class RankGone(Exception):
@@ -294,7 +298,7 @@ class Rendezvous:
         number = connection.ask(request, deadline, take)
         try:
             if not answered.wait(max(0.0, deadline - time.monotonic())):
-                raise ChannelError(f"{self._where()} did not answer in time")
+                raise NoAnswerError(f"{self._where()} did not answer in time")
         finally:
             connection.forget(number)
         return answers[0]

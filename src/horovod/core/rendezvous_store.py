@@ -134,6 +134,11 @@ class Store:
         self._generation, self._places = generation, places
         self._entered, self._gone = {}, {}
         self._forget_starts_before(generation)
+        self._values.pop(f"failure/{generation - 2}", None)
+        # Those that were cancelled: a start waits for a key that never comes, until it is over (start_watch.py).
+        self._waits_for = {
+            key: left for key, waits in self._waits_for.items() if (left := [wait for wait in waits if not wait.over])
+        }
 
     def tell(self, worker: int, word: Any) -> None:
         """A word for a worker, which it gets when it next asks."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from horovod.core import context as contexts
-from horovod.core.exceptions import HorovodInternalError
+from horovod.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.elastic.worker import run_fn
 
 __all__ = ["run"]
@@ -41,7 +41,7 @@ def _losses() -> Iterator[None]:
     """
     try:
         yield
-    except HorovodInternalError:
+    except (HorovodInternalError, HostsUpdatedInterrupt):
         raise
     except Exception as error:
         cause = contexts.current().end_seen() if contexts.is_initialized() else None

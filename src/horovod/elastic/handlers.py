@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod.elastic.state import ObjectState
+from horovod.elastic.state import ObjectState, saves
 
 __all__ = ["HandledState", "StateHandler"]
 
@@ -66,6 +66,7 @@ class HandledState(ObjectState):
             handler.restore()
         super().restore()
 
+    @saves
     def sync(self) -> None:
         for handler in self._handlers.values():
             handler.sync()

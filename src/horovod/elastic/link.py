@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 import traceback
@@ -18,9 +20,16 @@ from collections.abc import Callable, Iterator
 from horovod.core import basics, context
 from horovod.core.bootstrap import Assignment
 from horovod.core.channel import ChannelError
-from horovod.core.exceptions import StartError, text_of
+from horovod.core.exceptions import (
+    HorovodInternalError,
+    InvalidRequestError,
+    NotInitializedError,
+    RankLostError,
+    StartError,
+    text_of,
+)
 from horovod.core.planned import Planned
-from horovod.core.rendezvous import Rendezvous
+from horovod.core.rendezvous import NoAnswerError, Rendezvous
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.elastic import session as sessions
@@ -46,8 +55,10 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
-# A start that fails for a reason of this process' own would fail again.
+# A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
+# all of them.
 _OWN_FAULTS = {"start-resources", "start-secret", "start-settings"}
+_TRIES = 3
 
 
 def init(settings: Settings, enter: basics.Enter) -> None:
@@ -55,6 +66,11 @@ def init(settings: Settings, enter: basics.Enter) -> None:
     context.let_grow()
     session = sessions.current()
     if session is not None:  # the script has shut its world down by itself
+        if session.is_done:
+            raise InvalidRequestError(
+                "hvd.init() after hvd.shutdown(): the training of this elastic job has ended, and with it its last "
+                "world\nhint: call hvd.shutdown() after the last operation only"
+            )
         session.join(orderly=False)
         return
     if settings.joins:
@@ -79,6 +95,7 @@ class DriverSession:
         self._enter = enter
         secret = read_secret(settings.secret_file)
         self._launcher = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, secret, "the launcher")
+        self._has_been_in = False  # in any world
         self._said = 0
         self._saying = threading.Lock()
         self._news = threading.Condition()  # guards what follows
@@ -96,11 +113,16 @@ class DriverSession:
     def place(self) -> tuple[int, int]:
         return context.rank(), context.size()
 
+    @property
+    def is_done(self) -> bool:
+        return isinstance(self._verdict, Done)
+
     def join(self, orderly: bool) -> World:
         with self._news:
             self._is_joining = True
         left = self.world.generation if self.world else 0
         basics.shutdown()
+        failures = 0
         while True:
             self._say(Attend(self._worker, left, self.held, orderly))
             world = self._next_world(left)
@@ -109,11 +131,13 @@ class DriverSession:
             try:
                 self._enter(Assignment(world.generation, numbers.index(self._worker), len(numbers)))
                 break
-            except StartError as error:
-                if error.code in _OWN_FAULTS:
+            except (StartError, HorovodInternalError) as error:
+                failures += not _is_loss(error)
+                if self._gives_up(error, failures):
                     raise
-                _log.info("generation %d did not form: %s", world.generation, text_of(error))
+                _log.warning("horovod: warning: generation %d did not form: %s", world.generation, text_of(error))
                 left, orderly = world.generation, False
+        self._has_been_in = True
         with self._news:
             self._is_joining = False
             self._pass_on()
@@ -126,8 +150,8 @@ class DriverSession:
         assert world is not None
         self._say(Finished(self._worker, world.generation, self.held))
         with self._news:
-            self._news.wait_for(lambda: self._verdict is not None or self._lost == world.generation)
-            if isinstance(self._verdict, Done):
+            self._news.wait_for(lambda: self._verdict is not None or self._is_over(world.generation))
+            if self.is_done:
                 return True
             self._leave_if_stopped()
             return False
@@ -149,6 +173,17 @@ class DriverSession:
             with self._news:
                 self._hears = None
 
+    def _gives_up(self, error: StartError | HorovodInternalError, failures: int) -> bool:
+        """Whether another try has no sense. Who holds the state is slow to give up: another rank may be the reason."""
+        is_own = isinstance(error, StartError) and error.code in _OWN_FAULTS and not error.of_peer
+        if self._has_been_in:
+            return is_own and failures >= _TRIES
+        return is_own or failures >= _TRIES
+
+    def _is_over(self, generation: int) -> bool:
+        """Whether the others go on in another world. The caller holds the lock."""
+        return self._lost >= generation or (self._next is not None and self._next.generation > generation)
+
     def _next_world(self, left: int) -> World:
         with self._news:
             self._news.wait_for(
@@ -160,7 +195,7 @@ class DriverSession:
 
     def _leave_if_stopped(self) -> None:
         if self._verdict is not None:
-            raise SystemExit(0)
+            raise sessions.Stopped(0)
 
     def _say(self, word: Said) -> None:
         with self._saying:
@@ -172,22 +207,40 @@ class DriverSession:
                 except ChannelError as error:
                     if self._closed:
                         return
+                    self._forget_silent(error)
                     _log.info("%s; trying again", error)
                     time.sleep(_RETRY_S)
 
     # the thread that listens
 
     def _listen(self) -> None:
+        try:
+            self._hear_all()
+        except Exception:
+            if self._closed:
+                return  # an interpreter that ends starts no threads
+            # Deaf, this worker would be waited for, and wait itself, without end. Its end is a loss like any other.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _hear_all(self) -> None:
         got = 0
         while not self._closed:
             try:
                 words = self._launcher.hear(self._worker, got, _LISTEN_S)
-            except ChannelError:
+            except ChannelError as error:
+                self._forget_silent(error)
                 time.sleep(_RETRY_S)
                 continue
             for word in words:
                 got += 1
                 self._hear(unpacked_message(word))
+
+    def _forget_silent(self, error: ChannelError) -> None:
+        """What stands between two machines may drop a connection without a word to either side."""
+        if isinstance(error, NoAnswerError):
+            self._launcher.close()
 
     def _hear(self, message: Message) -> None:
         with self._news:
@@ -219,11 +272,17 @@ class DriverSession:
         self._launcher.close()
 
 
+def _is_loss(error: StartError | HorovodInternalError) -> bool:
+    """Whether a start has failed because of a rank that is gone: the next one has other members."""
+    return isinstance(error, RankLostError) or error.code == "start-lost-rank"
+
+
 def _abort(generation: int) -> None:
     """Wakes whatever waits in that generation's operations."""
-    if not context.is_initialized():
+    try:
+        running = context.current()
+    except NotInitializedError:  # the thread that trains has left it
         return
-    running = context.current()
     if running.running and running.world.generation == generation:
         running.abort("another worker was lost")
 

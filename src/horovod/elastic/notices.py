@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notices that the hosts have changed, as scripts and platforms written for Horovod name them.
 
-A state hears of changes from its worker's session (elastic/session.py). What is here only hands on what it is given.
+A state hears of changes from its worker's session (elastic/session.py), and so do those who have asked to listen here.
 """
 
 from __future__ import annotations

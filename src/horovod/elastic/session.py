@@ -12,7 +12,11 @@ from typing import Protocol
 
 from horovod.elastic.messages import StateId, World
 
-__all__ = ["Session", "begin", "current", "end"]
+__all__ = ["Session", "Stopped", "begin", "current", "end"]
+
+
+class Stopped(SystemExit):
+    """This worker has been told to stop: nothing that it would still give is wanted."""
 
 
 class Session(Protocol):
@@ -33,10 +37,15 @@ class Session(Protocol):
         """The rank and the size, those that are planned for a joiner included."""
         ...
 
+    @property
+    def is_done(self) -> bool:
+        """Whether finish() has returned True: nobody joins or leaves any more."""
+        ...
+
     def join(self, orderly: bool) -> World:
         """Leaves the world that this worker is in, if any, and blocks until it is in the next one.
 
-        `orderly`: all ranks have agreed to leave. Resets `cuts`. Raises SystemExit if the worker is told to stop.
+        `orderly`: all ranks have agreed to leave. Resets `cuts`. Raises Stopped if the worker is told to stop.
         """
         ...
 

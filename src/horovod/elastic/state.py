@@ -22,10 +22,16 @@ from horovod.core.wording import quoted
 from horovod.elastic import session as sessions
 from horovod.elastic.messages import ADDED, REMOVED
 
-__all__ = ["ObjectState", "State"]
+__all__ = ["ObjectState", "State", "saves"]
 
 _FLAGS = ADDED | REMOVED
 _AGREE = "elastic.agree"  # what ranks that wait at a cut wait in: a stall report names it
+
+
+def saves(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Marks a sync() that ends with save(). After any other one, the wrapper around the training saves."""
+    sync.saves = True  # type: ignore[attr-defined]
+    return sync
 
 
 class State:
@@ -141,6 +147,7 @@ class ObjectState(State):
     def restore(self) -> None:
         self._set_values(self._copied(self._saved_state))
 
+    @saves
     def sync(self) -> None:
         if self._saved_state:
             self._set_values(self._bcast_object(self._values()))

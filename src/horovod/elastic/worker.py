@@ -12,16 +12,29 @@ when the function has returned on all members, when this worker is told to stop,
 from __future__ import annotations
 
 import functools
+import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, PeerRefusedError
+from horovod.core.exceptions import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    PeerRefusedError,
+    RankLostError,
+    text_of,
+)
 from horovod.elastic import link as _link  # noqa: F401  what init does in an elastic job
 from horovod.elastic import session as sessions
+from horovod.elastic.messages import NO_STATE, World
+from horovod.elastic.notices import notification_manager
 from horovod.elastic.session import Session
 from horovod.elastic.state import State
 
 __all__ = ["run_fn"]
+
+_log = logging.getLogger("horovod")
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
@@ -33,15 +46,20 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         session = sessions.current()
-        if session is None:
+        if session is not None and session.is_done:
+            warnings.warn(
+                "the elastic training of this job has ended: what runs now is not elastic, and the loss of a worker "
+                "ends it\nhint: an elastic job calls one function that is decorated with run, and calls it once",
+                stacklevel=2,
+            )
+        if session is None or session.is_done:
             state.sync()
             return func(state, *args, **kwargs)
-        with session.telling(state.on_hosts_updated):
-            try:
-                return _train(session, state, lambda: func(state, *args, **kwargs))
-            except Exception as error:
-                session.raised(error)
-                raise
+        try:
+            return _train(session, state, lambda: func(state, *args, **kwargs))
+        except Exception as error:
+            session.raised(error)
+            raise
 
     return wrapper
 
@@ -51,24 +69,51 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
     world = session.world or session.join(orderly=False)
     # A script may have used the rank and the size that were planned for a joiner.
     is_another = session.place != place
+    known: set[int] = set()  # members of the last world in which there was training
     while True:
         orderly = False
-        try:
-            if is_another:
-                state.on_reset()
-            if world.sync:
-                state.sync()
-                session.held = world.base
-            result = func()
-            if session.finish():
-                return result
-            state.restore()
-        except HorovodInternalError as error:
-            if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
-                raise  # nobody is lost: the ranks' calls differ, and would differ again
-            state.restore()
-        except HostsUpdatedInterrupt:
-            orderly = True
-        state.forget_updates()
+        with session.telling(lambda number, flags: _tell(state, number, flags)):
+            try:
+                if is_another:
+                    state.on_reset()
+                if world.sync:
+                    _sync(session, state, world, known)
+                known = _numbers(world)
+                result = func()
+                if session.finish():
+                    return result
+                state.restore()
+            except HorovodInternalError as error:
+                if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
+                    raise  # nobody is lost: the ranks' calls differ, and would differ again
+                state.restore()
+            except HostsUpdatedInterrupt:
+                orderly = True
+        state.forget_updates()  # of that world; of the next one nothing has been told yet
         world = session.join(orderly)
         is_another = True
+
+
+def _sync(session: Session, state: State, world: World, known: set[int]) -> None:
+    try:
+        state.sync()
+    except MismatchError as error:
+        new = sorted(_numbers(world) - known)
+        if session.held == NO_STATE or not new:
+            raise
+        # The others have done this before. So it is for those that are new to end, and for the others to go on.
+        text = f"the training goes on without worker {', '.join(map(str, new))}, whose state differs: {text_of(error)}"
+        _log.warning("horovod: warning: %s", text)
+        raise RankLostError(text) from error
+    if not getattr(type(state).sync, "saves", False):
+        state.save()  # whoever is lost next, training goes on from here
+    session.held = world.base
+
+
+def _tell(state: State, number: int, flags: int) -> None:
+    state.on_hosts_updated(number, flags)
+    notification_manager.handle_hosts_updated(number, flags)
+
+
+def _numbers(world: World) -> set[int]:
+    return {member.number for member in world.members}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
 import errno
 import os
 import selectors
@@ -58,6 +59,14 @@ class _Output:
         self.decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
 
 
+@dataclasses.dataclass
+class _End:
+    """When a rank is asked to end, None if it has been or need not be, and when it is killed."""
+
+    ask_at: float | None
+    kill_at: float
+
+
 class Agent:
     """`run` returns when every process of the job has ended."""
 
@@ -68,14 +77,14 @@ class Agent:
         self._keeper = keeper
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}  # by pid, those that still run
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by pid, those that still run
         self._outputs: dict[int, _Output] = {}
         self._lines = LineReader("order", limit_bytes=None)  # from the process that has started this one
         self._unsent = bytearray()
         self._started = False
         self._stays = False  # until it is told to end: ranks come and go
         self._common: dict[str, Any] = {}  # of all ranks: command, directory, environment
-        self._rank_ends: dict[int, float] = {}  # by pid: when a rank that was told to end is killed
+        self._rank_ends: dict[int, _End] = {}  # by pid, those that were told to end
         self._suspended = False  # all ranks, by order or with the launcher
         self._stop_again_at = 0.0
         self._launcher = os.getppid()
@@ -138,7 +147,8 @@ class Agent:
         return not self._outputs or self._events < 0 or time.monotonic() >= self._drained_at
 
     def _timeout(self) -> float | None:
-        ends = [self._kill_at, self._drained_at, *self._rank_ends.values()]
+        ends = [self._kill_at, self._drained_at]
+        ends += [end.kill_at if end.ask_at is None else end.ask_at for end in self._rank_ends.values()]
         ends.append(self._renew_at if not self._ending else None)
         times = [at - time.monotonic() for at in ends if at is not None]
         return max(_KILL_INTERVAL_S, min([*times, _LAUNCHER_LOOK_S]))
@@ -152,7 +162,7 @@ class Agent:
         if not data:
             self._selector.unregister(descriptor)
             self._launcher_gone = True  # it does not close the pipe before it has ended this process, or heard `done`
-            self._begin_end()
+            self._end_without_launcher()
             return
         try:
             orders = self._lines.feed(data)
@@ -218,7 +228,7 @@ class Agent:
         self._watch_events(False)
         self._events = -1
         self._unsent.clear()
-        self._begin_end()
+        self._end_without_launcher()
 
     def _suspend(self) -> None:
         self._suspended = True
@@ -251,7 +261,9 @@ class Agent:
             self._selector.register(line_to_launcher, selectors.EVENT_READ, self._on_line_to_launcher)
         self._make_directory(job["environment"].get("TMPDIR"))
         if self._keeper is not None:
-            os.write(self._keeper, f"{self._grace_s} {self._directory}".encode())
+            # What it ends in this one's place has the same time.
+            grace_s = 0.0 if job["stays"] else self._grace_s
+            os.write(self._keeper, f"{grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
         self._common = {**job, "environment": {**job["environment"], **own}}
         self._stays = job["stays"]
@@ -287,7 +299,7 @@ class Agent:
                 self._begin_end()
             return
         self._ranks[process.pid] = rank
-        self._processes.append(process)
+        self._processes[process.pid] = process
         for stream in ("stdout", "stderr"):
             # The descriptor is ours from here on: the Popen object would close it when it is forgotten.
             descriptor = os.dup(getattr(process, stream).fileno())
@@ -341,22 +353,23 @@ class Agent:
             self._rank_ends.pop(pid, None)
             if self._stays:
                 processes.signal_session(pid, signal.SIGKILL)  # what it leaves behind must not outlive it in its slot
-            for process in self._processes:
-                if process.pid == pid:
-                    process.returncode = os.waitstatus_to_exitcode(status)
             code = os.waitstatus_to_exitcode(status)
+            self._processes.pop(pid).returncode = code  # else it would be waited for once more
             memory = self._kills.since_start() if code == -signal.SIGKILL else UNKNOWN
             self._tell(event="exit", rank=rank, code=code, memory=memory)
 
     # the end
 
     def _end_rank(self, rank: int, grace_s: float) -> None:
-        """Asks one rank to end, and kills it `grace_s` later."""
+        """Kills one rank `grace_s` later. It is about to end by itself, so it is asked to only shortly before that."""
         pid = next((pid for pid, known in self._ranks.items() if known == rank), None)
-        if pid is not None and pid not in self._rank_ends:
-            self._rank_ends[pid] = time.monotonic() + grace_s
-            for number in (signal.SIGTERM, signal.SIGCONT) if grace_s else ():
-                processes.signal_session(pid, number)
+        if pid is None:
+            return
+        kill_at = time.monotonic() + grace_s
+        if pid not in self._rank_ends:
+            self._rank_ends[pid] = _End(kill_at - self._grace_s if grace_s else None, kill_at)
+        elif kill_at < self._rank_ends[pid].kill_at:
+            self._rank_ends[pid].kill_at = kill_at
 
     def _begin_end(self) -> None:
         self._ending = True
@@ -365,12 +378,22 @@ class Agent:
             processes.signal_descendants(os.getpid(), signal.SIGTERM)
             processes.signal_descendants(os.getpid(), signal.SIGCONT)  # a stopped process would not see the former
 
+    def _end_without_launcher(self) -> None:
+        """A launcher on another machine may still live, and give another worker the place of one of these soon."""
+        if self._stays and self._keeper is not None:
+            self._kill_at = time.monotonic()
+        self._begin_end()
+
     def _end_on_time(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             processes.signal_descendants(os.getpid(), signal.SIGKILL)  # again and again: they may still fork
-        for pid, at in self._rank_ends.items():
-            if time.monotonic() >= at:
+        for pid, end in self._rank_ends.items():
+            if time.monotonic() >= end.kill_at:
                 processes.signal_session(pid, signal.SIGKILL)
+            elif end.ask_at is not None and time.monotonic() >= end.ask_at:
+                end.ask_at = None
+                processes.signal_session(pid, signal.SIGTERM)
+                processes.signal_session(pid, signal.SIGCONT)
 
     # events
 
@@ -397,7 +420,7 @@ class Agent:
                     raise
                 self._events = -1  # the launcher is gone; the end of stdin says so too
                 self._unsent.clear()
-                self._begin_end()
+                self._end_without_launcher()
         self._watch_events(bool(self._unsent) and self._events >= 0)
         self._read_ranks(len(self._unsent) < _BACKLOG_BYTES)
 

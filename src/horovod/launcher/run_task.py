@@ -99,6 +99,8 @@ def _called(rank: int, caller: _Caller) -> Answer:
         return Answer(rank, value=func(*args, **kwargs))
     except Exception as error:
         return Answer(rank, error=error, traceback=f"rank {rank}:\n{traceback.format_exc()}")
+    except sessions.Stopped:
+        raise
     except SystemExit as end:
         # As a SystemExit it would end the caller without a word.
         text = f"rank {rank} called sys.exit({end.code!r})"

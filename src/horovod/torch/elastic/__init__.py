@@ -10,8 +10,11 @@ def train(state):
 train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 """
 
+from horovod.core.basics import init, shutdown
 from horovod.elastic.decorator import run
 from horovod.elastic.state import ObjectState, State
+from horovod.elastic.worker import run_fn
+from horovod.torch.elastic import sampler, state  # old submodules are attributes
 from horovod.torch.elastic_handlers import get_handler_registry, set_handler_registry
 from horovod.torch.elastic_sampler import ElasticSampler
 from horovod.torch.elastic_state import TorchState
@@ -22,6 +25,11 @@ __all__ = [
     "State",
     "TorchState",
     "get_handler_registry",
+    "init",
     "run",
+    "run_fn",
+    "sampler",
     "set_handler_registry",
+    "shutdown",
+    "state",
 ]

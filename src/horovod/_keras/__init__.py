@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old import names of what Keras' packages share; re-exports only."""
