@@ -28,6 +28,13 @@ class ElasticSettings:
         600.0,
         "How long the others wait for a worker that has not left a world which is over, in seconds; then it is ended.",
     )
+    elastic_join_s: float = setting(
+        "HOROVOD_ELASTIC_JOIN_SECONDS",
+        kinds.number(0.1),
+        600.0,
+        "How long a worker that joins may take until its script has reached the training function, in seconds; then it "
+        "is ended, as one that has failed.",
+    )
     elastic_settle_s: float = setting(
         "HOROVOD_ELASTIC_SETTLE_SECONDS",
         kinds.number(0),
