@@ -17,7 +17,7 @@ ONE, TWO, THREE = "localhost", "127.0.0.1", socket.gethostname()
 
 
 def test_a_worker_that_ends_with_success_in_the_midst_is_replaced(tmp_path: Path) -> None:
-    act = "if worker == 1 and state.step == 5: sys.exit(0)"
+    act = "if state.step == 5: sys.exit(0) if worker == 1 else time.sleep(1)"
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", act=act) as job:
         job.wait_for_world(2)
         assert set(job.wait_for_world(1)) == {0}
