@@ -338,7 +338,9 @@ def times_out(situation: Situation, config: Config) -> Moves:
     assert wait is not None or job.phase != GATHER, "nobody bounds this wait"
     if wait is not None and wait.timer is not None:
         late = [processes[worker.number] for worker in missing(job)]
-        if wait.timer != m.Timer.STRAGGLERS or any(process.frozen and process.at != "X" for process in late):
+        frozen = any(process.frozen and process.at != "X" for process in late)
+        # Who starts, or has to come to its end, does so; one that is frozen there is killed by its agent.
+        if wait.timer in (m.Timer.SETTLE, m.Timer.SLOTS) or (wait.timer == m.Timer.STRAGGLERS and frozen):
             yield f"timeout: {wait.text}", drive(situation, m.Timeout(wait.timer), config)
     if job.phase != OVER and config.rules.cooldown:
         for place in sorted(job.withheld):

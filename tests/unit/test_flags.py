@@ -82,6 +82,12 @@ def test_flags_of_elastic_jobs_that_do_not_fit_together(given: str, said: str) -
         ready("-np", "2", *given.split())
 
 
+def test_mpi_moves_no_data_of_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TRANSPORT", "mpi")
+    with pytest.raises(ValueError, match="HOROVOD_TRANSPORT=mpi is nothing for an elastic job"):
+        ready("-np", "2", "--min-np", "1")
+
+
 def test_an_elastic_job_has_a_plan_and_no_ranks() -> None:
     job = ready("-np", "2", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--reset-limit", "3")
     plan = job.elastic

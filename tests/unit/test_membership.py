@@ -168,7 +168,7 @@ def test_by_worker_the_slot_is_filled_again_until_the_host_is_to_blame() -> None
         number = driver.job.workers[-1].number
         driver.on(m.Attend(number, 0, m.NO_STATE))
     driver.ends(6, at_s=1000.0)
-    assert m.Withhold(("b", 1), 4) in driver.orders, "the others are long ago"
+    assert m.Withhold(("b", 1), 1) in driver.orders, "the others are long ago"
 
 
 def test_a_failed_start_is_the_hosts_fault() -> None:
@@ -295,6 +295,71 @@ def test_the_same_exception_of_two_workers_at_one_cut_ends_the_job_with_its_text
     assert driver.outcome == "elastic-script" and error in driver.orders[-1].text  # type: ignore[union-attr]
 
 
+def test_workers_that_have_no_state_yet_do_not_end_the_job_of_those_that_train() -> None:
+    driver = Driver((("a", 1), ("b", 2)), np=1).all_attend()
+    driver.leave(0, 1, 2)
+    driver.on(m.Listed((("a", 1), ("b", 4))))
+    error = "RuntimeError: CUDA error"
+    driver.on(m.Raised(3, m.NO_STATE, error), m.Raised(4, m.NO_STATE, error), m.Raised(77, (1, 1), error))
+    assert driver.outcome == "" and driver.job.phase == LIVE
+    first = Driver().all_attend()
+    first.on(m.Raised(0, m.NO_STATE, error), m.Raised(1, m.NO_STATE, error))
+    assert first.outcome == "elastic-script", "nobody had a state, so all were at the same place"
+
+
+def test_a_worker_whose_process_ended_with_success_is_in_no_later_world() -> None:
+    driver = Driver((("a", 3),)).all_attend()
+    driver.on(m.Left(1))
+    assert driver.orders == () and waits(driver.job, driver.rules) is None, "the others may go on alone"
+    driver.leave(0, 2, orderly=False)
+    assert driver.job.phase == GATHER, "its end has to be seen first"
+    driver.ends(1)
+    assert driver.ranks == [0, 2]
+    driver.on(m.Left(0), m.Left(2))
+    assert driver.outcome == "success"
+
+
+def test_members_that_do_not_finish_although_others_have_end_the_job() -> None:
+    driver = Driver((("a", 2),)).all_attend()
+    driver.on(m.Finished(0, 1, (1, 9)))
+    wait = waits(driver.job, driver.rules)
+    text = "the end of training in workers 1 on a; it has ended in workers 0 on a"
+    assert wait == (text, m.Timer.ENDS)
+    driver.on(m.Timeout(m.Timer.ENDS))
+    assert driver.outcome == "elastic-script" and text in driver.orders[-1].text  # type: ignore[union-attr]
+
+
+def test_worlds_that_break_by_themselves_end_the_job_unless_there_is_a_commit_between() -> None:
+    driver = Driver((("a", 2),)).all_attend()
+    for state in (m.NO_STATE, (1, 0), (3, 2), (3, 2)):
+        driver.on(*(m.Attend(number, driver.record.generation, state) for number in (0, 1)))
+        assert driver.job.phase == LIVE
+    driver.on(*(m.Attend(number, 5, (3, 2)) for number in (0, 1)))
+    assert driver.job.phase == LIVE
+    driver.on(*(m.Attend(number, 6, (3, 2)) for number in (0, 1)))
+    assert driver.outcome == "elastic-no-world"
+
+
+def test_too_few_that_are_ready_end_the_job_as_too_few_slots_do() -> None:
+    driver = Driver((("a", 2),), min_np=2).all_attend()
+    driver.ends(1)
+    driver.leave(0, orderly=False)
+    driver.on(m.Pardoned(("a", 1)))
+    assert waits(driver.job, driver.rules) == ("workers that start or end: 2 on a", m.Timer.STARTS)
+    driver.on(m.Timeout(m.Timer.STARTS))
+    assert driver.outcome == "elastic-too-few-slots"
+
+
+def test_when_the_last_holder_ends_before_another_one_comes_that_one_starts_afresh() -> None:
+    driver = Driver((("a", 1), ("b", 1)), restart=True).all_attend()
+    driver.on(m.Listed((("a", 1), ("b", 1), ("c", 1))), m.Attend(2, 0, m.NO_STATE))
+    driver.leave(0, 1, cut=3)
+    assert driver.ranks == [0, 1, 2]
+    driver.ends(0, 1)
+    driver.on(m.Attend(2, 2, m.NO_STATE))
+    assert driver.ranks == [2] and driver.record.base == (3, 0)
+
+
 EVENTS = [
     m.Attend(0, 1, (1, 1)),
     m.Attend(0, 0, m.NO_STATE),
@@ -303,6 +368,8 @@ EVENTS = [
     m.Finished(0, 1, (1, 1)),
     m.Attached(0, 1),
     m.Raised(0, (1, 1), "E"),
+    m.Left(0),
+    m.Left(77),
     m.Ended(0, "ended", 0.0),
     m.Ended(77, "ended", 0.0),
     m.Listed(()),

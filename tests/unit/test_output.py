@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -66,3 +67,24 @@ def test_a_file_that_cannot_be_made_for_a_process_that_joins_is_a_warning(tmp_pa
     ]
     assert terminal["stdout"].getvalue() == b"[0]<stdout>:on the terminal only\n[2]<stdout>:so is this\n"
     assert (tmp_path / "rank.0/stdout").read_bytes() == b"" and not (tmp_path / "rank.3").exists()
+
+
+def test_what_a_process_leaves_behind_is_shown_when_its_stream_ends_and_its_file_is_closed(tmp_path: Path) -> None:
+    shown = io.BytesIO()
+    outputs = Outputs(0, {"stdout": shown, "stderr": io.BytesIO()}, tmp_path)
+    for rank in range(200):
+        outputs.add(rank)
+        outputs.write(rank, "stdout", f"{rank} without an end")
+        outputs.write(rank, "stderr", "last words\n")
+        outputs.forget(rank - 16)
+        for stream in ("stdout", "stderr"):
+            outputs.end(rank, stream)
+    assert shown.getvalue().splitlines()[-1] == b"[199]<stdout>:199 without an end"
+    assert (tmp_path / "rank.7/stdout").read_text() == "7 without an end"
+    assert [line.text for line in outputs.last_lines(199)] == ["last words"] and outputs.last_lines(7) == []
+    assert not any(str(tmp_path) in os.readlink(f"/proc/self/fd/{one}") for one in open_descriptors())
+    outputs.close()
+
+
+def open_descriptors() -> list[str]:
+    return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]

@@ -29,6 +29,13 @@ class ElasticSettings:
         "How long survivors wait for one of them that has not noticed the end of their world, in seconds; then it is "
         "killed.",
     )
+    elastic_join_s: float = setting(
+        "HOROVOD_ELASTIC_JOIN_SECONDS",
+        kinds.number(0.1),
+        600.0,
+        "How long a worker that joins may take until its script has reached the training function, in seconds; then it "
+        "is ended, as one that has failed.",
+    )
     elastic_settle_s: float = setting(
         "HOROVOD_ELASTIC_SETTLE_SECONDS",
         kinds.number(0),

@@ -57,6 +57,19 @@ EXPLANATIONS_OF_ELASTIC = (
         ("Look for what ends the workers again and again, or raise the limit.",),
     ),
     Explanation(
+        "elastic-no-world",
+        "The workers of an elastic job cannot work together",
+        _LAUNCHER,
+        ("worlds in a row broke before a commit",),
+        "Three worlds in a row broke before their first commit. No worker had ended, and no host had changed, so the "
+        "next one would break, too: some workers cannot reach each other, or an operation fails in each world.",
+        (
+            "Read what the workers say of it, further up.",
+            "Look for a firewall between the hosts; `--network-interface` names the network that joins them.",
+            "If links break now and then, commit more often.",
+        ),
+    ),
+    Explanation(
         "elastic-script",
         "Several workers raised the same exception at the same place",
         _LAUNCHER,

@@ -7,6 +7,7 @@ It has no thread and opens nothing: the launcher calls it (launcher/elastic_job.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +15,7 @@ from typing import Any, Protocol
 
 from horovod.core.topology import Identity, Topology
 from horovod.core.wording import counted
-from horovod.elastic import job as jobs
-from horovod.elastic.job import GATHER, OVER, Job, Rules, waits
+from horovod.elastic.job import LIVE, OVER, Job, Rules, waits
 from horovod.elastic.membership import step
 from horovod.elastic.messages import (
     WHOLE_HOST,
@@ -23,8 +23,8 @@ from horovod.elastic.messages import (
     End,
     Ended,
     Event,
-    Finished,
     Kill,
+    Left,
     Listed,
     Lost,
     Message,
@@ -41,22 +41,28 @@ from horovod.elastic.messages import (
     World,
 )
 from horovod.elastic.ranks import identities, in_rank_order
+from horovod.elastic.running_wait import RunningWait
 from horovod.elastic.words import packed
 
 __all__ = ["Driver", "Hands", "Limits", "Office"]
 
-_TELL_AFTER_S = 10.0  # what is waited for so long is said
 _REFILL_S, _REFILL_MOST_S = 1.0, 60.0  # before a failed worker's slot is used again: once, then twice as long, ...
+_SHOWN_LOSSES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """All in seconds. `cooldown`: for how long a host is not used after so many failures; None: for good."""
+    """All in seconds.
+
+    `start_s`: how long a worker of the first world may take until it is ready, once another one is. `join_s`: how long
+    one may that is started later. `cooldown`: for how long a host is not used after so many failures; None: for good.
+    """
 
     slots_s: float
     straggler_s: float
     settle_s: float
     start_s: float
+    join_s: float
     cooldown: Callable[[int], float | None]
 
 
@@ -66,8 +72,8 @@ class Hands(Protocol):
     def start(self, worker: Worker, planned: Identity, joins: bool) -> None:
         """Starts a process. `planned`: where it will be, most likely. `joins`: a job that runs already."""
 
-    def kill(self, number: int) -> None:
-        """Kills a process; its end is the answer."""
+    def kill(self, number: int, why: str) -> None:
+        """Kills a process; its end is the answer. `why` completes "worker 3 ..."."""
 
     def see_off(self, number: int) -> None:
         """The worker was told to stop: it has a moment to end by itself."""
@@ -98,27 +104,39 @@ class Driver:
 
     def __init__(self, rules: Rules, limits: Limits, hands: Hands, office: Office) -> None:
         self.job = Job()
-        self.losses: list[str] = []  # why generations ended before their time
+        self.lost = 0  # worlds that ended before their time
+        self.losses: collections.deque[str] = collections.deque(maxlen=_SHOWN_LOSSES)  # why the last of them did
+        self.led_s = 0.0  # when the newest world began, on the monotonic clock
         self._rules, self._limits, self._hands, self._office = rules, limits, hands, office
         self._is_lost = False  # the newest generation
         self._led = 0  # the newest generation that the office knows
-        self._pardons: list[tuple[float, Place]] = []
-        self._wait: tuple[str, float, float | None] | None = None  # what for, since when, and until when
-        self._timer: tuple[Timer | None, int] | None = None
-        self._said_of_wait = False
+        self._pardons: dict[Place, float] = {}
+        self._wait = RunningWait(
+            {
+                Timer.SETTLE: limits.settle_s,
+                Timer.STRAGGLERS: limits.straggler_s,
+                Timer.SLOTS: limits.slots_s,
+                Timer.STARTS: limits.slots_s,
+                Timer.ENDS: limits.straggler_s,
+            }
+        )
         self._first_came_s: float | None = None
+        self._started_s: dict[int, float] = {}  # by worker, of those that have not come and may still do
         self._left_well: dict[int, Ended] = {}  # workers that have ended with success in the midst of their world
 
     # what happens
 
     def happens(self, event: Event) -> None:
         """An event that membership.py knows."""
-        if isinstance(event, Attend) and self._first_came_s is None:
-            self._first_came_s = time.monotonic()
+        if isinstance(event, Attend):
+            self._comes(event.worker)
+        before = self.job.record
         self.job, orders = step(self.job, event, self._rules)
         for order in orders:
-            self._carry_out(order, event)
-        self._follow_waits()
+            self._carry_out(order, event, before)
+        while self._left_well and self.job.phase != LIVE:
+            self._end(self._left_well.popitem()[1])
+        self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
     def list_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
         """The hosts that can be used now, with their slots."""
@@ -131,37 +149,46 @@ class Driver:
         leaves behind is a loss only if the others have to meet again.
         """
         ended = Ended(number, how, time.monotonic())
-        if well and number in self.job.members and self.job.phase == jobs.LIVE:
-            if number not in self.job.finished:
-                self.happens(Finished(number, self.job.generation, (self.job.generation, 0)))
-            if self.job.phase == jobs.LIVE:
-                self._left_well[number] = ended
-                return
-        self._end(ended)
-        if self.job.phase != jobs.LIVE:
-            for one in [self._left_well.pop(one) for one in list(self._left_well)]:
-                self._end(one)
+        if well and number in self.job.members and self.job.phase == LIVE:
+            self._left_well[number] = ended
+            self.happens(Left(number))
+        else:
+            self._end(ended)
+
+    def _comes(self, number: int) -> None:
+        now = time.monotonic()
+        self._first_came_s = now if self._first_came_s is None else self._first_came_s
+        started_s = self._started_s.pop(number, None)
+        worker = next((worker for worker in self.job.workers if worker.number == number), None)
+        if self.job.phase == LIVE and worker is not None and started_s is not None and number not in self.job.told:
+            ready = f"worker {number} on {worker.host} is ready after {now - started_s:.1f} s"
+            self._hands.tell(f"{ready}; it joins at the next commit")
 
     def _end(self, ended: Ended) -> None:
         record, job = self.job.record, self.job
         if record is not None and ended.worker in job.members and job.phase != OVER:
-            rank = [member.number for member in record.members].index(ended.worker)
+            rank = _rank_in(record, ended.worker)
             text = f"rank {rank} (worker {ended.worker} on {record.members[rank].host}) {ended.how}"
             self._office.record_failure(rank, text)
             self._office.gone(rank, text)
         self._office.forget_worker(ended.worker)
+        self._started_s.pop(ended.worker, None)
         self.happens(ended)
 
     # orders
 
-    def _carry_out(self, order: Order, event: Event) -> None:
+    def _carry_out(self, order: Order, event: Event, before: World | None) -> None:
+        """`before`: the record as it was when the event came."""
         match order:
             case Start(worker):
+                self._started_s[worker.number] = time.monotonic()
                 self._hands.start(worker, self._planned(worker), joins=self.job.generation > 0)
             case Kill(number):
-                self._hands.kill(number)
+                self._hands.kill(number, f"did not leave its world within {self._limits.straggler_s:g} s and was ended")
             case Tell(number, message):
-                self._tell(number, message, event)
+                if isinstance(event, Attend) and isinstance(message, Lost):
+                    self._has_left(event.worker, message, before)
+                self._tell(number, message)
             case Withhold(place, failures):
                 self._withhold(place, failures)
             case End(outcome, text):
@@ -177,25 +204,25 @@ class Driver:
         order = in_rank_order(members, root, [host for host, _ in self.job.hosts])
         return identities(order)[order.index(worker)]
 
-    def _tell(self, number: int, message: Message, event: Event) -> None:
+    def _has_left(self, number: int, lost: Lost, before: World | None) -> None:
+        """Whoever still forms this world waits for a worker that has left it."""
+        if before is None or before.generation != lost.generation:
+            return
+        if any(member.number == number for member in before.members):
+            rank = _rank_in(before, number)
+            self._office.gone(rank, f"rank {rank} (worker {number}) has left generation {before.generation}")
+
+    def _tell(self, number: int, message: Message) -> None:
         if isinstance(message, World) and message.generation > self._led:
             self._lead(message)
         elif isinstance(message, Lost):
             self._is_lost = True
-        if isinstance(message, Lost) and isinstance(event, Attend):
-            # Whoever still forms this world waits for a worker that has left it.
-            rank = [member.number for member in self._record().members].index(event.worker)
-            self._office.gone(rank, f"rank {rank} (worker {event.worker}) has left generation {message.generation}")
         self._office.tell(number, packed(message))
         if isinstance(message, Stop):
             self._hands.see_off(number)
 
-    def _record(self) -> World:
-        assert self.job.record is not None
-        return self.job.record
-
     def _lead(self, record: World) -> None:
-        self._led = record.generation
+        self._led, self.led_s = record.generation, time.monotonic()
         self._office.lead(record.generation, _places(record.members))
         if record.generation > 1:
             root = record.members[0]
@@ -207,7 +234,9 @@ class Driver:
                 f"{counted(len(record.members), 'worker goes on', 'workers go on')}, "
                 + (state if record.sync else "all hold the same state")
             )
-        self.losses += [record.reason] * self._is_lost
+        if self._is_lost:
+            self.lost += 1
+            self.losses.append(record.reason)
         self._is_lost = False
 
     def _withhold(self, place: Place, failures: int) -> None:
@@ -220,75 +249,59 @@ class Driver:
             ends = "is no longer used" if seconds is None else f"is not used for {seconds:.0f} s"
             hint = "\nhint: --blacklist-cooldown-range lets hosts come back" if seconds is None else ""
             self._hands.tell(f"host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
+        self._pardons.pop(place, None)
         if seconds is not None:
-            self._pardons.append((time.monotonic() + seconds, place))
+            self._pardons[place] = time.monotonic() + seconds
 
     # time
 
     def next_time(self) -> float | None:
         """When `on_time` has something to do, on the monotonic clock."""
-        times = [at for at, _ in self._pardons]
-        if self._wait is not None:
-            _, since, until = self._wait
-            times += [] if until is None else [until]
-            times += [] if self._said_of_wait else [since + _TELL_AFTER_S]
-        until = self._starts_until()
-        return min(times if until is None else [*times, until], default=None)
+        starts = [at for at, _ in self._start_limits().values()]
+        return min([*self._pardons.values(), *self._wait.times(), *starts], default=None)
 
     def on_time(self) -> None:
         """To be called when that time has come, and at any other."""
         now = time.monotonic()
-        due = [place for at, place in self._pardons if at <= now]
-        self._pardons = [(at, place) for at, place in self._pardons if at > now]
-        for place in due:
+        for place in [place for place, at in self._pardons.items() if at <= now]:
+            del self._pardons[place]
             self.happens(Pardoned(place))
-        until = self._starts_until()
-        if until is not None and now >= until:
-            self._first_came_s = now  # whoever is killed now is waited for anew
-            for worker in self.job.workers:
-                if worker.number not in self.job.come:
-                    self._hands.kill(worker.number)
-        if self._wait is None:
-            return
-        text, since, end = self._wait
-        if not self._said_of_wait and now >= since + _TELL_AFTER_S:
-            self._said_of_wait = True
-            self._hands.tell(f"waiting for {text}" + self._what_ends(end, now))
-        if end is not None and now >= end and self._timer is not None and self._timer[0] is not None:
-            timer, self._timer = self._timer[0], None
+        for number, (at, limit_s) in self._start_limits().items():
+            if at <= now:
+                del self._started_s[number]
+                self._hands.kill(number, f"was not ready within {limit_s:g} s and was ended")
+        if news := self._wait.news(now):
+            self._hands.tell(news)
+        if timer := self._wait.run_out(now):
             self.happens(Timeout(timer))
 
-    def _starts_until(self) -> float | None:
-        """The first world is that of all that were started: until when they may take."""
-        if self.job.generation or self._first_came_s is None or self.job.phase != GATHER:
-            return None
-        if all(worker.number in self.job.come for worker in self.job.workers):
-            return None
-        return self._first_came_s + self._limits.start_s
+    def put_off(self, seconds: float) -> None:
+        """The whole job, and this process, stood still for so long: nothing is late because of that."""
+        self._wait.put_off(seconds)
+        self._pardons = {place: at + seconds for place, at in self._pardons.items()}
+        self._started_s = {number: at + seconds for number, at in self._started_s.items()}
+        if self._first_came_s is not None:
+            self._first_came_s += seconds
 
-    def _follow_waits(self) -> None:
-        wait = waits(self.job, self._rules)
-        timer = None if wait is None else (wait.timer, self.job.generation)
-        if timer == self._timer:
-            if wait is not None and self._wait is not None:
-                self._wait = wait.text, *self._wait[1:]
-            return
-        self._timer, self._said_of_wait = timer, False
-        now = time.monotonic()
-        self._wait = None if wait is None else (wait.text, now, self._until(wait.timer, now))
+    def _start_limits(self) -> dict[int, tuple[float, float]]:
+        """By worker that has not come: until when it may take, and how long that is.
 
-    def _until(self, timer: Timer | None, now: float) -> float | None:
-        limits = self._limits
-        seconds = {Timer.SETTLE: limits.settle_s, Timer.STRAGGLERS: limits.straggler_s, Timer.SLOTS: limits.slots_s}
-        return None if timer is None else now + seconds[timer]
+        All that are started at first may take as long as the first of them, and then some.
+        """
+        job, limits = self.job, self._limits
+        if job.phase == OVER:
+            return {}
+        starting = {number: at for number, at in self._started_s.items() if number not in job.told}
+        if job.generation:
+            return {number: (at + limits.join_s, limits.join_s) for number, at in starting.items()}
+        came_s = self._first_came_s
+        if came_s is None:
+            return {}
+        return {number: (max(at, came_s) + limits.start_s, limits.start_s) for number, at in starting.items()}
 
-    def _what_ends(self, end: float | None, now: float) -> str:
-        if end is None or self._timer is None:
-            return ""
-        left_s = f"{end - now:.0f} s"
-        if self._timer[0] == Timer.STRAGGLERS:
-            return f"; they are ended in {left_s} (HOROVOD_ELASTIC_STRAGGLER_SECONDS)"
-        return f"; the job ends in {left_s} (--elastic-timeout)"
+
+def _rank_in(record: World, number: int) -> int:
+    return [member.number for member in record.members].index(number)
 
 
 def _places(members: Sequence[Worker]) -> list[dict[str, Any]]:

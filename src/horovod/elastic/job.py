@@ -14,6 +14,7 @@ __all__ = [
     "GATHER",
     "LIVE",
     "NO_HOST_LEFT",
+    "NO_WORLD",
     "OVER",
     "RESET_LIMIT",
     "SCRIPT",
@@ -25,6 +26,7 @@ __all__ = [
     "Waits",
     "holds_state",
     "missing",
+    "names",
     "needed",
     "usual_reason",
     "waits",
@@ -39,6 +41,7 @@ TOO_FEW_SLOTS = "elastic-too-few-slots"
 NO_HOST_LEFT = "elastic-no-host-left"
 RESET_LIMIT = "elastic-reset-limit"
 SCRIPT = "elastic-script"
+NO_WORLD = "elastic-no-world"
 
 BLAME_HOST, BLAME_WORKER = "host", "worker"
 
@@ -70,7 +73,10 @@ class Job(NamedTuple):
     members: frozenset[int] = frozenset()
     fresh: bool = True
     finished: frozenset[int] = frozenset()  # members whose function has returned
+    left: frozenset[int] = frozenset()  # of these, those whose processes are gone
     lost: bool = False  # broken by a loss, not left in order
+    calm: bool = True  # since it began no process has ended, and the hosts are the same
+    barren: int = 0  # worlds in a row that broke in such a calm, and before a cut
     announced: int = 0  # flags of the updates that its members have been told of
     settling: bool = False  # joiners are ready, and the members have not been told yet
     updates: int = 0
@@ -123,13 +129,13 @@ def missing(job: Job) -> list[Worker]:
 
 def waits(job: Job, rules: Rules) -> Waits | None:
     """What the driver waits for, None if for nothing."""
-    if job.settling:
-        return Waits("other workers that are about to be ready", Timer.SETTLE)
+    if job.phase == LIVE:
+        return _waits_of_live(job)
     if job.phase != GATHER:
         return None
     late = missing(job)
     if late:
-        return Waits(f"workers of generation {job.generation}: {_names(late)}", Timer.STRAGGLERS)
+        return Waits(f"workers of generation {job.generation}: {names(late)}", Timer.STRAGGLERS)
     least, slots = needed(job, rules), len(job.listed)
     if slots < least:
         flag = "--min-np" if job.generation else "-np"
@@ -137,8 +143,21 @@ def waits(job: Job, rules: Rules) -> Waits | None:
         return Waits(f"{lacking}: {slots} listed, {least} needed ({flag})", Timer.SLOTS)
     held = dict(job.waiting)
     coming = [worker for worker in job.workers if worker.number not in held]
-    # The first starts have a time limit in driver.py, and each end has one in elastic_job.py.
-    return Waits(f"workers that start or end: {_names(coming)}", None)
+    # The first world is that of all that were started, and the driver ends whoever takes too long.
+    return Waits(f"workers that start or end: {names(coming)}", Timer.STARTS if job.generation else None)
+
+
+def _waits_of_live(job: Job) -> Waits | None:
+    if job.settling:
+        return Waits("other workers that are about to be ready", Timer.SETTLE)
+    if job.finished - job.left:
+        members = [worker for worker in job.workers if worker.number in job.members]
+        rest = names([worker for worker in members if worker.number not in job.finished])
+        done = names([worker for worker in members if worker.number in job.finished])
+        return Waits(f"the end of training in workers {rest}; it has ended in workers {done}", Timer.ENDS)
+    if job.announced:
+        return Waits("state.commit() or state.check_host_updates(): the hosts have changed", None)
+    return None
 
 
 def usual_reason(job: Job) -> str:
@@ -155,5 +174,6 @@ def usual_reason(job: Job) -> str:
     return changes.get(job.announced, "the workers left")
 
 
-def _names(workers: list[Worker]) -> str:
+def names(workers: list[Worker]) -> str:
+    """Workers with their hosts, for people."""
     return ", ".join(f"{worker.number} on {worker.host}" for worker in workers)

@@ -26,6 +26,7 @@ from horovod.elastic.job import (
     GATHER,
     LIVE,
     NO_HOST_LEFT,
+    NO_WORLD,
     OVER,
     RESET_LIMIT,
     SCRIPT,
@@ -53,6 +54,7 @@ from horovod.elastic.messages import (
     Event,
     Finished,
     Kill,
+    Left,
     Listed,
     Lost,
     Message,
@@ -77,6 +79,7 @@ __all__ = ["begin", "step"]
 # With BLAME_WORKER, this many failures in this time make it the host's fault.
 _FAILURES, _WITHIN_S = 3, 300.0
 _KEPT_FAILURES = 16  # a cooldown no longer grows after so many
+_MOST_BARREN = 3  # so many worlds in a row that break by themselves: the next one would, too
 
 
 def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[Job, tuple[Order, ...]]:
@@ -153,6 +156,10 @@ def _finished(turn: _Turn, event: Finished) -> None:
         return
     _wait(turn, event)
     turn.set(finished=turn.job.finished | {event.worker})
+    _end_if_all_have_finished(turn)
+
+
+def _end_if_all_have_finished(turn: _Turn) -> None:
     if turn.job.phase == LIVE and turn.job.finished == turn.job.members:
         _finish(turn, SUCCESS, "all workers have finished")
 
@@ -162,8 +169,15 @@ def _attached(turn: _Turn, event: Attached) -> None:
 
 
 def _raised(turn: _Turn, event: Raised) -> None:
-    """The same exception in two workers at the same cut is the script's, or a sample's: it would come again."""
+    """The same exception in two workers at the same cut is the script's, or a sample's: it would come again.
+
+    A worker without a state has been at no place of the training, unless its whole world began without one.
+    """
     job = turn.job
+    began_without = job.record is not None and event.worker in job.members and job.record.base == (job.generation, 0)
+    known = any(worker.number == event.worker for worker in job.workers)
+    if not known or (event.state == NO_STATE and not began_without):
+        return
     before = [other for other, state, error in job.raised if (state, error) == (event.state, event.error)]
     turn.set(raised=(*job.raised[-_KEPT_FAILURES:], (event.worker, event.state, event.error)))
     if job.phase != OVER and any(other != event.worker for other in before):
@@ -179,6 +193,15 @@ def _wait(turn: _Turn, event: Attend | Finished) -> None:
 # What happens to processes and hosts
 
 
+def _left(turn: _Turn, event: Left) -> None:
+    """It waits for no world, so none forms before its end has been seen."""
+    job, number = turn.job, event.worker
+    if job.phase == LIVE and number in job.members:
+        waiting = tuple(item for item in job.waiting if item[0] != number)
+        turn.set(finished=job.finished | {number}, left=job.left | {number}, waiting=waiting)
+        _end_if_all_have_finished(turn)
+
+
 def _ended(turn: _Turn, event: Ended) -> None:
     job, number = turn.job, event.worker
     worker = next((worker for worker in job.workers if worker.number == number), None)
@@ -189,6 +212,8 @@ def _ended(turn: _Turn, event: Ended) -> None:
         waiting=tuple(item for item in job.waiting if item[0] != number),
         told=job.told - {number},
         come=job.come - {number},
+        left=job.left - {number},
+        calm=False,
     )
     if job.phase == OVER:
         return
@@ -216,7 +241,8 @@ def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
     others_listed = any(place[0] != host for place in job.listed)
     others_live = any(other.host == host and other.number not in turn.job.told for other in turn.job.workers)
     place = (host, WHOLE_HOST if whole and (others_listed or not others_live) else worker.slot)
-    turn.orders.append(Withhold(place, len(failures[host])))
+    # A host's failures count as long as it is listed, those of a slot for a while.
+    turn.orders.append(Withhold(place, len(failures[host] if place[1] == WHOLE_HOST else recent)))
     turn.set(withheld=job.withheld | {place})
 
 
@@ -228,6 +254,7 @@ def _discovered(turn: _Turn, event: Listed) -> None:
     kept = [(host, now[host]) for host, _ in job.hosts if host in now]
     new = [item for item in event.hosts if item[0] not in dict(job.hosts)]
     turn.set(
+        calm=job.calm and now == dict(job.hosts),
         hosts=(*kept, *new),
         withheld=frozenset(place for place in job.withheld if place[0] in now),
         failures=tuple(item for item in job.failures if item[0] in now),
@@ -283,11 +310,14 @@ def _chosen(turn: _Turn, held: dict[int, StateId]) -> list[Worker]:
         donors = [worker for worker in waiting if holds_state(job, worker.number)]
         if not donors:
             _lose_state(turn)
-            return []
-        if not members:
+            if turn.job.phase == OVER:
+                return []
+            job = turn.job  # those that wait form the next world
+        elif not members:
             return []  # it would only give the state to itself
-        # Its place is gone, but nobody else has the state: it stays until the next cut.
-        members.append(max(donors, key=lambda worker: (held[worker.number], -worker.number)))
+        else:
+            # Its place is gone, but nobody else has the state: it stays until the next cut.
+            members.append(max(donors, key=lambda worker: (held[worker.number], -worker.number)))
     if len(members) < needed(job, turn.rules):
         return []
     if not job.generation and {worker.number for worker in job.workers} - job.told - set(held):
@@ -314,6 +344,11 @@ def _form(turn: _Turn) -> None:
     root = max(members, key=lambda worker: (held[worker.number], -worker.number)).number
     states = {held[worker.number] for worker in members}
     numbers = frozenset(worker.number for worker in members)
+    barren = job.barren + 1 if _broke_by_itself(job, held[root]) else 0
+    if barren == _MOST_BARREN:
+        text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
+        _finish(turn, NO_WORLD, text)
+        return
     generation = job.generation + 1
     record = World(
         generation,
@@ -330,7 +365,10 @@ def _form(turn: _Turn) -> None:
         members=numbers,
         fresh=False,
         finished=frozenset(),
+        left=frozenset(),
         lost=False,
+        calm=True,
+        barren=barren,
         announced=0,
         settling=False,
         waiting=tuple(item for item in turn.job.waiting if item[0] not in numbers),
@@ -340,6 +378,11 @@ def _form(turn: _Turn) -> None:
         turn.tell(worker.number, record)
     if any(worker.place not in job.listed for worker in members):
         _announce(turn, REMOVED)
+
+
+def _broke_by_itself(job: Job, newest: StateId) -> bool:
+    """Whether the last world was lost before anybody had a cut of it, and nothing from outside explains that."""
+    return job.lost and job.calm and job.record is not None and newest <= job.record.base
 
 
 def _leave_world(turn: _Turn, orderly: bool) -> None:
@@ -370,8 +413,9 @@ def _lose_state(turn: _Turn) -> None:
     if not turn.rules.restart:
         _finish(turn, STATE_LOST, "every worker that held the state has ended")
         return
-    turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), lost=False, announced=0)
-    turn.set(settling=False, reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
+    turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), left=frozenset())
+    turn.set(lost=False, announced=0, settling=False)
+    turn.set(reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
 
 
 def _finish(turn: _Turn, outcome: str, text: str) -> None:
@@ -395,6 +439,9 @@ def _late(turn: _Turn, event: Timeout) -> None:
     elif event.timer == Timer.STRAGGLERS:
         # Their ends are awaited before the next world forms: nobody may be left who believes in the last one.
         turn.orders.extend(Kill(worker.number) for worker in missing(job))
+    elif event.timer == Timer.ENDS:
+        rule = "all ranks must make the same number of steps and commits"
+        _finish(turn, SCRIPT, f"it waited too long for {wait.text}: {rule}")
     else:
         _finish(turn, TOO_FEW_SLOTS, f"it waited too long for {wait.text}")
 
@@ -404,6 +451,7 @@ _HANDLERS: dict[type, Callable[[_Turn, Any], None]] = {
     Finished: _finished,
     Attached: _attached,
     Raised: _raised,
+    Left: _left,
     Ended: _ended,
     Listed: _discovered,
     Pardoned: _pardoned,

@@ -25,6 +25,7 @@ __all__ = [
     "Event",
     "Finished",
     "Kill",
+    "Left",
     "Listed",
     "Lost",
     "Message",
@@ -151,6 +152,16 @@ class Raised:
 
 
 @dataclasses.dataclass(frozen=True)
+class Left:
+    """A member's process is gone, with success. It has finished its share, unless the others have to meet again.
+
+    If they have, whoever sends this sends Ended, too; no world forms before that.
+    """
+
+    worker: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Ended:
     """A process is gone. `how` completes the sentence "worker 3 ..."; `at_s` is any clock that does not go back."""
 
@@ -179,6 +190,8 @@ class Timer(enum.Enum):
     SETTLE = "settle"  # joiners that are ready wait for others
     STRAGGLERS = "stragglers"  # members of the last world do not come
     SLOTS = "slots"  # there are too few slots
+    STARTS = "starts"  # there are enough, but too few workers in them are ready
+    ENDS = "ends"  # some members have finished, and others do not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +201,7 @@ class Timeout:
     timer: Timer
 
 
-Event = Attend | Finished | Attached | Raised | Ended | Listed | Pardoned | Timeout
+Event = Attend | Finished | Attached | Raised | Left | Ended | Listed | Pardoned | Timeout
 
 
 # Orders.

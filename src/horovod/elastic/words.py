@@ -69,6 +69,8 @@ def _value(kind: str, value: Any) -> Any:
         generation, cut = value
         return _checked(generation, int), _checked(cut, int)
     if kind == "tuple[Worker, ...]":
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected a list of workers, got {value!r}"[:200])
         return tuple(_worker(*member) for member in value)
     return _checked(value, {"int": int, "bool": bool, "str": str}[kind])
 

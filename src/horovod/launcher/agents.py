@@ -106,6 +106,20 @@ class AgentGroup:
         """The agent of a host, if it can be given orders."""
         return next((agent for agent in self.links if agent.host == host and agent.started and not agent.done), None)
 
+    def dismiss(self, host: str) -> None:
+        """Ends the agents of a host that were not started: it cannot be used."""
+        for agent in [agent for agent in self.links if agent.host == host and not agent.started]:
+            self.drop(agent)
+
+    def drop(self, agent: AgentLink) -> None:
+        """Abandons an agent that has left nothing to end or to remove on this machine, and forgets it."""
+        self.abandon(agent)
+        if agent.words is not None:
+            self._forget(agent.words)
+        agent.clean_up()
+        if agent in self.links:
+            self.links.remove(agent)
+
     def order_all(self, name: str) -> None:
         for agent in self.links:
             self.order(agent, name)
@@ -187,7 +201,7 @@ class AgentGroup:
             self._selector.register(agent.words, selectors.EVENT_READ, lambda: self._on_words(agent))
 
     def _flush(self, agent: AgentLink) -> None:
-        if agent.flush():
+        if agent.is_open and agent.flush():
             self._selector.unregister(agent.orders)
 
     def _forget(self, descriptor: int) -> None:
@@ -195,6 +209,8 @@ class AgentGroup:
             self._selector.unregister(descriptor)
 
     def _on_events(self, agent: AgentLink) -> None:
+        if not agent.is_open:
+            return  # abandoned a moment ago, for what another one did
         try:
             events = agent.read()
         except LineError as error:
@@ -203,7 +219,7 @@ class AgentGroup:
             return
         for event in events:
             self._on_event(agent, event)
-        if not agent.done:
+        if not agent.done or not agent.is_open:
             return
         self._forget(agent.events)
         call = self._calls[agent.host]

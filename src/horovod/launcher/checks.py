@@ -19,6 +19,7 @@ __all__ = [
     "check_identity_file",
     "check_interface",
     "check_no_mpi",
+    "check_not_by_mpi",
     "check_timeline",
     "check_transport",
     "make_directory",
@@ -45,6 +46,19 @@ def check_no_mpi(controller: str, cpu_operations: str) -> None:
             raise UsageError(
                 f"{variable}=mpi needs ranks that mpirun starts\nhint: horovodrun --mpi, or unset {variable}"
             )
+
+
+def check_not_by_mpi(transport: str) -> None:
+    """For an elastic job."""
+    if transport == "auto":
+        return
+    from horovod.core.communicators import BY_MPI  # opens the native core, as in check_transport
+
+    if transport in BY_MPI:
+        raise UsageError(
+            f"HOROVOD_TRANSPORT={transport} is nothing for an elastic job: MPI cannot replace a process that was lost\n"
+            "hint: unset HOROVOD_TRANSPORT"
+        )
 
 
 def check_interface(names: str) -> None:

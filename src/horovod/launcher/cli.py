@@ -163,6 +163,8 @@ class _Plan:
             check_room(hosts.here() if hosts else 0)
         checks.check_interface(settings.network_interface)
         checks.check_identity_file(options.ssh_identity_file)
+        if elastic:
+            checks.check_not_by_mpi(settings.transport)
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], self._environment)
         checks.check_timeline(settings.timeline)

@@ -22,7 +22,7 @@ from horovod.core.topology import Identity
 from horovod.core.wording import counted
 from horovod.elastic.discovery import DiscoveryError, Hosts, Poller
 from horovod.elastic.driver import Driver
-from horovod.elastic.job import SUCCESS
+from horovod.elastic.job import SCRIPT, SUCCESS
 from horovod.elastic.messages import Worker
 from horovod.elastic.words import WordError, unpacked_said
 from horovod.launcher import processes
@@ -30,6 +30,7 @@ from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.failure import RankExit, last_words
 from horovod.launcher.fixed_job import how_it_ended
 from horovod.launcher.job import ElasticPlan, Job
+from horovod.launcher.memory import IN_CGROUP
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.supervision import KeepWords, Supervision
 
@@ -39,11 +40,13 @@ _SEE_OFF_S = 3.0  # a worker that was told to stop may take this long, and the g
 # A lost host's agent ends its workers by itself, a moment later than this one notices: then rank 0 is surely gone.
 _FENCE_S = 2.0
 _RETRY_S = 30.0  # a host that was not ready is asked again
+_KEPT_EXITS = 16  # of so many workers it is known how they ended, and their last lines
 
 
 @dataclasses.dataclass
 class _Process:
     worker: Worker
+    agent: AgentLink
     pid: int = 0
     stopped_at: float | None = None  # by a signal
     stopped_by: int = 0
@@ -62,22 +65,27 @@ class ElasticJob(Supervision):
     ) -> None:
         self._plan = plan
         self._is_fixed = plan.discovery is None
+        # These close after the rendezvous, whose thread writes there.
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        stack.callback(os.close, self._woken)
+        stack.callback(os.close, self._waker)
         super().__init__(job, [host for host, _ in plan.hosts] if self._is_fixed else None, secret, stack, keep_words)
         self._stack = stack
         self._driver = Driver(plan.rules, plan.limits, self, self.server)
         self._processes: dict[int, _Process] = {}
         self._exits: dict[int, RankExit] = {}
         self._listed: dict[str, int] = {}  # what discovery says: hosts with their slots
+        self._called: set[str] = set()  # hosts that have not answered yet
         self._ready: set[str] = set()
         self._first: set[str] = set()  # hosts that the job begins with, and that have not answered
         self._ask_again: dict[str, float] = {}  # hosts that were not ready, and when they are asked again
-        self._problems: list[str] = []
+        self._lost: dict[str, int] = {}  # how often the agents of hosts have been lost
+        self._left: set[str] = set()  # hosts that are not used any more for that reason
+        self._problems: dict[str, str] = {}  # why hosts are not ready
+        self._warned: dict[str, str] = {}  # which of these have been said
         self._fenced: list[tuple[float, int, str]] = []  # when workers of a lost host have surely ended, and how
         self._outcome: tuple[str, str] | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()  # from other threads, for this one
-        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        stack.callback(os.close, self._woken)
-        stack.callback(os.close, self._waker)
         self.server.listen(lambda worker, word: self._soon(lambda: self._on_word(worker, word)))
 
     # the loop
@@ -119,6 +127,8 @@ class ElasticJob(Supervision):
         return (self.asked or self._outcome is not None) and self.agents.all_are_done()
 
     def times(self) -> list[float]:
+        if self.asked:
+            return []
         times = [*self._ask_again.values(), *(at for at, _, _ in self._fenced)]
         limit_s = self.job.frozen_timeout_s
         times += [
@@ -134,50 +144,78 @@ class ElasticJob(Supervision):
             return
         for host in [host for host, at in self._ask_again.items() if at <= now]:
             del self._ask_again[host]
-            self.agents.call([host])
+            self._call(host)
         fenced, self._fenced = self._fenced, [one for one in self._fenced if one[0] > now]
         for at, number, how in fenced:
             if at <= now:
                 self._driver.worker_ended(number, how, well=False)
         for one in self._processes.values():
             if one.is_over(now, self.job.frozen_timeout_s):
-                one.why_killed = f"was stopped by {processes.signal_name(one.stopped_by)} and not continued"
-                self.kill(one.worker.number)
+                signal_name = processes.signal_name(one.stopped_by)
+                self.kill(one.worker.number, f"was stopped by {signal_name} and not continued")
         self._driver.on_time()
+
+    def on_own_pause(self, seconds: float) -> None:
+        self._driver.put_off(seconds)
 
     # hosts
 
     def _on_hosts(self, hosts: Hosts) -> None:
+        """A host that is missing once and comes back is a new one."""
         self._listed = dict(hosts)
+        for known in (self._ask_again, self._lost, self._problems, self._warned):
+            for host in known.keys() - self._listed.keys():
+                del known[host]
+        self._left &= self._listed.keys()
         for host in self._listed:
-            if self.agents.on(host) is None and host not in self._ask_again and not self.asked:
-                self.agents.call([host])
+            if host not in self._ask_again and host not in self._left:
+                self._call(host)
         self._list_hosts()
+
+    def _call(self, host: str) -> None:
+        """At most one agent of a host at a time."""
+        if host in self._listed and host not in self._called and self.agents.on(host) is None and not self.asked:
+            self._called.add(host)
+            self.agents.call([host])
 
     def on_roll_call(self, call: RollCall) -> None:
         problems = call.report()
         (host,) = call.hosts
         self._first.discard(host)
+        self._called.discard(host)
         if self.asked:
             return
+        self._problems.pop(host, None)
         if problems is None:
             self.agents.start(call.hosts, stay=True)
             self._ready.add(host)
+            self._warned.pop(host, None)
         else:
-            self._problems.append(problems)
+            self.agents.dismiss(host)
+            self._problems[host] = problems
             self._ready.discard(host)
-            if not self._is_fixed:
-                self.warn(f"{problems}\nhint: it is asked again in {_RETRY_S:g} s")
+            if host in self._listed and (not self._is_fixed or self._plan.rules.cooldown):
                 self._ask_again[host] = time.monotonic() + _RETRY_S
-        self._list_hosts()
         self._end_if_too_few()
+        self._warn_of_problems()
+        self._list_hosts()
 
     def _end_if_too_few(self) -> None:
-        """Hosts that nobody will ever add: whatever is lacking now is lacking for good."""
-        if not self._is_fixed or not self._problems or len(self._ready) + len(self._problems) < len(self._listed):
+        """Hosts that nobody will ever add: whatever is lacking at the beginning is lacking for good."""
+        if not self._is_fixed or self._first or not self._problems or self._driver.job.started:
             return
         if sum(self._listed[host] for host in self._ready) < self._plan.rules.np:
-            self.could_not_start("\n".join(self._problems), 1)
+            self.could_not_start("\n".join(self._problems.values()), 1)
+
+    def _warn_of_problems(self) -> None:
+        """Once, unless they are others. Those of fixed hosts may be why the job ends, until all have answered."""
+        if self.asked or (self._is_fixed and self._first):
+            return
+        for host, text in self._problems.items():
+            if self._warned.get(host) != text:
+                self._warned[host] = text
+                again = f"\nhint: it is asked again every {_RETRY_S:g} s" if host in self._ask_again else ""
+                self.warn(f"{text}{again}")
 
     def _list_hosts(self) -> None:
         """The first ones together, so that ranks follow their order."""
@@ -192,19 +230,33 @@ class ElasticJob(Supervision):
 
     def _lose_host(self, agent: AgentLink, why: str) -> None:
         """Its workers end with it; those that this machine cannot see end a moment later, by their agent."""
-        self.agents.abandon(agent)
+        if agent.remote:
+            self.agents.drop(agent)
+        else:
+            self.agents.abandon(agent)  # what it has left is ended and removed at the end
         why = why or how_it_ended(agent)
         self._ready.discard(agent.host)
         if self.asked:
             return
-        if not self._is_fixed and agent.host in self._listed:
-            self._ask_again[agent.host] = time.monotonic() + _RETRY_S
         ended_at = time.monotonic() + (_FENCE_S if agent.remote and self._has_root(agent.host) else 0.0)
-        for one in [one for one in self._processes.values() if one.worker.host == agent.host]:
+        for one in [one for one in self._processes.values() if one.agent is agent]:
             del self._processes[one.worker.number]
             self._fenced.append((ended_at, one.worker.number, f"was lost with its host: the agent there {why}"))
-        self.warn(f"host {agent.host} was lost: its agent {why}")
+        self.warn(f"host {agent.host} was lost: its agent {why}{self._after_loss(agent.host)}")
         self._list_hosts()
+
+    def _after_loss(self, host: str) -> str:
+        """Decides when the host is asked again, and says so: it has failed. But the last one may come back."""
+        if host not in self._listed:
+            return ""
+        failures = self._lost[host] = self._lost.get(host, 0) + 1
+        others = self._ready & self._listed.keys()
+        seconds = self._plan.limits.cooldown(failures) if others else _RETRY_S
+        if seconds is None:
+            self._left.add(host)
+            return "; it is left for good\nhint: --blacklist-cooldown-range lets hosts come back"
+        self._ask_again[host] = time.monotonic() + seconds
+        return f"; it is asked again in {seconds:.0f} s"
 
     def _has_root(self, host: str) -> bool:
         record = self._driver.job.record
@@ -222,11 +274,18 @@ class ElasticJob(Supervision):
 
     def on_exit(self, agent: AgentLink, rank: int, code: int, memory: str) -> None:
         one = self._processes.get(rank)
-        self._exits[rank] = RankExit(rank, code, time.monotonic(), self.asked, memory)
+        asked = self.asked or rank in self._driver.job.told
+        self._exits[rank] = RankExit(rank, code, time.monotonic(), asked, memory)
         how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        if one is not None and one.why_killed:
+        if code < 0 and memory == IN_CGROUP:
+            how += ": out of memory"
+        if one is not None and one.why_killed and code < 0:
             how = one.why_killed
         self.say(f"worker {rank} (process {self.pids.get(rank, 0)}) {how}")
+        for old in list(self._exits)[:-_KEPT_EXITS]:
+            del self._exits[old]
+            self.pids.pop(old, None)
+            self.outputs.forget(old)
         self._ended(rank, how, well=code == 0)
 
     def _ended(self, number: int, how: str, well: bool) -> None:
@@ -269,14 +328,16 @@ class ElasticJob(Supervision):
         if agent is None:  # it was lost a moment ago; the next listing says so
             self._fenced.append((time.monotonic(), worker.number, "could not be started: its host was lost"))
             return
-        self._processes[worker.number] = _Process(worker)
+        self._processes[worker.number] = _Process(worker, agent)
         identity = dataclasses.asdict(planned)
         environment = environment_of(
             **identity, hostname=worker.host, elastic=True, worker=worker.number, joins=joins or None
         )
         self.agents.order(agent, "start_rank", rank=worker.number, environment=environment)
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, why: str) -> None:
+        if number in self._processes:
+            self._processes[number].why_killed = why
         self._end_worker(number, 0.0)
 
     def see_off(self, number: int) -> None:
@@ -284,9 +345,8 @@ class ElasticJob(Supervision):
 
     def _end_worker(self, number: int, grace_s: float) -> None:
         one = self._processes.get(number)
-        agent = None if one is None else self.agents.on(one.worker.host)
-        if agent is not None:
-            self.agents.order(agent, "end_rank", rank=number, grace_s=grace_s)
+        if one is not None:
+            self.agents.order(one.agent, "end_rank", rank=number, grace_s=grace_s)
 
     def over(self, outcome: str, text: str) -> None:
         self._outcome = outcome, text
@@ -304,8 +364,7 @@ class ElasticJob(Supervision):
     def _elastic_end(self) -> int | None:
         assert self._outcome is not None
         outcome, text = self._outcome
-        losses = self._driver.losses
-        survived = f"{counted(len(losses), 'loss', 'losses')} survived: {'; '.join(losses)}" if losses else ""
+        survived = self._survived()
         if outcome == SUCCESS:
             late = next((one for one in self._exits.values() if one.code != 0 and self._has_finished(one.rank)), None)
             if survived:
@@ -315,19 +374,36 @@ class ElasticJob(Supervision):
             self.conclude_with(
                 "\n".join(
                     [
-                        *last_words(late.rank, late, self.outputs.last_lines(late.rank)),
+                        *self._last_words(late),
                         f"horovodrun: worker {late.rank} exited with code {late.code} after the training had ended",
                     ]
                 )
             )
             return late.code if late.code > 0 else 128 - late.code
-        failed = next((one for one in reversed(self._exits.values()) if one.failed), None)
-        lines = [] if failed is None else last_words(failed.rank, failed, self.outputs.last_lines(failed.rank))
+        failed = self._culprit(outcome, text)
+        lines = [] if failed is None else self._last_words(failed)
         lines += [f"horovodrun: {survived}"] if survived else []
         lines.append(f"horovodrun: the elastic job has ended: {text}")
         lines.append(explain_command(outcome))
         self.conclude_with("\n".join(lines))
         return 1
+
+    def _survived(self) -> str:
+        """What the job has survived, the last of it in words."""
+        count, losses = self._driver.lost, self._driver.losses
+        last = f", the last {len(losses)}" if count > len(losses) else ""
+        return f"{counted(count, 'loss', 'losses')} survived{last}: {'; '.join(losses)}" if count else ""
+
+    def _culprit(self, outcome: str, text: str) -> RankExit | None:
+        """The worker whose end is why the job has ended, if it is one. What the job has survived is not."""
+        if outcome == SCRIPT:
+            raisers = [number for number, _, error in self._driver.job.raised if error in text]
+            return next((self._exits[number] for number in raisers if number in self._exits), None)
+        began_s = self._driver.led_s
+        return next((one for one in reversed(self._exits.values()) if one.failed and one.time_s >= began_s), None)
+
+    def _last_words(self, one: RankExit) -> list[str]:
+        return last_words(one.rank, one, self.outputs.last_lines(one.rank), "worker")
 
     def _has_finished(self, number: int) -> bool:
         return number in self._driver.job.finished

@@ -66,6 +66,7 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
             straggler_s=settings.elastic_straggler_s,
             settle_s=settings.elastic_settle_s,
             start_s=settings.start_timeout_s,
+            join_s=settings.elastic_join_s,
             cooldown=(lambda _: None) if cooldown is None else cooldown.seconds,
         ),
         hosts=() if hosts is None else tuple((host.name, host.slots) for host in hosts.hosts),

@@ -235,8 +235,8 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
     return f"exited with code {own.code}", "", "rank-failed"
 
 
-def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> list[str]:
-    """The end of the rank's stderr, as far as it is about the rank's end.
+def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name: str = "rank") -> list[str]:
+    """The end of the rank's stderr, as far as it is about the rank's end. `name`: what the number is of.
 
     Left out: what frameworks log, frames of tracebacks, and old lines.
     """
@@ -248,7 +248,7 @@ def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line]) -> l
     age_s = end_s - telling[-1].time_s
     age = f", written {age_s:.0f} s before its end" if age_s > _OLD_S else ""
     texts = _without_frames([line.text for line in telling])
-    return [f"horovodrun: the last lines of rank {rank}'s stderr{age}:", *(f"    {text}" for text in texts)]
+    return [f"horovodrun: the last lines of {name} {rank}'s stderr{age}:", *(f"    {text}" for text in texts)]
 
 
 def _without_frames(lines: Sequence[str]) -> Sequence[str]:

@@ -116,6 +116,7 @@ class Outputs:
         self._tails: dict[int, collections.deque[Line]] = {}
         self._unended: dict[int, str] = {}
         self._written_s: dict[int, float] = {}
+        self._forgotten: set[int] = set()  # ranks whose last lines nobody will ask for
         for rank in range(size):
             self.add(rank)
 
@@ -138,8 +139,24 @@ class Outputs:
             self._tails[rank].extend(Line(line.rpartition("\r")[2].rstrip(), now) for line in lines if line.strip())
         self._show(stream, self._prefixers[rank, stream].feed(text))
 
+    def end(self, rank: int, stream: str) -> None:
+        """Nothing more comes of this stream: shows what has no line end, and closes the file."""
+        prefixer = self._prefixers.pop((rank, stream), None)
+        if (rank, stream) in self._file:
+            self._close_file(rank, stream)
+        self._drop_forgotten(rank)
+        if prefixer is not None:
+            self._show(stream, prefixer.finish())
+
+    def forget(self, rank: int) -> None:
+        """Nobody will ask for the last lines of this rank, which has ended; its streams may go on for a moment."""
+        self._forgotten.add(rank)
+        self._drop_forgotten(rank)
+
     def last_lines(self, rank: int) -> list[Line]:
-        """The end of the rank's stderr, without empty lines."""
+        """The end of the rank's stderr, without empty lines; none if it is forgotten."""
+        if rank not in self._tails:
+            return []
         unended = Line(self._unended[rank].rstrip(), self._written_s[rank])
         return [*self._tails[rank], *([unended] if unended.text else [])][-_TAIL_LINES:]
 
@@ -147,6 +164,12 @@ class Outputs:
         self._close_files()
         for (_, stream), prefixer in self._prefixers.items():
             self._show(stream, prefixer.finish())
+
+    def _drop_forgotten(self, rank: int) -> None:
+        if rank in self._forgotten and not any((rank, stream) in self._prefixers for stream in ("stdout", "stderr")):
+            self._forgotten.discard(rank)
+            for known in (self._tails, self._unended, self._written_s):
+                known.pop(rank, None)
 
     def _open_file(self, rank: int, stream: str) -> None:
         if self._directory is None:
@@ -175,10 +198,13 @@ class Outputs:
         )
 
     def _close_files(self) -> None:
-        """Nothing is left to write then: what cannot be closed, such as a file of a server that is gone, is no news."""
         while self._file:
-            with contextlib.suppress(OSError):
-                self._file.popitem()[1].close()
+            self._close_file(*next(iter(self._file)))
+
+    def _close_file(self, rank: int, stream: str) -> None:
+        """Nothing is left to write then: what cannot be closed, such as a file of a server that is gone, is no news."""
+        with contextlib.suppress(OSError):
+            self._file.pop((rank, stream)).close()
 
     def _show(self, stream: str, lines: list[str]) -> None:
         if lines:

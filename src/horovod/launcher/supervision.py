@@ -142,6 +142,9 @@ class Supervision:
     def on_resumed(self) -> None:
         """All ranks go on after a suspension."""
 
+    def on_own_pause(self, seconds: float) -> None:
+        """This process was held up for so long, with all ranks or alone."""
+
     def act_on_time(self, now: float) -> None:
         """After each turn of the loop."""
 
@@ -173,6 +176,8 @@ class Supervision:
         match event["event"]:
             case "output":
                 self.outputs.write(event["rank"], event["stream"], event["text"])
+                if event.get("end"):
+                    self.outputs.end(event["rank"], event["stream"])
             case "started":
                 self.pids[event["rank"]] = event["pid"]
                 self.on_started(agent, event["rank"], event["pid"])
@@ -253,6 +258,7 @@ class Supervision:
         now = time.monotonic()
         if slept_s is not None and now - self._looked_s > slept_s + _HELD_UP_S:
             self.agents.listen_anew()
+            self.on_own_pause(now - self._looked_s - slept_s)
         self._looked_s = now
 
     def _act_on_silence(self, now: float) -> None:

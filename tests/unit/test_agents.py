@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of a job, as horovodrun has them: real ones, on this machine."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from horovod.launcher.agent_link import AgentLink
+from horovod.launcher.agents import AgentGroup
+from horovod.launcher.job import Job
+from horovod.launcher.roll_call import RollCall
+
+
+class Watcher:
+    """Sends the agents of hosts away that are not ready."""
+
+    def __init__(self) -> None:
+        self.group: AgentGroup
+        self.problems: list[str | None] = []
+
+    def on_roll_call(self, call: RollCall) -> None:
+        self.problems.append(call.report())
+        self.group.dismiss(call.hosts[0])
+
+    def on_event(self, agent: AgentLink, event: dict[str, Any]) -> None: ...
+
+    def on_words(self, agent: AgentLink, words: bytes) -> None: ...
+
+    def on_agent_lost(self, agent: AgentLink, why: str) -> None:
+        raise AssertionError(why)
+
+
+def test_nothing_is_left_of_the_agent_of_a_host_that_is_not_ready(tmp_path: Path) -> None:
+    watcher, selector = Watcher(), selectors.DefaultSelector()
+    job = Job(["no-such-command"], [], str(tmp_path), dict(os.environ))
+    rendezvous = SimpleNamespace(address="127.0.0.1", port=1)
+    group = watcher.group = AgentGroup(job, selector, watcher, b"secret", rendezvous, [])
+    before = len(os.listdir("/proc/self/fd"))
+    for count in (1, 2):
+        group.call(["localhost"])
+        (agent,) = group.links
+        while len(watcher.problems) < count:
+            for key, _ in selector.select(10.0):
+                key.data()
+        assert "no-such-command" in (watcher.problems[-1] or "")
+        assert not group.links and not selector.get_map() and not agent.is_open
+    assert len(os.listdir("/proc/self/fd")) == before

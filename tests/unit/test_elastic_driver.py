@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of an elastic job: what it has done by the launcher, and when. A clock that a test sets is its time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod.core.topology import Identity
+from horovod.elastic import messages as m
+from horovod.elastic.driver import Driver, Limits
+from horovod.elastic.job import LIVE, Rules
+
+LIMITS = Limits(slots_s=100.0, straggler_s=50.0, settle_s=1.0, start_s=30.0, join_s=60.0, cooldown=lambda _: None)
+
+
+class Job:
+    """A driver's hands and office, which write down what they are told. Workers attend when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int], limits: Limits = LIMITS, **rules: Any):
+        self.now = 1000.0
+        monkeypatch.setattr("horovod.elastic.driver.time.monotonic", lambda: self.now)
+        self.killed: dict[int, str] = {}
+        self.gone_ranks: list[tuple[int, str]] = []
+        self.said: list[str] = []
+        self.outcome = ""
+        self.words: list[tuple[int, str]] = []
+        slots = sum(count for _, count in hosts)
+        self.driver = Driver(Rules(**{"np": slots, "min_np": 1, **rules}), limits, self, self)
+        self.driver.list_hosts(hosts)
+
+    def attend(self, *numbers: int, left: int = 0, cut: int = 0, orderly: bool = False) -> Job:
+        for number in numbers:
+            self.driver.happens(m.Attend(number, left, (left, cut) if cut else m.NO_STATE, orderly))
+        return self
+
+    def at(self, seconds: float) -> None:
+        """It is so late now, since the job began."""
+        self.now = 1000.0 + seconds
+        self.driver.on_time()
+
+    @property
+    def ranks(self) -> list[int]:
+        record = self.driver.job.record
+        return [member.number for member in record.members] if record else []
+
+    # hands
+
+    def start(self, worker: m.Worker, planned: Identity, joins: bool) -> None: ...
+
+    def see_off(self, number: int) -> None: ...
+
+    def kill(self, number: int, why: str) -> None:
+        self.killed[number] = why
+
+    def over(self, outcome: str, text: str) -> None:
+        self.outcome = outcome
+
+    # hands: for the person; office: for a worker
+
+    def tell(self, *told: Any) -> None:
+        if len(told) == 1:
+            self.said.append(told[0])
+        else:
+            self.words.append((told[0], told[1]["word"]))
+
+    # office
+
+    def lead(self, generation: int, places: list[dict[str, Any]]) -> None: ...
+
+    def gone(self, rank: int, text: str) -> None:
+        self.gone_ranks.append((rank, text))
+
+    def record_failure(self, rank: int, text: str) -> None: ...
+
+    def forget_worker(self, worker: int) -> None: ...
+
+
+def test_who_makes_a_world_lost_may_be_in_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 2)).attend(0, 1)
+    job.driver.list_hosts([("a", 1)])
+    job.attend(0, left=1, cut=3, orderly=True).attend(1, left=1, cut=3)
+    assert job.ranks == [0] and job.words[-2:] == [(1, "stop"), (0, "world")]
+    assert job.gone_ranks[0] == (1, "rank 1 (worker 1) has left generation 1")
+
+
+def test_who_has_ended_with_success_is_gone_when_the_others_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 3)).attend(0, 1, 2)
+    job.driver.worker_ended(1, "exited with code 0", well=True)
+    assert job.driver.job.phase == LIVE and not job.gone_ranks
+    job.driver.worker_ended(2, "exited with code 3", well=False)
+    assert {rank for rank, _ in job.gone_ranks} == {1, 2}
+    job.attend(0, left=1)
+    assert job.ranks == [0] and job.driver.job.generation == 2
+    job.driver.worker_ended(0, "exited with code 0", well=True)
+    assert job.outcome == "success"
+
+
+def test_a_worker_that_does_not_get_ready_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 3)).attend(0, 2)
+    job.at(20.0)
+    job.driver.worker_ended(2, "exited with code 1", well=False)  # the last that has come; its slot is filled again
+    job.at(30.0)
+    assert job.killed == {1: "was not ready within 30 s and was ended"}, "3 was started later"
+    job.driver.worker_ended(1, "was ended", well=False)
+    job.at(40.0)
+    assert job.driver.next_time() is not None and list(job.killed) == [1]
+    job.at(49.9)
+    assert list(job.killed) == [1]
+    job.at(75.0)
+    assert len(job.killed) > 1
+
+
+def test_a_joiner_that_does_not_get_ready_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 1)).attend(0)
+    job.driver.list_hosts([("a", 3)])
+    job.at(12.0)
+    job.attend(2)
+    assert job.said == ["worker 2 on a is ready after 12.0 s; it joins at the next commit"]
+    job.at(59.0)
+    assert not job.killed
+    job.at(60.0)
+    assert job.killed == {1: "was not ready within 60 s and was ended"}
+
+
+def test_slots_that_are_filled_in_vain_do_not_make_the_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 2), min_np=2).attend(0, 1)
+    job.driver.worker_ended(1, "exited with code 1", well=False)
+    job.attend(0, left=1)
+    for number, seconds in enumerate((10.0, 30.0, 60.0, 90.0), 2):
+        job.at(seconds)
+        job.driver.worker_ended(number, "exited with code 1", well=False)
+        assert job.outcome == ""
+    assert any("waiting for " in text and "(--elastic-timeout)" in text for text in job.said)
+    job.at(100.0)
+    assert job.outcome == "elastic-too-few-slots"
+
+
+def test_a_host_that_fails_again_is_not_used_because_its_first_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(100.0, 50.0, 1.0, 30.0, 60.0, cooldown=lambda failures: 10.0 * failures)
+    job = Job(monkeypatch, ("a", 1), ("b", 1), limits=limits, cooldown=True).attend(0, 1)
+    job.driver.worker_ended(1, "was killed", well=False)
+    job.at(5.0)
+    for hosts in ([("a", 1)], [("a", 1), ("b", 1)]):  # a new one, by its name
+        job.driver.list_hosts(hosts)
+    job.driver.worker_ended(2, "was killed", well=False)
+    job.at(10.0)
+    assert ("b", m.WHOLE_HOST) in job.driver.job.withheld
+    job.at(15.0)
+    assert not job.driver.job.withheld
+
+
+def test_what_stood_still_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 2)).attend(0, 1).attend(0, left=1)
+    job.now += 3600.0
+    job.driver.put_off(3600.0)
+    job.at(3649.0)
+    assert not job.killed
+    job.at(3650.0)
+    assert job.killed == {1: "did not leave its world within 50 s and was ended"}
+
+
+def test_hosts_that_wait_for_a_commit_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 2)).attend(0, 1)
+    job.driver.list_hosts([("a", 1)])
+    job.at(299.0)
+    assert not job.said
+    job.at(300.0)
+    job.at(900.0)
+    assert job.said == ["waiting for state.commit() or state.check_host_updates(): the hosts have changed"]
+
+
+def test_only_the_last_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 8)).attend(*range(8))
+    for generation, number in enumerate(range(7, 0, -1), 1):
+        job.driver.worker_ended(number, f"broke {number}", well=False)
+        job.attend(*range(number), left=generation, cut=1)
+    assert job.driver.lost == 7 and len(job.driver.losses) == 5 and job.driver.losses[-1] == "worker 1 on a broke 1"
