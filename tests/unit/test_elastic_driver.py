@@ -10,7 +10,7 @@ import pytest
 from horovod.core.topology import Identity
 from horovod.elastic import messages as m
 from horovod.elastic.driver import Driver, Limits
-from horovod.elastic.job import LIVE, Rules
+from horovod.elastic.job import BLAME_WORKER, LIVE, Rules
 
 LIMITS = Limits(slots_s=100.0, straggler_s=50.0, settle_s=1.0, start_s=30.0, join_s=60.0, cooldown=lambda _: None)
 
@@ -25,6 +25,7 @@ class Job:
         self.gone_ranks: list[tuple[int, str]] = []
         self.said: list[str] = []
         self.outcome = ""
+        self.planned: dict[int, Identity] = {}
         self.words: list[tuple[int, str]] = []
         slots = sum(count for _, count in hosts)
         self.driver = Driver(Rules(**{"np": slots, "min_np": 1, **rules}), limits, self, self)
@@ -47,7 +48,8 @@ class Job:
 
     # hands
 
-    def start(self, worker: m.Worker, planned: Identity, joins: bool) -> None: ...
+    def start(self, worker: m.Worker, planned: Identity, joins: bool) -> None:
+        self.planned[worker.number] = planned
 
     def see_off(self, number: int) -> None: ...
 
@@ -177,3 +179,13 @@ def test_only_the_last_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         job.driver.worker_ended(number, f"broke {number}", well=False)
         job.attend(*range(number), left=generation, cut=1)
     assert job.driver.lost == 7 and len(job.driver.losses) == 5 and job.driver.losses[-1] == "worker 1 on a broke 1"
+
+
+def test_a_worker_is_planned_by_its_slot_while_a_lower_one_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would choose the device of the worker that comes into the lower slot later."""
+    job = Job(monkeypatch, ("a", 2), blame=BLAME_WORKER).attend(0, 1)
+    job.driver.worker_ended(0, "exited with code 1", well=False)
+    job.attend(1, left=1)
+    job.driver.list_hosts([("a", 3)])
+    assert job.ranks == [1]
+    assert (job.planned[2].local_rank, job.planned[2].local_size) == (2, 3)

@@ -202,7 +202,9 @@ class Driver:
         root = record.members[0].number if record and record.members[0] in members else members[0].number
         root = min(other.number for other in members) if not self.job.generation else root
         order = in_rank_order(members, root, [host for host, _ in self.job.hosts])
-        return identities(order)[order.index(worker)]
+        planned = identities(order)[order.index(worker)]
+        # By its slot, although a lower one may be empty now: a script chooses its device by this number.
+        return dataclasses.replace(planned, local_rank=worker.slot, local_size=max(planned.local_size, worker.slot + 1))
 
     def _has_left(self, number: int, lost: Lost, before: World | None) -> None:
         """Whoever still forms this world waits for a worker that has left it."""

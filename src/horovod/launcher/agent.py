@@ -318,8 +318,8 @@ class Agent:
             return
         output = self._outputs[descriptor]
         text = output.decode(data, final=not data)
-        if text:
-            self._tell(event="output", rank=output.rank, stream=output.stream, text=text)
+        if text or not data:
+            self._tell(event="output", rank=output.rank, stream=output.stream, text=text, end=not data)
         if not data:
             if descriptor in self._selector.get_map():  # not while the launcher reads too slowly
                 self._selector.unregister(descriptor)

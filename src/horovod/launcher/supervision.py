@@ -176,7 +176,7 @@ class Supervision:
         match event["event"]:
             case "output":
                 self.outputs.write(event["rank"], event["stream"], event["text"])
-                if event.get("end"):
+                if event["end"]:
                     self.outputs.end(event["rank"], event["stream"])
             case "started":
                 self.pids[event["rank"]] = event["pid"]
