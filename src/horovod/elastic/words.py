@@ -66,11 +66,17 @@ def _unpacked(data: Any, kinds: dict[str, type]) -> Any:
 def _value(kind: str, value: Any) -> Any:
     """JSON has no tuples."""
     if kind == "StateId":
-        generation, cut = value
+        generation, cut = _list(value)
         return _checked(generation, int), _checked(cut, int)
     if kind == "tuple[Worker, ...]":
-        return tuple(_worker(*member) for member in value)
+        return tuple(_worker(*_list(member)) for member in _list(value))
     return _checked(value, {"int": int, "bool": bool, "str": str}[kind])
+
+
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"expected a list, got {value!r}"[:200])
+    return value
 
 
 def _worker(number: Any, host: Any, slot: Any) -> Worker:
