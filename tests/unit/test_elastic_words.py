@@ -31,6 +31,12 @@ def test_what_a_worker_says_comes_back_from_json(said: Any) -> None:
         unpacked_said(data, 4)
 
 
+@pytest.mark.parametrize("members", [{}, "", {"0": 1}])
+def test_members_are_a_list(members: Any) -> None:
+    with pytest.raises(WordError, match="expected a list"):
+        unpacked_message({**packed(MESSAGES[0]), "members": members})
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
