@@ -280,7 +280,7 @@ MUTATIONS = (
         "  if (map_.spans_hosts()) {",
         "  if (false) {",
         "with several hosts each of them runs what is complete on it, whatever the others do",
-        (native("engine_test", "broadcast_takes_the_root"),),
+        (native("engine_test", "names_in_another_order"),),
     ),
     Mutation(
         "followers-are-not-woken",

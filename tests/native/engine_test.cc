@@ -185,6 +185,32 @@ TEST(allgather_takes_ragged_rows_and_broadcast_takes_the_root) {
   }
 }
 
+TEST(hosts_that_complete_names_in_another_order_run_them_in_one) {
+  run_world(make_world(4, Wiring::kTwoHosts), [](Engine& engine, int rank) {
+    const bool x_first = rank < 2;
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> x(1000, 1);
+      std::vector<float> y(1000, 10);
+      std::vector<hvd_handle> handles(2);
+      EXPECT(Call(HVD_ALLREDUCE, x_first ? "x" : "y")
+                 .tensor(x_first ? x : y, HVD_FLOAT32)
+                 .submit(engine, &handles[0])
+                 .ok());
+      // By now both ranks of this host have the first one, and those of the other host another one.
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      EXPECT(Call(HVD_ALLREDUCE, x_first ? "y" : "x")
+                 .tensor(x_first ? y : x, HVD_FLOAT32)
+                 .submit(engine, &handles[1])
+                 .ok());
+      for (const hvd_handle handle : handles) {
+        EXPECT(engine.wait(handle, 20000).ok());
+        engine.release(handle);
+      }
+      EXPECT(x[0] == 4 && x[999] == 4 && y[0] == 40 && y[999] == 40);
+    }
+  });
+}
+
 TEST(ranks_that_disagree_get_the_same_words_and_go_on) {
   for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [&](Engine& engine, int rank) {
