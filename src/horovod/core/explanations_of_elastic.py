@@ -71,11 +71,16 @@ EXPLANATIONS_OF_ELASTIC = (
     ),
     Explanation(
         "elastic-script",
-        "Several workers raised the same exception at the same place",
+        "The script itself ends the job: the same exception in several workers, or unequal ends",
         _LAUNCHER,
-        ("raised the same exception at the same place of the training",),
+        ("raised the same exception at the same place of the training", "it waited too long for the end of training"),
         "An exception that two workers raise after the same commit would come again in every new world: it is the "
-        "script's own, or that of a sample which cannot be read.",
-        ("Fix the script; the exception stands above, with its traceback.",),
+        "script's own, or that of a sample which cannot be read. Or the training function has returned in some workers "
+        "and not in others: these have more steps to do, or work of their own that takes long.",
+        (
+            "Fix the script; the exception stands above, with its traceback.",
+            "Let all workers do equally many steps, and what only one of them does after the training function; "
+            "HOROVOD_ELASTIC_STRAGGLER_SECONDS gives it more time.",
+        ),
     ),
 )
