@@ -1229,6 +1229,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_jax_ops.py", "-k", "another_number"),),
     ),
     Mutation(
+        "jax-gradients-without-keys",
+        "src/horovod/jax/compiled.py",
+        "            **(_of_tree(keys) if keys and op != Adasum else {}),  # Adasum is of tensors that have elements\n",
+        "",
+        "ranks whose pytrees have other keys average tensors of other parameters, if their shapes are equal",
+        (python("tests/frameworks/test_jax_compiled.py", "-k", "keys_of_the_pytree"),),
+    ),
+    Mutation(
         "jax-gradient-of-broadcast",
         "src/horovod/jax/autograd.py",
         "jnp.where(is_root, whole, jnp.zeros_like(whole))",
