@@ -161,7 +161,7 @@ class Walk:
 
     def notice(self) -> None:
         """A worker sees that a member of its world hangs."""
-        for number, one in self.some(lambda one: one.world is not None and self._waits_in_vain(one.world)):
+        for number, _ in self.some(lambda one: one.world is not None and self._waits_in_vain(one.world)):
             self.leave(number, orderly=False)
 
     def look(self) -> None:
@@ -191,7 +191,7 @@ class Walk:
             one.ends_as = self.random.choice(["exited with code 1", "exited with code 1", "exited with code 0"])
 
     def hang(self) -> None:
-        """In a world, or before the first one; not all that could notice it. Agents see to processes that are frozen."""
+        """In a world, or before the first one; not all that could notice it. Agents end what is frozen."""
         for number, one in self.some(lambda one: not one.asks and not one.finished):
             others = [other for n, other in self.processes.items() if n != number and not other.hangs]
             together = [other for other in others if other.world == one.world and (other.world or other.asks)]
