@@ -82,7 +82,7 @@ def test_a_lost_host_is_left_as_one_whose_worker_has_failed(tmp_path: Path) -> N
         job.set_hosts(f"{ONE}:2 {TWO}:1")
         assert set(job.wait_for_world(2)) == {0, 2}
         said = job.finish()
-    assert f"host {TWO} was lost: its agent was killed by SIGKILL; it is left for good\nhint: --blacklist" in said
+    assert f"host {TWO} was lost: its agent was killed by SIGKILL; it is no longer used\nhint: --blacklist" in said
 
 
 def test_a_host_of_the_command_line_that_is_not_ready_is_spoken_of(tmp_path: Path) -> None:

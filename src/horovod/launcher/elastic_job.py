@@ -254,7 +254,7 @@ class ElasticJob(Supervision):
         seconds = self._plan.limits.cooldown(failures) if others else _RETRY_S
         if seconds is None:
             self._left.add(host)
-            return "; it is left for good\nhint: --blacklist-cooldown-range lets hosts come back"
+            return "; it is no longer used\nhint: --blacklist-cooldown-range lets hosts come back"
         self._ask_again[host] = time.monotonic() + seconds
         return f"; it is asked again in {seconds:.0f} s"
 
