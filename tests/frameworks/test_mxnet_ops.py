@@ -352,7 +352,10 @@ def test_an_error_that_is_read_late_is_no_error_of_the_next_generation() -> None
         hvd.shutdown()
         hvd.init()
         if hvd.rank() == 0:
-            with pytest.raises(mx.base.MXNetError, match="rank 1 has left"):
+            # On a busy machine MXNet's engine may not have begun it yet.
+            with pytest.raises(
+                mx.base.MXNetError, match=r"rank 1 has left|shut down before `allreduce\.late` could begin"
+            ):
                 late.wait_to_read()
         return str(context.current().failure)
 
