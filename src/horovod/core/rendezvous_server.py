@@ -27,6 +27,8 @@ from horovod.core.rendezvous_store import Store, Wait, WorkerListener
 __all__ = ["RendezvousServer"]
 
 _READ_BYTES = 1 << 16
+# A peer that has no such connection answers at once that it has none; one that is only out of reach has minutes.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 10}
 
 
 @dataclasses.dataclass
@@ -221,6 +223,10 @@ class RendezvousServer:
     def _add(self, channel: Channel) -> None:
         connection = _Connection(channel.detach(), channel.peer)
         connection.socket.setblocking(False)
+        # Else a connection that the network has broken, and that only the client knows of, would stay for ever.
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            connection.socket.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
