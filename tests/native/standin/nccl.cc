@@ -134,10 +134,20 @@ bool in_pieces(CommBody* comm, const std::byte* in, size_t bytes, const std::fun
   return true;
 }
 
-void reduce_parts(CommBody* comm, int type, int op, std::byte* to, size_t from, size_t bytes) {
-  const size_t each = bytes_of(type);
+// An operation as it is when it is enqueued: it may be gone when it runs.
+struct Operation {
+  int op = 0;
+  double factor = 1;  // for each rank's values
+};
+
+Operation operation(CommBody* comm, int op) {
   const auto made = comm->factors.find(op);
-  const double factor = made == comm->factors.end() ? 1 : made->second;
+  return {op, made == comm->factors.end() ? 1 : made->second};
+}
+
+void reduce_parts(CommBody* comm, int type, Operation how, std::byte* to, size_t from, size_t bytes) {
+  const size_t each = bytes_of(type);
+  const auto [op, factor] = how;
   for (size_t at = 0; at < bytes; at += each) {
     if (type == 4) {  // beyond a double's precision
       int64_t whole = standin::load<int64_t>(comm->part(0) + from + at);
@@ -270,16 +280,17 @@ int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int residence, Com
   return kSuccess;
 }
 
-// What was enqueued with it keeps its meaning; the stand-in looks it up late, so it stays.
-int ncclRedOpDestroy(int op, CommBody* comm) { return comm->factors.contains(op) ? kSuccess : kInvalidArgument; }
+// What was enqueued with it keeps its meaning.
+int ncclRedOpDestroy(int op, CommBody* comm) { return comm->factors.erase(op) == 1 ? kSuccess : kInvalidArgument; }
 
 int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, CommBody* comm, StreamBody* stream) {
   STANDIN_NCCL("ncclAllReduce")
   if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const Operation how = operation(comm, op);
   const size_t bytes = count * bytes_of(type);
   return add(comm, stream, "ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, [=] {
     return in_pieces(comm, static_cast<const std::byte*>(in), bytes, [&](size_t at, size_t length) {
-      reduce_parts(comm, type, op, static_cast<std::byte*>(out) + at, 0, length);
+      reduce_parts(comm, type, how, static_cast<std::byte*>(out) + at, 0, length);
     });
   });
 }
@@ -288,12 +299,13 @@ int ncclReduce(const void* in, void* out, size_t count, int type, int op, int ro
                StreamBody* stream) {
   STANDIN_NCCL("ncclReduce")
   if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const Operation how = operation(comm, op);
   const size_t bytes = count * bytes_of(type);
   std::vector<standin::Touched> touched = {{in, bytes, false}};
   if (comm->rank == root) touched.push_back({out, bytes, true});
   return add(comm, stream, "ncclReduce", std::move(touched), [=] {
     return in_pieces(comm, static_cast<const std::byte*>(in), bytes, [&](size_t at, size_t length) {
-      if (comm->rank == root) reduce_parts(comm, type, op, static_cast<std::byte*>(out) + at, 0, length);
+      if (comm->rank == root) reduce_parts(comm, type, how, static_cast<std::byte*>(out) + at, 0, length);
     });
   });
 }
@@ -301,12 +313,13 @@ int ncclReduce(const void* in, void* out, size_t count, int type, int op, int ro
 int ncclReduceScatter(const void* in, void* out, size_t count, int type, int op, CommBody* comm, StreamBody* stream) {
   STANDIN_NCCL("ncclReduceScatter")
   if (!is_reduction(comm, type, op)) return kInvalidArgument;
+  const Operation how = operation(comm, op);
   const size_t bytes = count * bytes_of(type);
   const size_t all = bytes * static_cast<size_t>(comm->size);
   if (all > kPartBytes) return kInternalError;  // the stand-in is too small for it
   return add(comm, stream, "ncclReduceScatter", {{in, all, false}, {out, bytes, true}}, [=] {
     return in_pieces(comm, static_cast<const std::byte*>(in), all, [&](size_t, size_t) {
-      reduce_parts(comm, type, op, static_cast<std::byte*>(out), bytes * static_cast<size_t>(comm->rank), bytes);
+      reduce_parts(comm, type, how, static_cast<std::byte*>(out), bytes * static_cast<size_t>(comm->rank), bytes);
     });
   });
 }
