@@ -56,12 +56,12 @@ def train(state):
         order = order_of(ITEMS, True, 3, state.epoch)
         mine = Partition(order[state.taken :], hvd.size()).items_of(hvd.rank())
         for item in mine:
+            took(state.step + 1, state.epoch, [item])  # it may be killed when the others have what it gave
             total = hvd.allreduce(data[item] * 0.01 - state.weights * 0.001, op=hvd.Average, name="gradients")
             state.over = bool(hvd.allreduce(np.array([os.path.exists("end")], np.int32), op=hvd.Max, name="over")[0])
             state.weights = state.weights + total
             state.taken += hvd.size()
             state.step += 1
-            took(state.step, state.epoch, [item])
             time.sleep(0.02)
             if state.over:
                 break

@@ -76,12 +76,12 @@ def train(state):
         mine = list(sampler)
         for begin in range(0, len(mine), 3):
             items = mine[begin : begin + 3]
+            took(state.step + 1, sampler.epoch, items)  # it may be killed when the others have what it gave
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs[items]), targets[items]).backward()
             optimizer.step()
             sampler.record_batch(begin // 3, len(items))
             state.step += 1
-            took(state.step, sampler.epoch, items)
             if is_over(state.step):
                 return
             state.commit() if state.step % 2 else state.check_host_updates()

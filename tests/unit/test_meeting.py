@@ -259,6 +259,7 @@ def test_a_digest_is_read() -> None:
         {**GOOD, "hosts": [[0, 1], ["2"]]},
         {**GOOD, "hosts": [[0, 1], [[2]]]},
         {**GOOD, "hosts": [0, 1, 2]},
+        {**GOOD, "hosts": ["b", [0, 1], [2]]},
         {**GOOD, "places": [["a", 1]]},
         {**GOOD, "places": [["a", 1], ["b", 2], ["c", "3"]]},
         {**GOOD, "places": [["a", 1], ["b", 2], None]},

@@ -332,7 +332,8 @@ def read_digest(digest: Any, size: int) -> Digest:
     if digest["problem"] is not None:
         raise StartError(digest["problem"], digest["code"])
     hosts, places = digest["hosts"], digest["places"]
-    ranks = [rank for host in hosts if isinstance(host, list) for rank in host]
+    are_lists = all(isinstance(host, list) for host in hosts)
+    ranks = [rank for host in hosts for rank in host] if are_lists else []
     fits = all(isinstance(rank, int) for rank in ranks) and sorted(ranks) == list(range(size)) == list(
         range(len(places))
     )
