@@ -6,6 +6,7 @@ Hosts are names of this machine here: each has its own agent, and they share no 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -21,8 +22,10 @@ from support.jobs import run_job
 ONE, TWO, THREE = "localhost", "127.0.0.1", socket.gethostname()
 
 
-@pytest.mark.parametrize("np", [2, 4])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("np", "transport"),
+    [(2, "tcp"), (4, "shm"), *(pytest.param(*more, marks=pytest.mark.thorough) for more in ((2, "shm"), (4, "tcp")))],
+)
 def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path, np: int, transport: str) -> None:
     with ElasticJob(tmp_path, "-np", str(np), "--min-np", "1", env={"HOROVOD_TRANSPORT": transport}) as job:
         pids = job.wait_for_world(np)
@@ -106,9 +109,16 @@ FAULTS = [("rendezvous@2", "shm"), ("attach@2", "shm"), ("shutdown", "shm"), ("s
 FAULTS += [("count@40", "shm"), ("append@4", "shm"), ("rendezvous@2", "tcp"), ("shutdown", "tcp"), ("tcp@300", "tcp")]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize(("point", "transport"), FAULTS)
+# Daily each moment with one of the two.
+LOSSES = [
+    pytest.param(*fault, action, victim, marks=[] if (action, victim) == daily else pytest.mark.thorough)
+    for fault, daily in zip(FAULTS, itertools.cycle([("kill", 0), ("kill", 2)]))
+    for action in ("kill", "stop")
+    for victim in (0, 2)
+]
+
+
+@pytest.mark.parametrize(("point", "transport", "action", "victim"), LOSSES)
 def test_a_worker_is_lost_at_any_moment(tmp_path: Path, point: str, transport: str, action: str, victim: int) -> None:
     """While a fourth worker joins, or at a collective."""
     env = {
