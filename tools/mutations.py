@@ -1707,10 +1707,10 @@ MUTATIONS = (
     Mutation(
         "elastic-left-well-is-in-the-next-world",
         "src/horovod/elastic/driver.py",
-        "        if well and number in self.job.members and self.job.phase == LIVE:",
-        "        if well and number in self.job.members:",
+        "        while self._left_well and self.job.phase != LIVE:",
+        "        while False:",
         "a member whose process has ended with success is waited for in the next world",
-        (python("tests/unit/test_elastic_driver.py", "-k", "ended_with_success"),),
+        (python("tests/unit/test_elastic_driver_walk.py"),),
     ),
     Mutation(
         "elastic-each-start-waits-anew",
