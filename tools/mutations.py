@@ -1713,6 +1713,14 @@ MUTATIONS = (
         (python("tests/unit/test_elastic_driver_walk.py"),),
     ),
     Mutation(
+        "elastic-reserve-stops-the-others",
+        "src/horovod/elastic/membership.py",
+        " and not is_full(turn.job, turn.rules):",
+        ":",
+        "a worker that is ready in reserve makes all others leave their world",
+        (python("tests/unit/test_membership.py", "-k", "reserve"),),
+    ),
+    Mutation(
         "elastic-each-start-waits-anew",
         "src/horovod/elastic/running_wait.py",
         "{Timer.STARTS: Timer.SLOTS}",

@@ -37,6 +37,19 @@ def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path, np: int
     assert f"1 loss survived: worker {np - 1} on localhost was killed by SIGKILL" in said
 
 
+def test_a_worker_in_reserve_replaces_a_lost_one_at_once(tmp_path: Path) -> None:
+    reserve = ["--max-np", "2", "--spares", "1"]
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "2", *reserve) as job:
+        pids = job.wait_for_world(2)
+        job.wait_for_line(r"worker 2 on localhost is ready after \S+ s; it waits in reserve", "stderr")
+        os.kill(pids[1], signal.SIGKILL)
+        assert job.wait_for_world(2).keys() == {0, 2}
+        job.wait_for_line(r"worker 3 on localhost is ready after \S+ s; it waits in reserve", "stderr")
+        said = job.finish()
+    assert re.search(r"generation 2: worker 1 on localhost was killed by SIGKILL; 2 workers go on", said)
+    assert "generation 3" not in said
+
+
 def test_rank_0_is_killed(tmp_path: Path) -> None:
     with ElasticJob(tmp_path, "-np", "3", "--min-np", "1") as job:
         os.kill(job.wait_for_world(3)[0], signal.SIGKILL)
@@ -62,6 +75,20 @@ def test_a_frozen_worker_is_replaced(tmp_path: Path) -> None:
         job.wait_for_world(2)
         job.wait_for_world(3)
         assert "worker 1 on localhost was stopped by SIGSTOP and not continued" in job.finish()
+
+
+def test_a_survivor_that_is_long_in_its_own_code_is_asked_where(tmp_path: Path) -> None:
+    act = (
+        "if state.step == 10 and worker == 1: time.sleep(5)\n"
+        "if state.step == 10 and worker == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {"HOROVOD_ELASTIC_STRAGGLER_SECONDS": "6"}
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", act=act, env=env) as job:
+        job.wait_for_world(3)
+        job.wait_for_line("horovodrun: worker 1 is here:", "stderr")
+        job.wait_for_line('File "act", line 1, in <module>', "stderr")
+        job.wait_for_line("generation 2: worker 2 on localhost was killed by SIGKILL; ", "stderr")
+        job.finish()
 
 
 def test_slots_come_and_go_and_nobody_is_rolled_back(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ class Job:
     def forget_worker(self, worker: int) -> None: ...
 
 
+def test_one_in_reserve_is_planned_as_a_member_but_not_as_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, ("a", 4), np=3, max_np=3, spares=1).attend(0, 1, 2)
+    assert (job.planned[3].rank, job.planned[3].size, job.planned[3].local_rank) == (2, 3, 3)
+    job.attend(3)
+    assert job.said == ["worker 3 on a is ready after 0.0 s; it waits in reserve"]
+    alone = Job(monkeypatch, ("a", 2), np=1, max_np=1, spares=1).attend(0)
+    assert alone.planned[1].rank == 1, "it would believe that it is rank 0"
+
+
 def test_who_makes_a_world_lost_may_be_in_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, ("a", 2)).attend(0, 1)
     job.driver.list_hosts([("a", 1)])
@@ -161,6 +170,24 @@ def test_what_stood_still_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not job.killed
     job.at(3650.0)
     assert job.killed == {1: "did not leave its world within 50 s and was ended"}
+
+
+def test_who_is_waited_for_is_asked_where_its_script_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(100.0, 200.0, 1.0, 30.0, 60.0, cooldown=lambda _: None)
+    job = Job(monkeypatch, ("a", 3), limits=limits).attend(0, 1, 2).attend(0, left=1)
+    job.at(59.0)
+    assert "ask-stack" not in dict(job.words).values()
+    job.attend(2, left=1).at(60.0)
+    job.at(90.0)
+    assert [number for number, word in job.words if word == "ask-stack"] == [1]
+    job.driver.is_said(m.Stack(1, "line 3"))
+    assert job.said[-1] == "worker 1 is here:\nline 3"
+    job.attend(1, left=1)
+    job.driver.happens(m.Finished(1, 2, (2, 1)))
+    job.at(149.0)
+    assert job.words[-1][1] != "ask-stack"
+    job.at(150.0)
+    assert sorted(job.words[-2:]) == [(0, "ask-stack"), (2, "ask-stack")]
 
 
 def test_hosts_that_wait_for_a_commit_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,15 +55,18 @@ class Walk:
         self.worlds: dict[int, tuple[int, ...]] = {}  # members by generation
         self.inbox: list[tuple[int, m.Message]] = []
         self.outcome = ""
+        most = self.random.choice([None, 2, 4])
         rules = Rules(
             np=2,
             min_np=self.random.choice([1, 2]),
-            max_np=self.random.choice([None, 4]),
+            max_np=most,
+            spares=0 if most is None else self.random.choice([0, 1]),
             blame=self.random.choice([BLAME_HOST, BLAME_WORKER]),
             cooldown=self.random.random() < 0.7,
             restart=self.random.random() < 0.5,
             settle=self.random.random() < 0.5,
         )
+        self.most = most
         self.driver = Driver(rules, LIMITS, self, self)
         self.driver.list_hosts([("a", 2)])
 
@@ -98,6 +101,7 @@ class Walk:
     def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
         record = self.driver.job.record
         assert record is not None and generation not in self.worlds
+        assert not self.most or len(record.members) <= self.most
         self.worlds[generation] = tuple(member.number for member in record.members)
         assert set(self.worlds[generation]) <= set(self.processes), "nobody who is gone is in a world"
 

@@ -31,7 +31,7 @@ WITHOUT_EFFECT = """
 """
 OFF_ANYWAY = ["--no-torus-allreduce", "--no-autotune", "--no-mpi-threads-disable"]
 ELASTIC = """
---min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --slots-per-host=1 --slots=1 --elastic-timeout=1
+--min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --spares=1 --slots-per-host=1 --slots=1 --elastic-timeout=1
 --reset-limit=1 --host-discovery-script=s
 """
 
@@ -72,6 +72,8 @@ def test_a_flag_may_have_two_values() -> None:
         ),
         ("--min-np 3 --max-np 4", "--min-np 3 is more than -np 2, the slots that the job needs to begin"),
         ("--min-np 1 --max-np 1", "--max-np 1 is less than -np 2, the slots that the job needs to begin"),
+        ("--min-np 1 --spares 1", "--spares counts workers beyond --max-np, which is missing"),
+        ("--spares 1", "--spares is for elastic jobs"),
         ("--min-np 1 --mpi", "--mpi starts all processes at once and cannot replace one"),
         ("--min-np 1 --reset-limit -1", "'-1' is not a number of changes; expected 0 or more"),
         ("--min-np 1 --blacklist-cooldown-range 0 5", "expected two numbers of seconds, the smaller one first"),
@@ -95,6 +97,8 @@ def test_an_elastic_job_has_a_plan_and_no_ranks() -> None:
     assert (plan.rules.np, plan.rules.min_np, plan.rules.max_np, plan.rules.reset_limit) == (2, 1, None, 3)
     assert ready("-np", "2", "--min-np", "1", "--reset-limit", "0").elastic.rules.reset_limit == 0
     assert plan.rules.blame == BLAME_HOST
+    spared = ready("-np", "2", "--min-np", "1", "--max-np", "3", "--spares", "2").elastic
+    assert spared.rules.spares == 2 and spared.hosts == (("localhost", 5),)
     assert ready("-np", "2", "--min-np", "1").elastic.rules.blame == BLAME_WORKER
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, OVER, Job, Rules, waits
+from horovod.elastic.job import GATHER, LIVE, OVER, SUCCESS, Job, Rules, waits
 from horovod.elastic.membership import begin, step
 from horovod.elastic.ranks import identities
 
@@ -85,6 +85,41 @@ def test_nothing_starts_before_there_are_np_slots_and_never_more_than_max_np() -
     assert driver.started() == [("a", 0), ("a", 1), ("b", 0)]
     driver.on(m.Listed((("a", 1), ("b", 4))))
     assert driver.told(m.Stop) == [1] and driver.started() == [("b", 1)], "the place of the stopped one is given on"
+
+
+def test_those_in_reserve_replace_lost_workers_at_once() -> None:
+    hosts = (("a", 1), ("b", 1), ("c", 1), ("d", 1))
+    driver = Driver(hosts, np=2, max_np=2, spares=1, settle=True)
+    assert driver.started() == [("a", 0), ("b", 0)], "the first world is made without them"
+    driver.on(m.Attend(0, 0, m.NO_STATE), m.Attend(1, 0, m.NO_STATE))
+    assert driver.started() == [("c", 0)]
+    driver.on(m.Attend(2, 0, m.NO_STATE))
+    assert driver.orders == () and waits(driver.job, driver.rules) is None, "it disturbs nobody"
+    driver.ends(1)
+    assert driver.started() == [("d", 0)], "another one takes its place in the reserve"
+    driver.leave(0, orderly=False)
+    assert driver.ranks == [0, 2] and driver.job.phase == LIVE
+    driver.on(m.Attend(3, 0, m.NO_STATE), m.Finished(0, 2, (2, 1)), m.Finished(2, 2, (2, 1)))
+    assert driver.outcome == SUCCESS and driver.told(m.Stop) == [3] and driver.told(m.Done) == [0, 2]
+
+
+def test_who_is_ready_while_one_is_lacking_is_not_in_reserve() -> None:
+    driver = Driver((("a", 1), ("b", 1)), np=2, max_np=2, spares=1, blame="worker", cooldown=True).all_attend()
+    driver.ends(1)
+    driver.leave(0, orderly=False)
+    assert driver.ranks == [0]
+    driver.on(m.Listed((("a", 1), ("b", 1), ("c", 1))))
+    assert driver.started() == [("c", 0)]
+    driver.on(m.Attend(2, 0, m.NO_STATE))
+    assert driver.told(m.Update) == [0]
+
+
+def test_one_in_reserve_takes_the_place_of_a_host_that_leaves() -> None:
+    driver = Driver((("a", 1), ("b", 1), ("c", 1)), np=2, max_np=2, spares=1).all_attend()
+    driver.on(m.Attend(2, 0, m.NO_STATE), m.Listed((("a", 1), ("c", 1))))
+    assert driver.told(m.Update) == [0, 1]
+    driver.leave(0, 1)
+    assert driver.ranks == [0, 2] and driver.told(m.Stop) == [1]
 
 
 def test_rank_0_has_the_newest_state_and_its_host_comes_first() -> None:

@@ -34,6 +34,7 @@ SMALL = {
     "a joiner, settled": (ONE_MORE, 1, ("add", "remove"), Rules(1, 1, settle=True)),
     "a slot is filled again": ((("a", 2, 2),), 1, ("crash",), Rules(2, 1, **BY_WORKER)),
     "a host goes whole and comes back": ((("a", 1, 1), ("b", 1, 1)), 1, ("crash",), Rules(2, 1, cooldown=True)),
+    "one in reserve": (THREE, 1, ("crash",), Rules(2, 1, max_np=2, spares=1)),
     "no more than two": (THREE, 1, ("remove",), Rules(2, 1, max_np=2)),
 }
 LARGE = {
@@ -48,6 +49,7 @@ LARGE = {
     "two crashes of three": (THREE, 1, ("crash", "crash"), Rules(3, 1)),
     "slots are filled again": ((("a", 2, 2),), 1, ("crash", "crash"), Rules(2, 1, **BY_WORKER)),
     "a host of two fails whole": ((("a", 2, 2), ("b", 1, 1)), 1, ("crash",), Rules(3, 1, cooldown=True)),
+    "one in reserve, and a removal": (THREE, 1, ("crash", "remove"), Rules(2, 1, max_np=2, spares=1)),
     "three cuts": (TWO, 3, ("blip", "crash"), Rules(2, 1)),
 }
 

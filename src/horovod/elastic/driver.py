@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 from horovod.core.topology import Identity, Topology
 from horovod.core.wording import counted
-from horovod.elastic.job import LIVE, OVER, Job, Rules, waits
+from horovod.elastic.job import LIVE, OVER, Job, Rules, is_full, missing, unfinished, waits
 from horovod.elastic.membership import step
 from horovod.elastic.messages import (
     WHOLE_HOST,
+    AskStack,
     Attend,
     End,
     Ended,
@@ -31,6 +32,7 @@ from horovod.elastic.messages import (
     Order,
     Pardoned,
     Place,
+    Stack,
     Start,
     Stop,
     Tell,
@@ -42,7 +44,7 @@ from horovod.elastic.messages import (
 )
 from horovod.elastic.ranks import identities, in_rank_order
 from horovod.elastic.running_wait import RunningWait
-from horovod.elastic.words import packed
+from horovod.elastic.words import Said, packed
 
 __all__ = ["Driver", "Hands", "Limits", "Office"]
 
@@ -138,6 +140,13 @@ class Driver:
             self._end(self._left_well.popitem()[1])
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
+    def is_said(self, said: Said) -> None:
+        """A word of a worker's."""
+        if isinstance(said, Stack):
+            self._hands.tell(f"worker {said.worker} is here:\n{said.text}")
+        else:
+            self.happens(said)
+
     def list_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
         """The hosts that can be used now, with their slots."""
         self.happens(Listed(tuple(hosts)))
@@ -162,7 +171,8 @@ class Driver:
         worker = next((worker for worker in self.job.workers if worker.number == number), None)
         if self.job.phase == LIVE and worker is not None and started_s is not None and number not in self.job.told:
             ready = f"worker {number} on {worker.host} is ready after {now - started_s:.1f} s"
-            self._hands.tell(f"{ready}; it joins at the next commit")
+            then = "waits in reserve" if is_full(self.job, self._rules) else "joins at the next commit"
+            self._hands.tell(f"{ready}; it {then}")
 
     def _end(self, ended: Ended) -> None:
         record, job = self.job.record, self.job
@@ -195,13 +205,16 @@ class Driver:
                 self._hands.over(outcome, text)
 
     def _planned(self, worker: Worker) -> Identity:
-        """Its place if all that are started now, and nobody else, were in the next world."""
-        others = [other for other in self.job.workers if other.number not in self.job.told]
-        members = [worker, *(other for other in others if other.number != worker.number)]
-        record = self.job.record
-        root = record.members[0].number if record and record.members[0] in members else members[0].number
-        root = min(other.number for other in members) if not self.job.generation else root
-        order = in_rank_order(members, root, [host for host, _ in self.job.hosts])
+        """Its place if all that are started now, and nobody else, were in the next world, as far as there is room."""
+        job = self.job
+        others = [other for other in job.workers if other.number not in job.told and other != worker]
+        # A joiner is never rank 0: it has nothing to write, and what it writes would be written twice.
+        first = min(others) if others and job.generation else min([worker, *others])
+        root = job.record.members[0] if job.record and job.record.members[0] in others else first
+        members = list(dict.fromkeys([worker, root, *others]))
+        if self._rules.max_np is not None:
+            members = members[: max(self._rules.max_np, 2)]
+        order = in_rank_order(members, root.number, [host for host, _ in job.hosts])
         planned = identities(order)[order.index(worker)]
         # By its slot, although a lower one may be empty now: a script chooses its device by this number.
         return dataclasses.replace(planned, local_rank=worker.slot, local_size=max(planned.local_size, worker.slot + 1))
@@ -274,6 +287,9 @@ class Driver:
                 self._hands.kill(number, f"was not ready within {limit_s:g} s and was ended")
         if news := self._wait.news(now):
             self._hands.tell(news)
+        if self._wait.is_to_ask(now):
+            for worker in missing(self.job) if self.job.phase != LIVE else unfinished(self.job):
+                self._office.tell(worker.number, packed(AskStack()))
         if timer := self._wait.run_out(now):
             self.happens(Timeout(timer))
 

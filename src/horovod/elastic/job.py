@@ -25,9 +25,11 @@ __all__ = [
     "Rules",
     "Waits",
     "holds_state",
+    "is_full",
     "missing",
     "names",
     "needed",
+    "unfinished",
     "usual_reason",
     "waits",
 ]
@@ -49,13 +51,15 @@ BLAME_HOST, BLAME_WORKER = "host", "worker"
 class Rules(NamedTuple):
     """What the job was started with. `cooldown`: whether hosts that have failed come back after a time.
 
-    `blame`: what is not used again after a failure, the whole host or the worker's slot. `restart`: whether to start
-    afresh when nobody holds the state any more. `settle`: whether a joiner that is ready waits for others.
+    `spares`: how many workers beyond `max_np`, which must be given then, wait in reserve. `blame`: what is not used
+    again after a failure, the whole host or the worker's slot. `restart`: whether to start afresh when nobody holds the
+    state any more. `settle`: whether a joiner that is ready waits for others.
     """
 
     np: int
     min_np: int
     max_np: int | None = None
+    spares: int = 0
     reset_limit: int | None = None
     blame: str = BLAME_HOST
     cooldown: bool = False
@@ -117,6 +121,12 @@ def holds_state(job: Job, number: int) -> bool:
     return held != NO_STATE or (job.record is not None and number in job.members and job.record.base[1] == 0)
 
 
+def is_full(job: Job, rules: Rules) -> bool:
+    """Whether the newest world has all the workers that it may have: whoever is ready now waits in reserve."""
+    staying = sum(worker.number in job.members and worker.place in job.listed for worker in job.workers)
+    return rules.max_np is not None and staying >= rules.max_np
+
+
 def missing(job: Job) -> list[Worker]:
     """Members of the last world that live and have neither attended nor finished."""
     held = dict(job.waiting)
@@ -125,6 +135,11 @@ def missing(job: Job) -> list[Worker]:
         for worker in job.workers
         if worker.number in job.members and worker.number not in held and worker.number not in job.told
     ]
+
+
+def unfinished(job: Job) -> list[Worker]:
+    """Members of the world that runs whose function has not returned."""
+    return [one for one in job.workers if one.number in job.members and one.number not in job.finished]
 
 
 def waits(job: Job, rules: Rules) -> Waits | None:
@@ -151,9 +166,8 @@ def _waits_of_live(job: Job) -> Waits | None:
     if job.settling:
         return Waits("other workers that are about to be ready", Timer.SETTLE)
     if job.finished - job.left:
-        members = [worker for worker in job.workers if worker.number in job.members]
-        rest = names([worker for worker in members if worker.number not in job.finished])
-        done = names([worker for worker in members if worker.number in job.finished])
+        rest = names(unfinished(job))
+        done = names([worker for worker in job.workers if worker.number in job.finished])
         return Waits(f"the end of training in workers {rest}; it has ended in workers {done}", Timer.ENDS)
     if job.announced:
         return Waits("state.commit() or state.check_host_updates(): the hosts have changed", None)

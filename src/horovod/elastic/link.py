@@ -35,12 +35,14 @@ from horovod.core.settings import Settings
 from horovod.elastic import session as sessions
 from horovod.elastic.messages import (
     NO_STATE,
+    AskStack,
     Attend,
     Done,
     Finished,
     Lost,
     Message,
     Raised,
+    Stack,
     StateId,
     Stop,
     Update,
@@ -55,6 +57,7 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
+_STACK_FRAMES = 12
 # A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
 # all of them.
 _OWN_FAULTS = {"start-resources", "start-secret", "start-settings"}
@@ -92,6 +95,7 @@ class DriverSession:
         self.cuts = 0
         self.held: StateId = NO_STATE
         self._worker = settings.worker
+        self._training = threading.get_ident()
         self._enter = enter
         secret = read_secret(settings.secret_file)
         self._launcher = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, secret, "the launcher")
@@ -235,7 +239,11 @@ class DriverSession:
                 continue
             for word in words:
                 got += 1
-                self._hear(unpacked_message(word))
+                message = unpacked_message(word)
+                if isinstance(message, AskStack):
+                    self._say(Stack(self._worker, _stack_of(self._training)))
+                else:
+                    self._hear(message)
 
     def _forget_silent(self, error: ChannelError) -> None:
         """What stands between two machines may drop a connection without a word to either side."""
@@ -254,7 +262,7 @@ class DriverSession:
                 case Update():
                     self._update = (self._next.generation if self._next else 0), message
                     self._pass_on()
-                case _:
+                case Stop() | Done():
                     self._verdict = message
             self._news.notify_all()
 
@@ -275,6 +283,11 @@ class DriverSession:
 def _is_loss(error: StartError | HorovodInternalError) -> bool:
     """Whether a start has failed because of a rank that is gone: the next one has other members."""
     return isinstance(error, RankLostError) or error.code == "start-lost-rank"
+
+
+def _stack_of(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    return "".join(traceback.format_stack(frame)[-_STACK_FRAMES:]).rstrip() if frame else "its thread has ended"
 
 
 def _abort(generation: int) -> None:

@@ -36,6 +36,7 @@ from horovod.elastic.job import (
     Job,
     Rules,
     holds_state,
+    is_full,
     missing,
     needed,
     usual_reason,
@@ -144,7 +145,7 @@ def _attend(turn: _Turn, event: Attend) -> None:
     _wait(turn, event)
     if event.worker in turn.job.members:
         _leave_world(turn, event.orderly)
-    elif turn.job.phase == LIVE:
+    elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
             turn.set(settling=True)
         else:
@@ -288,10 +289,12 @@ def _use_places(turn: _Turn) -> None:
         return
     if not job.started and len(listed) < turn.rules.np:
         return
+    # Those in reserve start when the first world is there: what the first workers do before it, they do together.
+    most = None if turn.rules.max_np is None else turn.rules.max_np + (turn.rules.spares if job.generation else 0)
     taken = {worker.place for worker in job.workers}
     useful = sum(worker.number not in turn.job.told and worker.place in listed for worker in job.workers)
     for place in places:
-        if place in listed and place not in taken and (turn.rules.max_np is None or useful < turn.rules.max_np):
+        if place in listed and place not in taken and (most is None or useful < most):
             worker = Worker(turn.job.started, *place)
             turn.orders.append(Start(worker))
             turn.set(workers=(*turn.job.workers, worker), started=worker.number + 1)
@@ -378,6 +381,8 @@ def _form(turn: _Turn) -> None:
         turn.tell(worker.number, record)
     if any(worker.place not in job.listed for worker in members):
         _announce(turn, REMOVED)
+    if rules.spares:
+        _use_places(turn)
 
 
 def _broke_by_itself(job: Job, newest: StateId) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "NO_STATE",
     "REMOVED",
     "WHOLE_HOST",
+    "AskStack",
     "Attached",
     "Attend",
     "Done",
@@ -33,6 +34,7 @@ __all__ = [
     "Pardoned",
     "Place",
     "Raised",
+    "Stack",
     "Start",
     "StateId",
     "Stop",
@@ -109,7 +111,12 @@ class Done:
     """All members have finished."""
 
 
-Message = World | Lost | Update | Stop | Done
+@dataclasses.dataclass(frozen=True)
+class AskStack:
+    """The others have waited for this worker for long: say where its script is."""
+
+
+Message = World | Lost | Update | Stop | Done | AskStack
 
 
 # Events. Those of a worker carry the generation that it has been in last (0: none) and the id of its state.
@@ -149,6 +156,14 @@ class Raised:
     worker: int
     state: StateId
     error: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Where a worker's script is, as text for people. No event: nothing follows from it."""
+
+    worker: int
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)

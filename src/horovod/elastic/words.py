@@ -7,12 +7,14 @@ import dataclasses
 from typing import Any
 
 from horovod.elastic.messages import (
+    AskStack,
     Attend,
     Done,
     Finished,
     Lost,
     Message,
     Raised,
+    Stack,
     Stop,
     Update,
     Worker,
@@ -22,10 +24,17 @@ from horovod.elastic.messages import (
 __all__ = ["Said", "WordError", "packed", "unpacked_message", "unpacked_said"]
 
 # What workers say of themselves.
-Said = Attend | Finished | Raised
+Said = Attend | Finished | Raised | Stack
 
-_MESSAGES: dict[str, type] = {"world": World, "lost": Lost, "update": Update, "stop": Stop, "done": Done}
-_SAID: dict[str, type] = {"attend": Attend, "finished": Finished, "raised": Raised}
+_MESSAGES: dict[str, type] = {
+    "world": World,
+    "lost": Lost,
+    "update": Update,
+    "stop": Stop,
+    "done": Done,
+    "ask-stack": AskStack,
+}
+_SAID: dict[str, type] = {"attend": Attend, "finished": Finished, "raised": Raised, "stack": Stack}
 _NAMES = {kind: name for name, kind in {**_MESSAGES, **_SAID}.items()}
 
 

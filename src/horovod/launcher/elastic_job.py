@@ -316,7 +316,7 @@ class ElasticJob(Supervision):
 
     def _on_word(self, worker: int, word: Any) -> None:
         try:
-            self._driver.happens(unpacked_said(word, worker))
+            self._driver.is_said(unpacked_said(word, worker))
         except WordError as error:
             self.warn(f"worker {worker} said what is not understood: {error}")
 

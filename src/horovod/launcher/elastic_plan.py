@@ -18,6 +18,7 @@ __all__ = ["elastic_plan", "is_elastic"]
 
 _FLAGS = {
     "--max-np": "max_np",
+    "--spares": "spares",
     "--slots-per-host": "slots_per_host",
     "--reset-limit": "reset_limit",
     "--blacklist-cooldown-range": "cooldown",
@@ -46,6 +47,11 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
         raise UsageError(f"--min-np {least} is more than -np {size}, the slots that the job needs to begin")
     if most is not None and most < size:
         raise UsageError(f"--max-np {most} is less than -np {size}, the slots that the job needs to begin")
+    if options.spares is not None and most is None:
+        raise UsageError(
+            "--spares counts workers beyond --max-np, which is missing\n"
+            "hint: without --max-np, each slot gets a worker that trains"
+        )
     several = hosts is None or len(hosts.hosts) > 1
     blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}
     cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)
@@ -55,6 +61,7 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
             np=size,
             min_np=least,
             max_np=most,
+            spares=options.spares or 0,
             reset_limit=options.reset_limit,
             blame=blame[settings.elastic_blame],
             cooldown=cooldown is not None,

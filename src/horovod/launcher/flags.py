@@ -138,7 +138,13 @@ def _add_elastic(group: Any) -> None:
         "--max-num-proc",
         type=_count,
         metavar="N",
-        help="never start more processes than this; default one in every slot",
+        help="never train with more processes than this; default one in every slot",
+    )
+    add(
+        "--spares",
+        type=_count,
+        metavar="N",
+        help="keep N more processes than --max-np ready: one of them replaces a lost one at once",
     )
     add(
         "--host-discovery-script",

@@ -52,7 +52,7 @@ def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) ->
         _check_started_once(allocation, environment)
         hosts, origin = allocation.hosts, str(allocation)
     else:
-        slots = max(options.num_proc or 0, options.max_np or 0)
+        slots = max(options.num_proc or 0, (options.max_np or 0) + (options.spares or 0))
         hosts, origin = [Host("localhost", slots)], "the default, this machine"
     if options.num_proc is None and (allocation is None or hosts is not allocation.hosts):
         raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
