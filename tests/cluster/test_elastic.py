@@ -45,6 +45,21 @@ def test_a_host_without_power_is_a_loss_of_its_workers(cluster: MakeCluster, tmp
         assert re.search(rf"host host{lost} was lost: its agent has said nothing for 3 s", job.finish())
 
 
+def test_hosts_that_cannot_connect_to_each_other_go_on_without_one_of_them(
+    cluster: MakeCluster, tmp_path: Path
+) -> None:
+    made = cluster(3)
+    env = {**SOON, "HOROVOD_START_TIMEOUT": "6"}
+    flags = ["-np", "3", "--min-np", "1", "-H", "host0:1,host1:1,host2:1"]
+    with ElasticJob(tmp_path, *flags, on=made.hosts[0], env=env) as job:
+        job.wait_for_world(3)
+        made.cut(made.hosts[1], made.hosts[2])
+        assert set(job.wait_for_world(2)) == {0, 1}
+        said = job.finish()
+    assert "worker 2 on host2 was ended: it and worker 1 on host1 cannot connect to each other, though both" in said
+    assert "host host2 is no longer used" in said
+
+
 def test_a_killed_worker_of_another_host(cluster: MakeCluster, tmp_path: Path) -> None:
     one, _ = cluster(2).hosts
     env = {"HOROVOD_ELASTIC_BLAME": "worker"}

@@ -140,7 +140,9 @@ class Walk:
         one = self.processes[number]
         assert one.world is not None
         one.left, one.world, one.asks = one.world.generation, None, True
-        self.driver.happens(m.Attend(number, one.left, one.held, orderly))
+        members = [] if orderly else self.worlds[one.left]
+        apart = tuple(other for other in members if other != number and self.random.random() < 0.1)
+        self.driver.happens(m.Attend(number, one.left, one.held, orderly, apart))
 
     def come(self) -> None:
         for number, one in self.some(lambda one: one.world is None and not one.asks and not one.left):

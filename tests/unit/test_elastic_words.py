@@ -16,7 +16,7 @@ from horovod.elastic.words import WordError, packed, unpacked_message, unpacked_
 MEMBERS = (m.Worker(3, "a", 0), m.Worker(5, "b", 1))
 MESSAGES = [m.World(7, MEMBERS, True, (6, 412), "why"), m.Lost(7), m.Update(3, 2), m.Stop(), m.Done(), m.AskStack()]
 SAID = [
-    m.Attend(3, 7, (7, 1), True),
+    m.Attend(3, 7, (7, 1), True, (4, 5)),
     m.Finished(3, 7, (7, 9)),
     m.Raised(3, (7, 1), "KeyError: 'x'"),
     m.Stack(3, "a\nb"),

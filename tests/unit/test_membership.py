@@ -155,6 +155,46 @@ def test_a_joiner_disturbs_nobody_before_it_is_ready() -> None:
     assert driver.ranks == [0, 1, 2] and driver.record.sync and driver.record.reason == "workers are added"
 
 
+def test_two_that_cannot_connect_to_each_other_twice_go_on_without_one_of_them() -> None:
+    driver = Driver((("a", 1), ("b", 1), ("c", 2))).all_attend()
+    trouble = {1: (3,), 3: (1,), 2: (), 0: ()}
+    for generation in (1, 2):
+        assert driver.job.generation == generation
+        driver.on(*(m.Attend(one, generation, (1, 0), False, trouble[one]) for one in range(4)))
+    assert driver.orders[-1] == m.Kill(
+        3, "was ended: it and worker 1 on b cannot connect to each other, though both reach horovodrun"
+    )
+    assert driver.job.phase == GATHER, "its end is awaited"
+    driver.ends(3)
+    assert driver.job.generation == 3 and driver.ranks == [0, 1], "its host has the blame"
+    assert driver.told(m.Stop) == [2]
+
+
+def test_who_has_trouble_with_more_of_the_others_goes() -> None:
+    driver = Driver((("a", 1), ("b", 1), ("c", 1))).all_attend()
+    for generation in (1, 2):
+        driver.on(*(m.Attend(one, generation, (1, 0), False, (0,) if one else ()) for one in range(3)))
+    assert driver.orders[-1].worker == 0  # type: ignore[union-attr]
+
+
+def test_the_last_that_holds_the_state_is_kept_whatever_trouble_it_has() -> None:
+    driver = Driver((("a", 1),), blame="worker").all_attend()
+    driver.on(m.Listed((("a", 1), ("b", 2))), m.Attend(1, 0, m.NO_STATE), m.Attend(2, 0, m.NO_STATE))
+    driver.leave(0)
+    for generation in (2, 3):
+        driver.on(m.Attend(0, generation, (1, 1), False, (1, 2)))
+        driver.on(*(m.Attend(one, generation, m.NO_STATE, False, (0,)) for one in (1, 2)))
+    assert driver.orders[-1].worker == 2  # type: ignore[union-attr]
+
+
+def test_trouble_with_connections_is_forgotten_when_a_world_has_had_a_cut() -> None:
+    driver = Driver((("a", 1), ("b", 1))).all_attend()
+    for generation in range(1, 6):
+        cut = (generation, 1)
+        driver.on(*(m.Attend(one, generation, cut, False, (1 - one,)) for one in range(2)))
+        assert driver.job.generation == generation + 1
+
+
 def test_a_removed_place_that_comes_back_before_the_cut_changes_nothing_but_the_generation() -> None:
     driver = Driver().all_attend()
     driver.on(m.Listed((("a", 2),)), m.Listed(TWO_HOSTS))

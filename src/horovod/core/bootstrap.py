@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from horovod import __version__
 from horovod.core import communicators, links, mpi, native, starters
 from horovod.core.agreed_sets import GivenSet, recorded
-from horovod.core.channel import AuthenticationError, ChannelError
+from horovod.core.channel import AuthenticationError, ChannelError, UnreachableError
 from horovod.core.data_links import DataLinkOpener
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.links import Link
@@ -54,11 +54,15 @@ _alone_generations = itertools.count()
 
 
 class Assignment(NamedTuple):
-    """What the launcher of an elastic job has told this process: the generation to enter, and its rank there."""
+    """What the launcher of an elastic job has told this process: the generation to enter, and its rank there.
+
+    `unreached` is filled while the generation exists, on any thread: ranks that this one could not connect to.
+    """
 
     generation: int
     rank: int
     size: int
+    unreached: set[int]
 
 
 def connect(
@@ -191,6 +195,7 @@ class _Start:
             assert settings.rendezvous_port is not None
             self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
         self.led = None if assignment is None else assignment.generation
+        self.unreached: set[int] = set() if assignment is None else assignment.unreached
         self.watch: StartWatch | None = None
         self.leader: links.LocalLeader | None = None
         self.mesh: links.Mesh | None = None
@@ -447,7 +452,9 @@ class _Start:
             self.mesh.close()
         elif self.mesh is not None:
             try:
-                self.opener = DataLinkOpener(self.rank, self.mesh, digest.places, self.settings.start_timeout_s)
+                self.opener = DataLinkOpener(
+                    self.rank, self.mesh, digest.places, self.settings.start_timeout_s, self.unreached
+                )
                 self.mesh.open(wanted, self.opener)
             except OSError as error:
                 problem = f"rank {self.rank}: {error}"
@@ -468,6 +475,8 @@ class _Start:
             if problem is None:
                 mesh.connect(digest.places, self.deadline, self._guard)
         except OSError as error:
+            if isinstance(error, UnreachableError):
+                self.unreached.add(leaders[0])
             problem = f"rank {self.rank}: {error}"
         outcome = self.meeting.finish(self.rank, leaders, problem)
         if outcome["problem"] is None:

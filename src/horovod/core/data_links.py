@@ -37,8 +37,12 @@ _PATIENCE_S = 0.2  # most higher ranks come at once
 class DataLinkOpener:
     """Owns the mesh, and `native`, the end for the native core, until `close`; sockets, until they are handed over."""
 
-    def __init__(self, rank: int, mesh: Mesh, places: Sequence[tuple[str, int]], timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, mesh: Mesh, places: Sequence[tuple[str, int]], timeout_s: float, unreached: set[int]
+    ) -> None:
+        """`unreached` gets the ranks that this one cannot connect to."""
         self._rank = rank
+        self._unreached = unreached
         self._mesh = mesh
         self._places = places
         self._timeout_s = timeout_s
@@ -180,6 +184,9 @@ class DataLinkOpener:
         text = f"rank {self._rank} at {self._mesh.address} could not open a data link with rank {peer}: {why}"
         if isinstance(why, UnreachableError):
             text += _HINT
+            with self._lock:
+                if not self._closing:
+                    self._unreached.add(peer)
         self._ours.send(_RANK.pack(peer) + text.encode()[:_MAX_TEXT_BYTES])
 
     def _hand_over_if_whole(self, peer: int) -> None:

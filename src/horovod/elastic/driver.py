@@ -193,8 +193,9 @@ class Driver:
             case Start(worker):
                 self._started_s[worker.number] = time.monotonic()
                 self._hands.start(worker, self._planned(worker), joins=self.job.generation > 0)
-            case Kill(number):
-                self._hands.kill(number, f"did not leave its world within {self._limits.straggler_s:g} s and was ended")
+            case Kill(number, why):
+                late = f"did not leave its world within {self._limits.straggler_s:g} s and was ended"
+                self._hands.kill(number, why or late)
             case Tell(number, message):
                 if isinstance(event, Attend) and isinstance(message, Lost):
                     self._has_left(event.worker, message, before)

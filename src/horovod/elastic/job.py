@@ -81,6 +81,9 @@ class Job(NamedTuple):
     lost: bool = False  # broken by a loss, not left in order
     calm: bool = True  # since it began no process has ended, and the hosts are the same
     barren: int = 0  # worlds in a row that broke in such a calm, and before a cut
+    # (generation, worker, other one): in these worlds and the newest, one of the two could not connect to the other.
+    unreached: frozenset[tuple[int, int, int]] = frozenset()
+    apart: frozenset[int] = frozenset()  # workers that are ended for that reason
     announced: int = 0  # flags of the updates that its members have been told of
     settling: bool = False  # joiners are ready, and the members have not been told yet
     updates: int = 0

@@ -94,6 +94,7 @@ class DriverSession:
         self.world: World | None = None
         self.cuts = 0
         self.held: StateId = NO_STATE
+        self._unreached: set[int] = set()  # ranks of `world`
         self._worker = settings.worker
         self._training = threading.get_ident()
         self._enter = enter
@@ -128,12 +129,13 @@ class DriverSession:
         basics.shutdown()
         failures = 0
         while True:
-            self._say(Attend(self._worker, left, self.held, orderly))
+            self._say(Attend(self._worker, left, self.held, orderly, self._unreached_workers()))
             world = self._next_world(left)
-            self.world, self.cuts = world, 0
+            self.world, self.cuts, self._unreached = world, 0, set()
             numbers = [member.number for member in world.members]
             try:
-                self._enter(Assignment(world.generation, numbers.index(self._worker), len(numbers)))
+                own = Assignment(world.generation, numbers.index(self._worker), len(numbers), self._unreached)
+                self._enter(own)
                 break
             except (StartError, HorovodInternalError) as error:
                 failures += not _is_loss(error)
@@ -176,6 +178,9 @@ class DriverSession:
         finally:
             with self._news:
                 self._hears = None
+
+    def _unreached_workers(self) -> tuple[int, ...]:
+        return () if self.world is None else tuple(self.world.members[rank].number for rank in sorted(self._unreached))
 
     def _gives_up(self, error: StartError | HorovodInternalError, failures: int) -> bool:
         """Whether another try has no sense. Who holds the state is slow to give up: another rank may be the reason."""

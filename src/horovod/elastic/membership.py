@@ -18,6 +18,8 @@ LIVE: the newest world runs. GATHER: it is over, and its members are coming. OVE
 
 from __future__ import annotations
 
+import collections
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +145,10 @@ def _attend(turn: _Turn, event: Attend) -> None:
     if _answered(turn, event):
         return
     _wait(turn, event)
-    if event.worker in turn.job.members:
+    job = turn.job
+    if event.worker in job.members:
+        pairs = [sorted((event.worker, other)) for other in event.unreached if other in job.members]
+        turn.set(unreached=job.unreached | {(job.generation, first, second) for first, second in pairs})
         _leave_world(turn, event.orderly)
     elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
@@ -237,7 +242,7 @@ def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
     failures[host] = (*failures.get(host, ())[-_KEPT_FAILURES:], at_s)
     turn.set(failures=tuple(sorted(failures.items())))
     recent = [when for when in failures[host] if when > at_s - _WITHIN_S]
-    whole = turn.rules.blame == BLAME_HOST or not started or len(recent) >= _FAILURES
+    whole = turn.rules.blame == BLAME_HOST or not started or len(recent) >= _FAILURES or worker.number in job.apart
     # The last host is kept while a worker on it goes on: otherwise the job would end.
     others_listed = any(place[0] != host for place in job.listed)
     others_live = any(other.host == host and other.number not in turn.job.told for other in turn.job.workers)
@@ -352,6 +357,8 @@ def _form(turn: _Turn) -> None:
         text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
         _finish(turn, NO_WORLD, text)
         return
+    if barren and _end_one_that_is_apart(turn):
+        return
     generation = job.generation + 1
     record = World(
         generation,
@@ -372,6 +379,7 @@ def _form(turn: _Turn) -> None:
         lost=False,
         calm=True,
         barren=barren,
+        unreached=job.unreached if barren else frozenset(),
         announced=0,
         settling=False,
         waiting=tuple(item for item in turn.job.waiting if item[0] not in numbers),
@@ -388,6 +396,30 @@ def _form(turn: _Turn) -> None:
 def _broke_by_itself(job: Job, newest: StateId) -> bool:
     """Whether the last world was lost before anybody had a cut of it, and nothing from outside explains that."""
     return job.lost and job.calm and job.record is not None and newest <= job.record.base
+
+
+def _end_one_that_is_apart(turn: _Turn) -> bool:
+    """Whether two workers could not connect to each other a second time: the job goes on without one of them.
+
+    That is who has this trouble with more of the others, or the younger one, and not the last that holds the state.
+    Its end is awaited, as that of a member that does not come.
+    """
+    job = turn.job
+    times = collections.Counter((first, second) for _, first, second in job.unreached)
+    pairs = [pair for pair, count in times.items() if count > 1 and job.members.issuperset(pair)]
+    if not pairs:
+        return False
+    troubles = collections.Counter(itertools.chain(*pairs))
+    holders = [one for one in job.members if holds_state(job, one)]
+    number = max(troubles, key=lambda one: (holders != [one], troubles[one], one))
+    other = next(one for pair in pairs if number in pair for one in pair if one != number)
+    hosts = {worker.number: worker.host for worker in job.workers}
+    both = f"it and worker {other} on {hosts[other]}"
+    why = f"was ended: {both} cannot connect to each other, though both reach horovodrun"
+    turn.orders.append(Kill(number, why))
+    waiting = tuple(item for item in job.waiting if item[0] != number)
+    turn.set(apart=job.apart | {number}, waiting=waiting, unreached=frozenset())
+    return True
 
 
 def _leave_world(turn: _Turn, orderly: bool) -> None:

@@ -124,12 +124,16 @@ Message = World | Lost | Update | Stop | Done | AskStack
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-    """A worker is in no world and asks for one. `orderly`: it left after a cut at which all agreed to leave."""
+    """A worker is in no world and asks for one. `orderly`: it left after a cut at which all agreed to leave.
+
+    `unreached`: workers of the world that it left to which it could not connect.
+    """
 
     worker: int
     left: int
     state: StateId
     orderly: bool = False
+    unreached: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +233,10 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
+    """`why` completes "worker 3 ..."; empty: it did not come in time."""
+
     worker: int
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,10 @@ def _value(kind: str, value: Any) -> Any:
     if kind == "StateId":
         generation, cut = value
         return _checked(generation, int), _checked(cut, int)
+    if kind == "tuple[int, ...]":
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected a list of numbers, got {value!r}"[:200])
+        return tuple(_checked(number, int) for number in value)
     if kind == "tuple[Worker, ...]":
         if not isinstance(value, list | tuple):
             raise TypeError(f"expected a list of workers, got {value!r}"[:200])
