@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ SECRET = new_secret()
 
 def order(**fields: Any) -> dict[str, Any]:
     common = {"secret": SECRET.hex(), "command": "sh", "path": os.defpath, "directory": "/", "network_interface": ""}
-    return {**common, "addresses": [], "port": 1, "silence_s": 5.0, **fields}
+    return {**common, "addresses": [], "port": 1, "silence_s": 5.0, "time_s": None, **fields}
 
 
 @pytest.fixture
@@ -50,6 +51,12 @@ def test_what_a_host_lacks_is_said(preparation: Preparation, tmp_path: Path) -> 
     assert problems(preparation, directory=str(tmp_path), command="./data") == ["has no program ./data"]
     (text,) = problems(preparation, network_interface="none7")
     assert text.startswith("has no network interface 'none7' with an IPv4 address; this host has ")
+
+
+def test_hosts_of_elastic_jobs_are_looked_at_closely(preparation: Preparation) -> None:
+    assert problems(preparation, time_s=time.time()) == []
+    (text,) = problems(preparation, time_s=time.time() + 1000)
+    assert text.startswith("has a clock that is ") and text.endswith(" s behind this host's")
 
 
 def test_only_an_address_where_the_secret_is_proved_is_reached(preparation: Preparation) -> None:

@@ -271,6 +271,7 @@ class AgentGroup:
             "addresses": self._addresses,
             "port": self._rendezvous.port,
             "silence_s": job.agent_timeout_s,
+            "time_s": time.time() if job.elastic is not None else None,
         }
 
     def _start_order(self, agent: AgentLink) -> dict[str, Any]:

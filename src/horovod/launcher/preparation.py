@@ -13,11 +13,13 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.channel import Channel
 from horovod.core.network import interface_address
 from horovod.core.reach import reach
+from horovod.launcher import host_health
 
 __all__ = ["LineToLauncher", "Preparation"]
 
@@ -91,7 +93,7 @@ class Preparation:
         """
         self.secret = bytes.fromhex(order["secret"])
         directory, command = order["directory"], order["command"]
-        problems = []
+        problems: list[Sequence[str]] = []
         if not os.path.isdir(directory):
             hint = "the job's working directory must exist on all hosts: a shared folder, or a copy at the same path"
             problems.append([f"has no folder {directory}", hint])
@@ -103,6 +105,8 @@ class Preparation:
                 interface_address(order["network_interface"])
             except ValueError as error:
                 problems.append([f"has {error}", "--network-interface eth0,ib0 takes the first that a host has"])
+        if order["time_s"] is not None:  # of an elastic job
+            problems += host_health.problems(order["time_s"])
         self._port, self._silence_s = order["port"], order["silence_s"]
         reached, unreached = reach(order["addresses"], self._port, self.secret)
         self._lines = {one: LineToLauncher(channel, self._silence_s) for one, channel in reached.items()}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a host unfit for workers of an elastic job."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from horovod.launcher import host_health
+
+
+def texts(root: Path = Path("/"), time_s: float | None = None) -> list[str]:
+    return [text for text, _ in host_health.problems(time.time() if time_s is None else time_s, root)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with 1 GB of free memory, and no limit."""
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 2097152 kB\nMemAvailable: 1048576 kB\n")
+    return tmp_path
+
+
+def test_this_machine_and_one_without_limits_are_fit(root: Path) -> None:
+    assert texts() == []
+    assert texts(root) == []
+    assert texts(root / "nothing") == []
+
+
+def test_a_host_with_too_little_memory(root: Path) -> None:
+    (root / "proc/meminfo").write_text("MemAvailable: 102400 kB\n")
+    assert texts(root) == ["has only 100 MB of free memory"]
+
+
+def test_a_limit_counts_without_what_the_kernel_would_give_up(root: Path) -> None:
+    group = root / "sys/fs/cgroup/job"
+    (group / "memory.max").write_text(f"{500 << 20}\n")
+    (group / "memory.current").write_text(f"{450 << 20}\n")
+    (group / "memory.stat").write_text(f"anon 5\ninactive_file {300 << 20}\n")
+    assert texts(root) == []
+    (group / "memory.stat").write_text(f"anon 5\ninactive_file {10 << 20}\n")
+    assert texts(root) == ["has only 60 MB of free memory"]
+    (group / "memory.max").write_text("max\n")
+    assert texts(root) == []
+
+
+@pytest.mark.parametrize(("offset_s", "said"), [(-4000.0, "4000 s ahead of"), (4000.0, "4000 s behind"), (200.0, "")])
+def test_a_clock_that_is_wrong(root: Path, offset_s: float, said: str) -> None:
+    found = texts(root, time.time() + offset_s)
+    assert found == ([f"has a clock that is {said} this host's"] if said else [])
+
+
+def test_a_folder_for_temporary_files_that_is_full(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root / "gone"))
+    assert texts(root) == [f"cannot write temporary files {root / 'gone'}: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'", None),
+        ("echo 'GPU 0: H100 (UUID: a)'", "has GPUs that have failed: 1 of 2 answer"),
+        (
+            "echo 'Unable to determine the device handle: GPU is lost' >&2; exit 15",
+            "has GPUs that have failed: 0 of 2 answer: Unable to determine the device handle: GPU is lost",
+        ),
+        ("sleep 20", "has GPUs that hang: nvidia-smi gave no answer within 0.5 s"),
+    ],
+)
+def test_gpus_that_have_failed(root: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str | None) -> None:
+    """A script stands for the driver's tool."""
+    for gpu in ("0000:01:00.0", "0000:02:00.0"):
+        (root / "proc/driver/nvidia/gpus" / gpu).mkdir(parents=True)
+    tool = root / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(root), prepend=os.pathsep)
+    monkeypatch.setattr(host_health, "_NVIDIA_SMI_S", 0.5)
+    assert texts(root) == ([said] if said else [])
