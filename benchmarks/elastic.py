@@ -8,12 +8,18 @@
 Each sample is a job of its own, whose workers call small allreduces and commit after each. One worker is killed. `loss`
 is the time from the kill until somebody has finished the first allreduce of the next world. The slot gets another
 worker, which joins when it is ready. `join` is the longest time between two allreduces of a worker that was there
-before. With `--hosts`, the last host loses its power then: `power_off` is as `loss`. `--state` megabytes are in the
-state: a world that has lost somebody, or has got somebody, sends them.
+before. `full` is the time from the kill until all workers are there again, and one has finished an allreduce; with
+`--spares` a worker in reserve takes the place at once, so `loss` is left out. With `--hosts`, the last host loses its
+power then: `power_off` is as `loss`. `--state` megabytes are in the state: a world that has lost somebody, or has got
+somebody, sends them.
 
     python benchmarks/elastic.py --calls --state 100 --json FILE
 
 What commit() takes beyond one copy of the state, and check_host_updates(), with two workers and nothing to change.
+
+    python benchmarks/elastic.py --torchrun --samples 10 --json FILE
+
+The same loss with torchrun, in turns with `full`: it starts all processes anew, which meet by Gloo.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -75,6 +82,27 @@ print("finished", worker, hvd.rank(), hvd.size(), 0, 0, True, flush=True)
 """
 )
 
+RESTARTS = """
+import datetime, json, os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+ledger = open(f"ledger.{os.getpid()}", "a", buffering=1)
+generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+tensor, first = torch.ones(1000), True
+over = torch.zeros(1)
+while not over.item():
+    dist.all_reduce(tensor)
+    if first:
+        what = {"generation": generation, "finished": time.monotonic(), "pid": os.getpid()}
+        ledger.write(json.dumps(what) + "\\n")
+    first = False
+    over.fill_(os.path.exists("end"))
+    dist.all_reduce(over)
+    time.sleep(0.002)
+"""
+
 CALLS = (
     LEDGER
     + HEAD
@@ -111,6 +139,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="on each host")
     parser.add_argument("--samples", type=int, default=10)
     parser.add_argument("--state", type=float, default=0, help="size of the state in megabytes")
+    parser.add_argument("--spares", type=int, default=0, help="workers in reserve")
+    parser.add_argument("--torchrun", action="store_true", help="compare with torchrun")
     parser.add_argument("--calls", action="store_true", help="what calls take while nothing changes")
     parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     options = parser.parse_args()
@@ -120,7 +150,7 @@ def main() -> int:
     if options.json:
         from horovod.bench.record import write_record
 
-        facts = {name: getattr(options, name) for name in ("hosts", "ranks", "state")}
+        facts = {name: getattr(options, name) for name in ("hosts", "ranks", "state", "spares")}
         write_record(options.json, ("python", "benchmarks/elastic.py"), {**facts, "seconds": measured})
     return 0
 
@@ -136,6 +166,10 @@ def changes(options: argparse.Namespace) -> dict[str, list[float]]:
         with places(options) as (folder, hosts):
             for name, seconds in sample(options, folder, hosts).items():
                 measured.setdefault(name, []).append(seconds)
+        if options.torchrun:
+            with tempfile.TemporaryDirectory() as folder_of_torchrun:
+                seconds = restart(options.ranks, Path(folder_of_torchrun))
+                measured.setdefault("torchrun", []).append(seconds)
         print(f"\r{number + 1} of {options.samples}", end="", flush=True)
     print()
     return measured
@@ -158,6 +192,9 @@ def job_of(options: argparse.Namespace, folder: Path, hosts: list[Host], count: 
     env = {"STATE_MB": str(options.state), "HOROVOD_ELASTIC_BLAME": "worker", "HOME": str(folder)}
     env["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     flags = ["-np", str(count), "--min-np", "1", "-H", listed]
+    if options.spares:
+        flags[-1] = f"localhost:{count + options.spares}"
+        flags += ["--max-np", str(count), "--spares", str(options.spares)]
     return ElasticJob(folder, *flags, script=script, env=env, on=hosts[-1] if hosts else None)
 
 
@@ -166,13 +203,17 @@ def sample(options: argparse.Namespace, folder: Path, hosts: list[Host]) -> dict
     taken = {}
     with job_of(options, folder, hosts, count, CHANGES) as job:
         generation = wait_for_world(job, 1, count)
+        while options.spares and "waits in reserve" not in job.shown():
+            time.sleep(0.1)
         time.sleep(random.uniform(0.1, 0.3))
         victim = job.pid_of(random.randrange(count))
         begin = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        generation = wait_for_world(job, generation + 1, count - 1)
-        taken["loss"] = min(one["finished"] for one in begun(job, generation)) - begin
+        if not options.spares:
+            generation = wait_for_world(job, generation + 1, count - 1)
+            taken["loss"] = min(one["finished"] for one in begun(job, generation)) - begin
         generation = wait_for_world(job, generation + 1, count)
+        taken["full"] = min(one["finished"] for one in begun(job, generation)) - begin
         taken["join"] = max(one["finished"] - one["before"] for one in begun(job, generation) if one["before"])
         if hosts:
             begin = time.monotonic()
@@ -192,6 +233,36 @@ def wait_for_world(job: ElasticJob, generation: int, size: int) -> int:
             return newest
         time.sleep(0.01)
     raise RuntimeError(f"no world of {size} workers came\n{job.shown()}")
+
+
+def restart(count: int, folder: Path) -> float:
+    """From the kill of a worker of torchrun's until one of those that it has started then has finished an allreduce."""
+    (folder / "train.py").write_text(RESTARTS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*torchrun, f"--nproc-per-node={count}", "train.py"], cwd=folder, env=environment, stderr=subprocess.DEVNULL
+    ) as process:
+        first = restarted(folder, 1, count)
+        time.sleep(random.uniform(0.1, 0.3))
+        begin = time.monotonic()
+        os.kill(random.choice(first)["pid"], signal.SIGKILL)
+        finished = min(one["finished"] for one in restarted(folder, 2, count))
+        (folder / "end").touch()
+        if process.wait(60) != 0:
+            raise RuntimeError("torchrun has failed")
+    return float(finished - begin)
+
+
+def restarted(folder: Path, generation: int, count: int) -> list[dict[str, Any]]:
+    """What the processes of that generation have noted, once all have."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        noted = [one for one in ledgers(folder) if one["generation"] == generation]
+        if len(noted) == count:
+            return noted
+        time.sleep(0.01)
+    raise RuntimeError(f"not all of generation {generation} have come")
 
 
 def begun(job: ElasticJob, generation: int) -> list[dict[str, Any]]:

@@ -86,8 +86,10 @@ print("refused", len(refused))
 
 
 def test_a_shutdown_leaves_memory_to_a_compiled_step_that_still_waits(tmp_path: Path) -> None:
+    """The allocator fills what is freed, so that nobody reads there what was right a moment ago."""
     (tmp_path / "train.py").write_text(SHUT_DOWN_MEANWHILE)
-    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
+    env = {**TENSORFLOW_ENV, "MALLOC_PERTURB_": "165"}
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
     assert done.code == 0, done.stderr
     assert "[0]<stdout>:refused 50" in done.stdout
 
