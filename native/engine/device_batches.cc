@@ -46,7 +46,7 @@ void LaunchedCalls::add(SubmissionPtr call) {
   ++count_;
 }
 
-SubmissionPtr LaunchedCalls::take_ended(Status* how) {
+SubmissionPtr LaunchedCalls::first_ended(Status* how) const {
   if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
   const std::lock_guard lock(mutex_);
   const SubmissionPtr call = calls_.front();
@@ -54,12 +54,15 @@ SubmissionPtr LaunchedCalls::take_ended(Status* how) {
   bool done = false;
   *how = launch.device->is_done(launch.done, &done);
   if (how->ok() && launch.carrier != nullptr) *how = launch.carrier->health();
-  if (how->ok() && !done) return nullptr;
+  return how->ok() && !done ? nullptr : call;
+}
+
+void LaunchedCalls::drop_first() {
+  const std::lock_guard lock(mutex_);
+  if (calls_.front()->prepared->done != nullptr) --with_callbacks_;
   calls_.pop_front();
   since_ns_ = now_ns();
   --count_;
-  if (call->prepared->done != nullptr) --with_callbacks_;
-  return call;
 }
 
 std::vector<SubmissionPtr> LaunchedCalls::take_all() {

@@ -38,8 +38,10 @@ namespace hvd {
 class LaunchedCalls {
  public:
   void add(SubmissionPtr call);
-  // The next one that has ended, and how; null: the GPU is not that far yet.
-  SubmissionPtr take_ended(Status* how);
+  // The next one that has ended, and how; null: the GPU is not that far yet. It is the first until it is dropped: what
+  // follows from an error has to be done by then.
+  SubmissionPtr first_ended(Status* how) const;
+  void drop_first();
   std::vector<SubmissionPtr> take_all();
   SubmissionPtr last() const;  // null: there is none
   bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }

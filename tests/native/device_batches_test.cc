@@ -89,6 +89,34 @@ TEST(whoever_settles_hears_of_an_error_that_nobody_has_waited_for) {
   });
 }
 
+// Until it is known which rank was lost, which takes a moment.
+TEST(nobody_who_settles_meanwhile_hears_that_all_is_well) {
+  in_child(30, [] {
+    std::atomic<int> launched{0};
+    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kNccl)), [&](Engine& engine, int rank) {
+      const Gpu gpu(rank);
+      float* const gradient = gpu.floats(16);
+      standin_hold(gpu.stream);
+      standin_fill(gpu.stream, gradient, 16, 1);
+      hvd_handle handle = 0;
+      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
+                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
+                 .submit(engine, &handle)
+                 .ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      for (++launched; launched < 2;) std::this_thread::yield();
+      standin_fail("ncclCommGetAsyncError", 0, 6, 1 << 30);
+      Status status;
+      do {
+        status = engine.settle(0);
+      } while (status.code() == HVD_PENDING);
+      EXPECT(has(status, HVD_RANK_LOST, {"NCCL error 6"}));
+      standin_release(gpu.stream);
+      engine.release(handle);
+    });
+  });
+}
+
 // Both ranks use one GPU, which NCCL before 2.30 refuses.
 void share_a_gpu(GpuWay way, const std::function<void(const Status&, const Gpu&, const float*)>& look) {
   in_child(30, [&] {

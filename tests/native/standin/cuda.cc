@@ -467,8 +467,9 @@ void standin_copy(void* stream, void* to, const void* from, size_t bytes) {
   std::vector<standin::Touched> touched;
   if (standin::device_of(from) >= 0) touched.push_back({from, bytes, false});
   if (standin::device_of(to) >= 0) touched.push_back({to, bytes, true});
-  standin::enqueue(static_cast<StreamBody*>(stream), "the framework's copy", touched,
-                   [=] { std::memcpy(to, from, bytes); });
+  standin::enqueue(static_cast<StreamBody*>(stream), "the framework's copy", touched, [=] {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
 }
 
 void standin_touch(void* stream, const void* memory, size_t bytes, int writes) {
