@@ -31,8 +31,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-UNBROKEN_LIMIT_S = 300.0
+UNBROKEN_LIMIT_S = 1800.0  # beside other work
+# More, if the unbroken copy needs long for this test: a broken one that is only slow must not pass for one that hangs.
 MUTATION_LIMIT_S = 90.0
+TIMES_UNBROKEN = 4
 BUILD_LIMIT_S = 900.0
 LIBRARIES = ("horovod", "horovod_tensorflow")  # what the Python tests load
 
@@ -1966,20 +1968,25 @@ class Scratch:
         return outcome, output
 
 
-def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> None:
+def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> dict[Test, float]:
+    """How many seconds each test takes."""
+    seconds = {}
     tests = tuple(dict.fromkeys(test for mutation in chosen for test in mutation.tests))
     show("building the unbroken copy ...")
     scratch.build(tests)
     for test in tests:
+        start = time.monotonic()
         outcome, output = scratch.test(test, UNBROKEN_LIMIT_S)
-        show(f"  unbroken: {test}: {outcome}")
+        seconds[test] = time.monotonic() - start
+        show(f"  unbroken: {test}: {outcome} ({seconds[test]:.0f} s)")
         if outcome != "ok":
             raise StaleTable(f"without any mutation `{test}` {outcome}:\n{output[-4000:]}")
     scratch.keep_build()
+    return seconds
 
 
-def try_mutation(scratch: Scratch, mutation: Mutation) -> list[str]:
-    """What each test made of it. The copy is as before afterwards."""
+def try_mutation(scratch: Scratch, mutation: Mutation, seconds: dict[Test, float]) -> list[str]:
+    """What each test made of it. The copy is as before afterwards. `seconds`: of the unbroken copy."""
     paths = [scratch.folder / file for file in dict.fromkeys(edit[0] for edit in mutation.edits())]
     originals = [(path, path.read_text(encoding="utf-8"), path.stat()) for path in paths]
     compiled = mutation.file.startswith("native/")
@@ -1988,8 +1995,11 @@ def try_mutation(scratch: Scratch, mutation: Mutation) -> list[str]:
             edit(scratch.folder / file, text, replacement, mutation.name)
         if compiled:
             scratch.build(mutation.tests, mutation.sanitizer)
-        limit_s = UNBROKEN_LIMIT_S if mutation.sanitizer else MUTATION_LIMIT_S
-        results = [scratch.test(test, limit_s, mutation.sanitizer) for test in mutation.tests]
+        results = []
+        for test in mutation.tests:
+            limit_s = max(MUTATION_LIMIT_S, TIMES_UNBROKEN * seconds[test])
+            limit_s = UNBROKEN_LIMIT_S if mutation.sanitizer else limit_s
+            results.append(scratch.test(test, limit_s, mutation.sanitizer))
         return [reported(outcome, output, mutation.report) for outcome, output in results]
     finally:
         for path, original, times in originals:
@@ -2050,11 +2060,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=build) as folder:
         scratch = Scratch(Path(folder))
         try:
-            check_unbroken(scratch, chosen)
+            seconds = check_unbroken(scratch, chosen)
             for index, mutation in enumerate(chosen):
                 start = time.monotonic()
                 show(f"[{index + 1}/{len(chosen)}] {mutation.name} ... ", end="")
-                results.append((mutation, try_mutation(scratch, mutation)))
+                results.append((mutation, try_mutation(scratch, mutation, seconds)))
                 show(f"{'; '.join(results[-1][1])} ({time.monotonic() - start:.0f} s)")
         except StaleTable as error:
             show(f"\n{error}")
