@@ -203,8 +203,8 @@ def sample(options: argparse.Namespace, folder: Path, hosts: list[Host]) -> dict
     taken = {}
     with job_of(options, folder, hosts, count, CHANGES) as job:
         generation = wait_for_world(job, 1, count)
-        while options.spares and "waits in reserve" not in job.shown():
-            time.sleep(0.1)
+        if options.spares:
+            job.wait_for_text("waits in reserve")
         time.sleep(random.uniform(0.1, 0.3))
         victim = job.pid_of(random.randrange(count))
         begin = time.monotonic()

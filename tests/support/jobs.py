@@ -132,6 +132,13 @@ class Job:
                 found.append(match)
         return found
 
+    def wait_for_text(self, pattern: str) -> None:
+        """Blocks until that was printed, whenever it was, and on whichever stream."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not re.search(pattern, self.shown()):
+            assert time.monotonic() < deadline, f"nothing like {pattern!r} came\n{self.shown()}"
+            time.sleep(0.02)
+
     def wait_ready(self, count: int) -> dict[int, int]:
         """Blocks until `count` ranks said ready(); their pids by rank."""
         return {int(m[1]): int(m[2]) for m in self.wait_for_line(r"^\[(\d+)\]<stdout>:ready (\d+)", count=count)}

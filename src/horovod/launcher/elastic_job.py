@@ -57,6 +57,29 @@ class _Process:
         return self.stopped_at is not None and limit_s > 0 and now >= self.stopped_at + limit_s and not self.why_killed
 
 
+@dataclasses.dataclass
+class _Host:
+    """A host that is listed, or whose agent is still there."""
+
+    slots: int = 0  # 0: it is not listed
+    is_called: bool = False  # and has not answered yet
+    is_first: bool = False  # so it is, and the job begins with it
+    is_ready: bool = False
+    is_given_up: bool = False  # its agent has been lost, and is not asked again
+    ask_at: float | None = None  # when it is asked again
+    losses: int = 0  # of its agent
+    problems: str = ""  # why it is not ready
+    said: str = ""  # which of these have been
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_ready and self.slots > 0
+
+    def forget(self) -> None:
+        """It is not listed any more. If it comes back, it is a new one, but perhaps its agent is still there."""
+        self.slots, self.is_given_up, self.ask_at, self.losses, self.problems, self.said = 0, False, None, 0, "", ""
+
+
 class ElasticJob(Supervision):
     """See Supervision; and the driver's Hands."""
 
@@ -74,15 +97,7 @@ class ElasticJob(Supervision):
         self._driver = Driver(plan.rules, plan.limits, self, self.server)
         self._processes: dict[int, _Process] = {}
         self._exits: dict[int, RankExit] = {}
-        self._listed: dict[str, int] = {}  # what discovery says: hosts with their slots
-        self._called: set[str] = set()  # hosts that have not answered yet
-        self._ready: set[str] = set()
-        self._first: set[str] = set()  # hosts that the job begins with, and that have not answered
-        self._ask_again: dict[str, float] = {}  # hosts that were not ready, and when they are asked again
-        self._lost: dict[str, int] = {}  # how often the agents of hosts have been lost
-        self._left: set[str] = set()  # hosts that are not used any more for that reason
-        self._problems: dict[str, str] = {}  # why hosts are not ready
-        self._warned: dict[str, str] = {}  # which of these have been said
+        self._hosts: dict[str, _Host] = {}  # first those that are listed, as they are listed
         self._fenced: list[tuple[float, int, str]] = []  # when workers of a lost host have surely ended, and how
         self._outcome: tuple[str, str] | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()  # from other threads, for this one
@@ -106,7 +121,7 @@ class ElasticJob(Supervision):
                 self.could_not_start(str(error), 1)
                 return
             self._stack.callback(poller.stop)
-        self._first = {host for host, _ in hosts}
+        self._hosts = {name: _Host(is_first=True) for name, _ in hosts}
         self._on_hosts(hosts)
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -129,7 +144,8 @@ class ElasticJob(Supervision):
     def times(self) -> list[float]:
         if self.asked:
             return []
-        times = [*self._ask_again.values(), *(at for at, _, _ in self._fenced)]
+        times = [host.ask_at for host in self._hosts.values() if host.ask_at is not None]
+        times += [at for at, _, _ in self._fenced]
         limit_s = self.job.frozen_timeout_s
         times += [
             one.stopped_at + limit_s
@@ -142,9 +158,10 @@ class ElasticJob(Supervision):
     def act_on_time(self, now: float) -> None:
         if self.asked:
             return
-        for host in [host for host, at in self._ask_again.items() if at <= now]:
-            del self._ask_again[host]
-            self._call(host)
+        for name, host in self._hosts.items():
+            if host.ask_at is not None and host.ask_at <= now:
+                host.ask_at = None
+                self._call(name)
         fenced, self._fenced = self._fenced, [one for one in self._fenced if one[0] > now]
         for at, number, how in fenced:
             if at <= now:
@@ -161,66 +178,72 @@ class ElasticJob(Supervision):
     # hosts
 
     def _on_hosts(self, hosts: Hosts) -> None:
-        """A host that is missing once and comes back is a new one."""
-        self._listed = dict(hosts)
-        for known in (self._ask_again, self._lost, self._problems, self._warned):
-            for host in known.keys() - self._listed.keys():
-                del known[host]
-        self._left &= self._listed.keys()
-        for host in self._listed:
-            if host not in self._ask_again and host not in self._left:
-                self._call(host)
+        known = self._hosts
+        self._hosts = {name: known.pop(name, _Host()) for name, _ in hosts}
+        for name, slots in hosts:
+            self._hosts[name].slots = slots
+        for name, host in known.items():
+            host.forget()
+            if host.is_called or host.is_ready:
+                self._hosts[name] = host
+        for name, _ in hosts:
+            if self._hosts[name].ask_at is None and not self._hosts[name].is_given_up:
+                self._call(name)
         self._list_hosts()
 
-    def _call(self, host: str) -> None:
+    def _call(self, name: str) -> None:
         """At most one agent of a host at a time."""
-        if host in self._listed and host not in self._called and self.agents.on(host) is None and not self.asked:
-            self._called.add(host)
-            self.agents.call([host])
+        host = self._hosts[name]
+        if host.slots and not host.is_called and self.agents.on(name) is None and not self.asked:
+            host.is_called = True
+            self.agents.call([name])
 
     def on_roll_call(self, call: RollCall) -> None:
         problems = call.report()
-        (host,) = call.hosts
-        self._first.discard(host)
-        self._called.discard(host)
+        (name,) = call.hosts
+        host = self._hosts[name]
+        host.is_called = host.is_first = False
         if self.asked:
             return
-        self._problems.pop(host, None)
+        host.is_ready = problems is None
+        host.problems = problems or ""
         if problems is None:
             self.agents.start(call.hosts, stay=True)
-            self._ready.add(host)
-            self._warned.pop(host, None)
+            host.said = ""
         else:
-            self.agents.dismiss(host)
-            self._problems[host] = problems
-            self._ready.discard(host)
-            if host in self._listed and (not self._is_fixed or self._plan.rules.cooldown):
-                self._ask_again[host] = time.monotonic() + _RETRY_S
+            self.agents.dismiss(name)
+            if host.slots and (not self._is_fixed or self._plan.rules.cooldown):
+                host.ask_at = time.monotonic() + _RETRY_S
         self._end_if_too_few()
         self._warn_of_problems()
         self._list_hosts()
 
     def _end_if_too_few(self) -> None:
         """Hosts that nobody will ever add: whatever is lacking at the beginning is lacking for good."""
-        if not self._is_fixed or self._first or not self._problems or self._driver.job.started:
+        hosts = self._hosts.values()
+        problems = [host.problems for host in hosts if host.problems]
+        if not self._is_fixed or self._awaits_first() or not problems or self._driver.job.started:
             return
-        if sum(self._listed[host] for host in self._ready) < self._plan.rules.np:
-            self.could_not_start("\n".join(self._problems.values()), 1)
+        if sum(host.slots for host in hosts if host.is_ready) < self._plan.rules.np:
+            self.could_not_start("\n".join(problems), 1)
 
     def _warn_of_problems(self) -> None:
         """Once, unless they are others. Those of fixed hosts may be why the job ends, until all have answered."""
-        if self.asked or (self._is_fixed and self._first):
+        if self.asked or (self._is_fixed and self._awaits_first()):
             return
-        for host, text in self._problems.items():
-            if self._warned.get(host) != text:
-                self._warned[host] = text
-                again = f"\nhint: it is asked again every {_RETRY_S:g} s" if host in self._ask_again else ""
-                self.warn(f"{text}{again}")
+        for host in self._hosts.values():
+            if host.problems and host.said != host.problems:
+                host.said = host.problems
+                again = "" if host.ask_at is None else f"\nhint: it is asked again every {_RETRY_S:g} s"
+                self.warn(f"{host.problems}{again}")
+
+    def _awaits_first(self) -> bool:
+        return any(host.is_first for host in self._hosts.values())
 
     def _list_hosts(self) -> None:
         """The first ones together, so that ranks follow their order."""
-        if not self._first and not self.asked:
-            self._driver.list_hosts([item for item in self._listed.items() if item[0] in self._ready])
+        if not self._awaits_first() and not self.asked:
+            self._driver.list_hosts([(name, host.slots) for name, host in self._hosts.items() if host.is_usable])
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         self._lose_host(agent, why)
@@ -235,7 +258,8 @@ class ElasticJob(Supervision):
         else:
             self.agents.abandon(agent)  # what it has left is ended and removed at the end
         why = why or how_it_ended(agent)
-        self._ready.discard(agent.host)
+        if agent.host in self._hosts:
+            self._hosts[agent.host].is_ready = False
         if self.asked:
             return
         ended_at = time.monotonic() + (_FENCE_S if agent.remote and self._has_root(agent.host) else 0.0)
@@ -245,17 +269,18 @@ class ElasticJob(Supervision):
         self.warn(f"host {agent.host} was lost: its agent {why}{self._after_loss(agent.host)}")
         self._list_hosts()
 
-    def _after_loss(self, host: str) -> str:
+    def _after_loss(self, name: str) -> str:
         """Decides when the host is asked again, and says so: it has failed. But the last one may come back."""
-        if host not in self._listed:
+        host = self._hosts.get(name)
+        if host is None or not host.slots:
             return ""
-        failures = self._lost[host] = self._lost.get(host, 0) + 1
-        others = self._ready & self._listed.keys()
-        seconds = self._plan.limits.cooldown(failures) if others else _RETRY_S
+        host.losses += 1
+        others = any(other.is_usable for other in self._hosts.values())
+        seconds = self._plan.limits.cooldown(host.losses) if others else _RETRY_S
         if seconds is None:
-            self._left.add(host)
+            host.is_given_up = True
             return "; it is no longer used\nhint: --blacklist-cooldown-range lets hosts come back"
-        self._ask_again[host] = time.monotonic() + seconds
+        host.ask_at = time.monotonic() + seconds
         return f"; it is asked again in {seconds:.0f} s"
 
     def _has_root(self, host: str) -> bool:
