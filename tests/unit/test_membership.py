@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, OVER, SUCCESS, Job, Rules, waits
+from horovod.elastic.job import GATHER, LIVE, OVER, SCRIPT, SUCCESS, Job, Rules, waits
 from horovod.elastic.membership import begin, step
 from horovod.elastic.ranks import identities
 
@@ -80,7 +80,7 @@ def test_nothing_starts_before_there_are_np_slots_and_never_more_than_max_np() -
     driver = Driver((("a", 2),), np=3, min_np=2, max_np=3)
     assert driver.started() == []
     wait = waits(driver.job, driver.rules)
-    assert wait == ("1 more slot: 2 listed, 3 needed (-np)", m.Timer.SLOTS)
+    assert wait == ("1 more slot: 2 can be used, 3 needed (-np)", m.Timer.SLOTS)
     driver.on(m.Listed((("a", 2), ("b", 4))))
     assert driver.started() == [("a", 0), ("a", 1), ("b", 0)]
     driver.on(m.Listed((("a", 1), ("b", 4))))
@@ -193,6 +193,21 @@ def test_trouble_with_connections_is_forgotten_when_a_world_has_had_a_cut() -> N
         cut = (generation, 1)
         driver.on(*(m.Attend(one, generation, cut, False, (1 - one,)) for one in range(2)))
         assert driver.job.generation == generation + 1
+
+
+def test_three_workers_that_fail_alike_when_they_join_end_the_job() -> None:
+    driver = Driver((("a", 2),), min_np=2, blame="worker", cooldown=True).all_attend()
+    driver.leave(0, 1, orderly=False)
+    for number in (1, 2, 3):
+        if number > 1:
+            driver.on(m.Raised(number, m.NO_STATE, "TypeError: x"))
+        driver.ends(number)
+        driver.on(m.Pardoned(("a", 1)), m.Attend(number + 1, 0, m.NO_STATE))
+        driver.leave(0, orderly=False)
+    assert driver.on(m.Raised(4, m.NO_STATE, "TypeError: another")) == []
+    driver.on(m.Raised(4, m.NO_STATE, "TypeError: x"))
+    assert driver.outcome == SCRIPT
+    assert driver.orders[-1].text == "workers 2, 3 and 4 raised the same exception when they joined: TypeError: x"  # type: ignore[union-attr]
 
 
 def test_a_removed_place_that_comes_back_before_the_cut_changes_nothing_but_the_generation() -> None:
@@ -344,7 +359,7 @@ def test_too_few_slots_for_too_long_end_the_job_with_the_flag() -> None:
     assert driver.orders == (), "a timer that is not awaited does not count"
     driver.on(m.Timeout(m.Timer.SLOTS))
     assert driver.outcome == "elastic-too-few-slots" and driver.told(m.Stop) == [0]
-    assert "1 listed, 2 needed (--min-np)" in driver.orders[-1].text  # type: ignore[union-attr]
+    assert "1 can be used, 2 needed (--min-np)" in driver.orders[-1].text  # type: ignore[union-attr]
 
 
 def test_success_is_said_by_all_members_and_an_exit_is_none() -> None:

@@ -152,6 +152,9 @@ class HostsUpdatedInterrupt(RuntimeError):
         super().__init__(skip_sync)
         self.skip_sync = skip_sync
 
+    def __str__(self) -> str:
+        return "the hosts have changed: training goes on in another world. hvd.elastic.run catches this, not the script"
+
 
 class StartError(_Explained, ValueError):
     """init could not find its peers, prove itself to them, or agree with them on the settings. `code` says which.

@@ -64,7 +64,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "Three worlds in a row broke before their first commit. No worker had ended, and no host had changed, so the "
         "next one would break, too: some workers cannot reach each other, or an operation fails in each world.",
         (
-            "Read what the workers say of it, further up.",
+            "The text says what the workers noticed, and horovodrun's lines further up say it of each world.",
             "Look for a firewall between the hosts; `--network-interface` names the network that joins them.",
             "If links break now and then, commit more often.",
         ),
@@ -73,8 +73,9 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-script",
         "The script itself ends the job: the same exception in several workers, or unequal ends",
         _LAUNCHER,
-        ("raised the same exception at the same place of the training", "it waited too long for the end of training"),
-        "An exception that two workers raise after the same commit would come again in every new world: it is the "
+        ("raised the same exception", "it waited too long for the end of training"),
+        "An exception that two workers raise after the same commit, or three when they join, would come again in every "
+        "new world: it is the "
         "script's own, or that of a sample which cannot be read. Or the training function has returned in some workers "
         "and not in others: these have more steps to do, or work of their own that takes long.",
         (

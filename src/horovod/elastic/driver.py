@@ -32,6 +32,7 @@ from horovod.elastic.messages import (
     Order,
     Pardoned,
     Place,
+    Raised,
     Stack,
     Start,
     Stop,
@@ -50,6 +51,8 @@ __all__ = ["Driver", "Hands", "Limits", "Office"]
 
 _REFILL_S, _REFILL_MOST_S = 1.0, 60.0  # before a failed worker's slot is used again: once, then twice as long, ...
 _SHOWN_LOSSES = 5
+# A process whose training function has raised is about to end: after so long it is spoken of, and after more ended.
+_TELL_RAISED_S, _END_RAISED_S = 3.0, 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Driver:
         )
         self._first_came_s: float | None = None
         self._started_s: dict[int, float] = {}  # by worker, of those that have not come and may still do
+        self._raised: dict[int, _RaisedIn] = {}  # by worker, of those that have not ended yet
         self._left_well: dict[int, Ended] = {}  # workers that have ended with success in the midst of their world
 
     # what happens
@@ -134,8 +138,10 @@ class Driver:
             self._comes(event.worker)
         before = self.job.record
         self.job, orders = step(self.job, event, self._rules)
+        is_over = any(isinstance(order, End) for order in orders)
         for order in orders:
-            self._carry_out(order, event, before)
+            if not (is_over and isinstance(order, Withhold)):  # nobody will use that place again
+                self._carry_out(order, event, before)
         while self._left_well and self.job.phase != LIVE:
             self._end(self._left_well.popitem()[1])
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
@@ -144,8 +150,10 @@ class Driver:
         """A word of a worker's."""
         if isinstance(said, Stack):
             self._hands.tell(f"worker {said.worker} is here:\n{said.text}")
-        else:
-            self.happens(said)
+            return
+        if isinstance(said, Raised):
+            self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.splitlines()[0])
+        self.happens(said)
 
     def list_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
         """The hosts that can be used now, with their slots."""
@@ -157,6 +165,8 @@ class Driver:
         A member that has ended well has finished its share, also without the wrapper around its training. What it
         leaves behind is a loss only if the others have to meet again.
         """
+        raised = self._raised.pop(number, None)
+        how = how if raised is None or well else f"{how} ({raised.error})"
         ended = Ended(number, how, time.monotonic())
         if well and number in self.job.members and self.job.phase == LIVE:
             self._left_well[number] = ended
@@ -201,7 +211,8 @@ class Driver:
                     self._has_left(event.worker, message, before)
                 self._tell(number, message)
             case Withhold(place, failures):
-                self._withhold(place, failures)
+                assert isinstance(event, Ended)
+                self._withhold(place, failures, f"worker {event.worker} on {place[0]} {event.how}; ")
             case End(outcome, text):
                 self._hands.over(outcome, text)
 
@@ -255,16 +266,16 @@ class Driver:
             self.losses.append(record.reason)
         self._is_lost = False
 
-    def _withhold(self, place: Place, failures: int) -> None:
+    def _withhold(self, place: Place, failures: int, cause: str) -> None:
         host, slot = place
         if slot != WHOLE_HOST:
             seconds: float | None = min(_REFILL_S * 2 ** (failures - 1), _REFILL_MOST_S)
-            self._hands.tell(f"slot {slot} of host {host} gets another worker in {seconds:g} s")
+            self._hands.tell(f"{cause}slot {slot} of host {host} gets another worker in {seconds:g} s")
         else:
             seconds = self._limits.cooldown(failures)
             ends = "is no longer used" if seconds is None else f"is not used for {seconds:.0f} s"
             hint = "\nhint: --blacklist-cooldown-range lets hosts come back" if seconds is None else ""
-            self._hands.tell(f"host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
+            self._hands.tell(f"{cause}host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
         self._pardons.pop(place, None)
         if seconds is not None:
             self._pardons[place] = time.monotonic() + seconds
@@ -274,7 +285,8 @@ class Driver:
     def next_time(self) -> float | None:
         """When `on_time` has something to do, on the monotonic clock."""
         starts = [at for at, _ in self._start_limits().values()]
-        return min([*self._pardons.values(), *self._wait.times(), *starts], default=None)
+        raised = [one.next_at for one in self._raised.values() if one.next_at is not None]
+        return min([*self._pardons.values(), *self._wait.times(), *starts, *raised], default=None)
 
     def on_time(self) -> None:
         """To be called when that time has come, and at any other."""
@@ -285,7 +297,10 @@ class Driver:
         for number, (at, limit_s) in self._start_limits().items():
             if at <= now:
                 del self._started_s[number]
-                self._hands.kill(number, f"was not ready within {limit_s:g} s and was ended")
+                flag = "HOROVOD_ELASTIC_JOIN_SECONDS" if self.job.generation else "--start-timeout"
+                self._hands.kill(number, f"was not ready within {limit_s:g} s ({flag}) and was ended")
+        for number, one in self._raised.items():
+            self._look_at_raised(number, one, now)
         if news := self._wait.news(now):
             self._hands.tell(news)
         if self._wait.is_to_ask(now):
@@ -294,9 +309,23 @@ class Driver:
         if timer := self._wait.run_out(now):
             self.happens(Timeout(timer))
 
+    def _look_at_raised(self, number: int, one: _RaisedIn, now: float) -> None:
+        """A thread of the script's may keep such a process alive, and the others wait for it."""
+        if one.next_at is None or now < one.next_at:
+            return
+        if not one.is_told:
+            rest = f"it is ended in {_END_RAISED_S - _TELL_RAISED_S:g} s"
+            self._hands.tell(f"worker {number} has raised {one.error}; its process has not ended: {rest}")
+            one.is_told = True
+        else:
+            one.is_killed = True
+            self._hands.kill(number, f"did not end within {_END_RAISED_S:g} s of its error and was ended")
+
     def put_off(self, seconds: float) -> None:
         """The whole job, and this process, stood still for so long: nothing is late because of that."""
         self._wait.put_off(seconds)
+        for one in self._raised.values():
+            one.at += seconds
         self._pardons = {place: at + seconds for place, at in self._pardons.items()}
         self._started_s = {number: at + seconds for number, at in self._started_s.items()}
         if self._first_came_s is not None:
@@ -317,6 +346,20 @@ class Driver:
         if came_s is None:
             return {}
         return {number: (max(at, came_s) + limits.start_s, limits.start_s) for number, at in starting.items()}
+
+
+@dataclasses.dataclass
+class _RaisedIn:
+    """What a worker's training function has raised, and when."""
+
+    at: float
+    error: str
+    is_told: bool = False
+    is_killed: bool = False
+
+    @property
+    def next_at(self) -> float | None:
+        return None if self.is_killed else self.at + (_END_RAISED_S if self.is_told else _TELL_RAISED_S)
 
 
 def _rank_in(record: World, number: int) -> int:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 from typing import NamedTuple
 
 from horovod.core.wording import counted
@@ -24,11 +26,13 @@ __all__ = [
     "Job",
     "Rules",
     "Waits",
+    "because",
     "holds_state",
     "is_full",
     "missing",
     "names",
     "needed",
+    "one_apart",
     "unfinished",
     "usual_reason",
     "waits",
@@ -44,6 +48,8 @@ NO_HOST_LEFT = "elastic-no-host-left"
 RESET_LIMIT = "elastic-reset-limit"
 SCRIPT = "elastic-script"
 NO_WORLD = "elastic-no-world"
+
+_SHOWN_REASONS = 4
 
 BLAME_HOST, BLAME_WORKER = "host", "worker"
 
@@ -130,6 +136,21 @@ def is_full(job: Job, rules: Rules) -> bool:
     return rules.max_np is not None and staying >= rules.max_np
 
 
+def one_apart(job: Job) -> tuple[int, int] | None:
+    """Whom to go on without, and another worker; None unless two could not connect to each other a second time.
+
+    That is who has this trouble with more of the others, or the younger one, and not the last that holds the state.
+    """
+    times = collections.Counter((first, second) for _, first, second in job.unreached)
+    pairs = [pair for pair, count in times.items() if count > 1 and job.members.issuperset(pair)]
+    if not pairs:
+        return None
+    troubles = collections.Counter(itertools.chain(*pairs))
+    holders = [one for one in job.members if holds_state(job, one)]
+    number = max(troubles, key=lambda one: (holders != [one], troubles[one], one))
+    return number, next(one for pair in pairs if number in pair for one in pair if one != number)
+
+
 def missing(job: Job) -> list[Worker]:
     """Members of the last world that live and have neither attended nor finished."""
     held = dict(job.waiting)
@@ -158,7 +179,8 @@ def waits(job: Job, rules: Rules) -> Waits | None:
     if slots < least:
         flag = "--min-np" if job.generation else "-np"
         lacking = counted(least - slots, "more slot")
-        return Waits(f"{lacking}: {slots} listed, {least} needed ({flag})", Timer.SLOTS)
+        text = f"{lacking}: {slots} can be used, {least} needed ({flag})"
+        return Waits(text, Timer.SLOTS)
     held = dict(job.waiting)
     coming = [worker for worker in job.workers if worker.number not in held]
     # The first world is that of all that were started, and the driver ends whoever takes too long.
@@ -175,6 +197,11 @@ def _waits_of_live(job: Job) -> Waits | None:
     if job.announced:
         return Waits("state.commit() or state.check_host_updates(): the hosts have changed", None)
     return None
+
+
+def because(job: Job) -> str:
+    """What has happened since the last world began."""
+    return f": {' and '.join(job.reasons[-_SHOWN_REASONS:])}" if job.reasons else ""
 
 
 def usual_reason(job: Job) -> str:

@@ -57,6 +57,7 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
+_REASON_CHARACTERS = 200
 _STACK_FRAMES = 12
 # A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
 # all of them.
@@ -122,14 +123,15 @@ class DriverSession:
     def is_done(self) -> bool:
         return isinstance(self._verdict, Done)
 
-    def join(self, orderly: bool) -> World:
+    def join(self, orderly: bool, error: HorovodInternalError | None = None) -> World:
         with self._news:
             self._is_joining = True
         left = self.world.generation if self.world else 0
+        why = "" if error is None or isinstance(error, RankLostError) or self._lost >= left else _short(error)
         basics.shutdown()
         failures = 0
         while True:
-            self._say(Attend(self._worker, left, self.held, orderly, self._unreached_workers()))
+            self._say(Attend(self._worker, left, self.held, orderly, self._unreached_workers(), why))
             world = self._next_world(left)
             self.world, self.cuts, self._unreached = world, 0, set()
             numbers = [member.number for member in world.members]
@@ -142,7 +144,7 @@ class DriverSession:
                 if self._gives_up(error, failures):
                     raise
                 _log.warning("horovod: warning: generation %d did not form: %s", world.generation, text_of(error))
-                left, orderly = world.generation, False
+                left, orderly, why = world.generation, False, "" if _is_loss(error) else _short(error)
         self._has_been_in = True
         with self._news:
             self._is_joining = False
@@ -165,7 +167,7 @@ class DriverSession:
     def raised(self, error: Exception) -> None:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        text = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+        text = f"{type(error).__name__}: {text_of(error)}"[:_ERROR_CHARACTERS]
         self._say(Raised(self._worker, self.held, text + where))
 
     @contextlib.contextmanager
@@ -288,6 +290,10 @@ class DriverSession:
 def _is_loss(error: StartError | HorovodInternalError) -> bool:
     """Whether a start has failed because of a rank that is gone: the next one has other members."""
     return isinstance(error, RankLostError) or error.code == "start-lost-rank"
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
 
 
 def _stack_of(thread: int) -> str:

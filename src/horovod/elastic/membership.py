@@ -18,8 +18,6 @@ LIVE: the newest world runs. GATHER: it is over, and its members are coming. OVE
 
 from __future__ import annotations
 
-import collections
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,10 +35,13 @@ from horovod.elastic.job import (
     TOO_FEW_SLOTS,
     Job,
     Rules,
+    because,
     holds_state,
     is_full,
     missing,
+    names,
     needed,
+    one_apart,
     usual_reason,
     waits,
 )
@@ -149,6 +150,8 @@ def _attend(turn: _Turn, event: Attend) -> None:
     if event.worker in job.members:
         pairs = [sorted((event.worker, other)) for other in event.unreached if other in job.members]
         turn.set(unreached=job.unreached | {(job.generation, first, second) for first, second in pairs})
+        if event.why and not job.reasons:
+            turn.set(reasons=(f"worker {event.worker} had an error: {event.why}",))
         _leave_world(turn, event.orderly)
     elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
@@ -177,18 +180,21 @@ def _attached(turn: _Turn, event: Attached) -> None:
 def _raised(turn: _Turn, event: Raised) -> None:
     """The same exception in two workers at the same cut is the script's, or a sample's: it would come again.
 
-    A worker without a state has been at no place of the training, unless its whole world began without one.
+    A worker without a state has been at no place of the training, unless its whole world began without one. Three that
+    have failed in the same way when they joined are as good as a place.
     """
     job = turn.job
-    began_without = job.record is not None and event.worker in job.members and job.record.base == (job.generation, 0)
-    known = any(worker.number == event.worker for worker in job.workers)
-    if not known or (event.state == NO_STATE and not began_without):
+    if all(worker.number != event.worker for worker in job.workers):
         return
+    began_without = job.record is not None and event.worker in job.members and job.record.base == (job.generation, 0)
+    joined = event.state == NO_STATE and not began_without
     before = [other for other, state, error in job.raised if (state, error) == (event.state, event.error)]
     turn.set(raised=(*job.raised[-_KEPT_FAILURES:], (event.worker, event.state, event.error)))
-    if job.phase != OVER and any(other != event.worker for other in before):
-        who = f"workers {before[0]} and {event.worker}"
-        _finish(turn, SCRIPT, f"{who} raised the same exception at the same place of the training: {event.error}")
+    alike = list(dict.fromkeys([*before, event.worker]))
+    if job.phase != OVER and len(alike) >= (_FAILURES if joined else 2):
+        who = f"workers {', '.join(map(str, alike[:-1]))} and {alike[-1]}"
+        where = "when they joined" if joined else "at the same place of the training"
+        _finish(turn, SCRIPT, f"{who} raised the same exception {where}: {event.error}")
 
 
 def _wait(turn: _Turn, event: Attend | Finished) -> None:
@@ -290,7 +296,8 @@ def _use_places(turn: _Turn) -> None:
             _announce(turn, REMOVED)
     all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in withheld for host, _ in job.hosts)
     if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
-        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host: {', '.join(host for host, _ in job.hosts)}")
+        hosts = ", ".join(host for host, _ in job.hosts)
+        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host, {hosts}{because(job)}")
         return
     if not job.started and len(listed) < turn.rules.np:
         return
@@ -344,7 +351,8 @@ def _form(turn: _Turn) -> None:
     if not members or job.phase == OVER:
         return
     if rules.reset_limit is not None and job.generation > rules.reset_limit:
-        _finish(turn, RESET_LIMIT, f"the workers changed more often than --reset-limit {rules.reset_limit} allows")
+        text = f"the workers changed more often than --reset-limit {rules.reset_limit} allows{because(job)}"
+        _finish(turn, RESET_LIMIT, text)
         return
     for worker in job.workers:
         if worker.number in held and worker.place not in job.listed and worker not in members:
@@ -355,7 +363,7 @@ def _form(turn: _Turn) -> None:
     barren = job.barren + 1 if _broke_by_itself(job, held[root]) else 0
     if barren == _MOST_BARREN:
         text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
-        _finish(turn, NO_WORLD, text)
+        _finish(turn, NO_WORLD, text + because(job))
         return
     if barren and _end_one_that_is_apart(turn):
         return
@@ -366,7 +374,7 @@ def _form(turn: _Turn) -> None:
         # After a loss, a state may have been copied without a cut, so its id does not vouch for it.
         sync=job.lost or len(states) > 1 or NO_STATE in states,
         base=(generation, 0) if held[root] == NO_STATE else held[root],
-        reason="; ".join(job.reasons) or usual_reason(job),
+        reason=" and ".join(job.reasons) or usual_reason(job),
     )
     turn.set(
         phase=LIVE,
@@ -399,24 +407,13 @@ def _broke_by_itself(job: Job, newest: StateId) -> bool:
 
 
 def _end_one_that_is_apart(turn: _Turn) -> bool:
-    """Whether two workers could not connect to each other a second time: the job goes on without one of them.
-
-    That is who has this trouble with more of the others, or the younger one, and not the last that holds the state.
-    Its end is awaited, as that of a member that does not come.
-    """
-    job = turn.job
-    times = collections.Counter((first, second) for _, first, second in job.unreached)
-    pairs = [pair for pair, count in times.items() if count > 1 and job.members.issuperset(pair)]
-    if not pairs:
+    """Whether there is one. Its end is awaited, as that of a member that does not come."""
+    job, found = turn.job, one_apart(turn.job)
+    if found is None:
         return False
-    troubles = collections.Counter(itertools.chain(*pairs))
-    holders = [one for one in job.members if holds_state(job, one)]
-    number = max(troubles, key=lambda one: (holders != [one], troubles[one], one))
-    other = next(one for pair in pairs if number in pair for one in pair if one != number)
-    hosts = {worker.number: worker.host for worker in job.workers}
-    both = f"it and worker {other} on {hosts[other]}"
-    why = f"was ended: {both} cannot connect to each other, though both reach horovodrun"
-    turn.orders.append(Kill(number, why))
+    number, other = found
+    both = f"it and worker {names([worker for worker in job.workers if worker.number == other])}"
+    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other, though both reach horovodrun"))
     waiting = tuple(item for item in job.waiting if item[0] != number)
     turn.set(apart=job.apart | {number}, waiting=waiting, unreached=frozenset())
     return True
@@ -448,7 +445,7 @@ def _stop(turn: _Turn, number: int) -> None:
 
 def _lose_state(turn: _Turn) -> None:
     if not turn.rules.restart:
-        _finish(turn, STATE_LOST, "every worker that held the state has ended")
+        _finish(turn, STATE_LOST, f"every worker that held the state has ended{because(turn.job)}")
         return
     turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), left=frozenset())
     turn.set(lost=False, announced=0, settling=False)

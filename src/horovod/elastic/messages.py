@@ -126,7 +126,8 @@ Message = World | Lost | Update | Stop | Done | AskStack
 class Attend:
     """A worker is in no world and asks for one. `orderly`: it left after a cut at which all agreed to leave.
 
-    `unreached`: workers of the world that it left to which it could not connect.
+    `unreached`: workers of the world that it left to which it could not connect. `why`: what it noticed, for people, if
+    that was not the end of another worker.
     """
 
     worker: int
@@ -134,6 +135,7 @@ class Attend:
     state: StateId
     orderly: bool = False
     unreached: tuple[int, ...] = ()
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

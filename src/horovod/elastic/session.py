@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from horovod.core.exceptions import HorovodInternalError
 from horovod.elastic.messages import StateId, World
 
 __all__ = ["Session", "Stopped", "begin", "current", "end"]
@@ -42,10 +43,11 @@ class Session(Protocol):
         """Whether finish() has returned True: nobody joins or leaves any more."""
         ...
 
-    def join(self, orderly: bool) -> World:
+    def join(self, orderly: bool, error: HorovodInternalError | None = None) -> World:
         """Leaves the world that this worker is in, if any, and blocks until it is in the next one.
 
-        `orderly`: all ranks have agreed to leave. Resets `cuts`. Raises Stopped if the worker is told to stop.
+        `orderly`: all ranks have agreed to leave. `error`: why it leaves otherwise. Resets `cuts`. Raises
+        Stopped if the worker is told to stop.
         """
         ...
 

@@ -44,7 +44,6 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
-        self._last_updated_timestamp = 0
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -107,14 +106,12 @@ class State:
             self._host_messages.get_nowait()
 
     def _cut(self, saved: bool) -> None:
-        newest, flags = self._last_updated_timestamp, 0
+        newest = flags = 0
         while not self._host_messages.empty():
             timestamp, result = self._host_messages.get_nowait()
-            if timestamp > self._last_updated_timestamp:
-                newest, flags = max(newest, timestamp), flags | result
-        heard = newest * (_FLAGS + 1) + flags if newest > self._last_updated_timestamp else 0
-        agreed, flags = divmod(_highest(heard), _FLAGS + 1)
-        interrupted = agreed > self._last_updated_timestamp
+            newest, flags = max(newest, timestamp), flags | result
+        newest, flags = divmod(_highest(newest * (_FLAGS + 1) + flags), _FLAGS + 1)
+        interrupted = newest > 0
         session = sessions.current()
         if session is not None and session.world is not None:
             session.cuts += 1
@@ -124,7 +121,7 @@ class State:
             if interrupted or type(self).commit is not State.commit:
                 session.held = (session.world.generation, session.cuts)
         if interrupted:
-            self._last_updated_timestamp = agreed
+            self._host_messages.put((newest, flags))  # a script may catch the interrupt and go on: it comes again
             raise HostsUpdatedInterrupt(flags == REMOVED)
 
 

@@ -71,7 +71,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
     is_another = session.place != place
     known: set[int] = set()  # members of the last world in which there was training
     while True:
-        orderly = False
+        orderly, why = False, None
         with session.telling(lambda number, flags: _tell(state, number, flags)):
             try:
                 if is_another:
@@ -86,11 +86,12 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
             except HorovodInternalError as error:
                 if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
                     raise  # nobody is lost: the ranks' calls differ, and would differ again
+                why = error
                 state.restore()
             except HostsUpdatedInterrupt:
                 orderly = True
         state.forget_updates()  # of that world; of the next one nothing has been told yet
-        world = session.join(orderly)
+        world = session.join(orderly, why)
         is_another = True
 
 

@@ -150,7 +150,7 @@ class ElasticJob(Supervision):
         times += [
             one.stopped_at + limit_s
             for one in self._processes.values()
-            if one.stopped_at is not None and limit_s and not one.why_killed
+            if one.stopped_at is not None and limit_s and not one.why_killed and not self._is_alone(one.worker.number)
         ]
         driver = self._driver.next_time()
         return times + ([] if driver is None else [driver])
@@ -167,7 +167,7 @@ class ElasticJob(Supervision):
             if at <= now:
                 self._driver.worker_ended(number, how, well=False)
         for one in self._processes.values():
-            if one.is_over(now, self.job.frozen_timeout_s):
+            if one.is_over(now, self.job.frozen_timeout_s) and not self._is_alone(one.worker.number):
                 signal_name = processes.signal_name(one.stopped_by)
                 self.kill(one.worker.number, f"was stopped by {signal_name} and not continued")
         self._driver.on_time()
@@ -323,12 +323,17 @@ class ElasticJob(Supervision):
         if one is None or one.stopped_at is not None:
             return
         one.stopped_at, one.stopped_by = time.monotonic(), number
-        limit_s = self.job.frozen_timeout_s
-        then = f"it is replaced if it is not continued within {limit_s:g} s" if limit_s else "the others wait for it"
+        limit_s = 0.0 if self._is_alone(rank) else self.job.frozen_timeout_s
+        then = f"it is replaced if it is not continued within {limit_s:g} s" if limit_s else "the job waits for it"
         self.warn(
             f"worker {rank} (pid {pid}) on host {agent.host} was stopped by {processes.signal_name(number)}; {then}\n"
             f"hint: on {agent.host}: kill -CONT {pid}"
         )
+
+    def _is_alone(self, number: int) -> bool:
+        """Whether nobody else has the state of the training: with this worker, it would be lost."""
+        members = self._driver.job.members
+        return number in members and not any(other in members for other in self._processes if other != number)
 
     def on_continued(self, rank: int) -> None:
         if rank in self._processes and not self.asked:
@@ -389,7 +394,7 @@ class ElasticJob(Supervision):
     def _elastic_end(self) -> int | None:
         assert self._outcome is not None
         outcome, text = self._outcome
-        survived = self._survived()
+        survived = self._losses("survived" if outcome == SUCCESS else "before that")
         if outcome == SUCCESS:
             late = next((one for one in self._exits.values() if one.code != 0 and self._has_finished(one.rank)), None)
             if survived:
@@ -413,11 +418,11 @@ class ElasticJob(Supervision):
         self.conclude_with("\n".join(lines))
         return 1
 
-    def _survived(self) -> str:
+    def _losses(self, when: str) -> str:
         """What the job has survived, the last of it in words."""
         count, losses = self._driver.lost, self._driver.losses
         last = f", the last {len(losses)}" if count > len(losses) else ""
-        return f"{counted(count, 'loss', 'losses')} survived{last}: {'; '.join(losses)}" if count else ""
+        return f"{counted(count, 'loss', 'losses')} {when}{last}: {'; '.join(losses)}" if count else ""
 
     def _culprit(self, outcome: str, text: str) -> RankExit | None:
         """The worker whose end is why the job has ended, if it is one. What the job has survived is not."""

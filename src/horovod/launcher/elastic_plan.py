@@ -54,7 +54,10 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
         )
     several = hosts is None or len(hosts.hosts) > 1
     blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}
-    cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)
+    try:
+        cooldown = None if options.cooldown is None else Cooldown.of(*options.cooldown)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     script = options.host_discovery_script
     return ElasticPlan(
         Rules(
