@@ -132,6 +132,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "addresses": [],
         "port": 0,
         "silence_s": 0.0,
+        "time_s": None,
         "network_interface": "",
     }
     order = {
