@@ -127,6 +127,12 @@ def test_flags_without_effect_are_one_line_for_each_reason() -> None:
         "--mpi-args has",
     ]
     assert said("-np", "1", "--mpi", "--mpi-args", "-v") == []
+    assert said("-np", "1", "--elastic-timeout", "5", "--min-np", "1") == []
+    (line,) = said("-np", "1", "--elastic-timeout", "5")
+    assert line.startswith("--elastic-timeout has no effect")
+    assert said("-np", "1", "-H", "a:1", "--host-discovery-script", "hosts.sh") == [
+        "-H has no effect: --host-discovery-script lists the hosts"
+    ]
 
 
 def test_arguments_for_mpirun_may_begin_with_a_dash() -> None:

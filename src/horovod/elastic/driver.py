@@ -165,6 +165,8 @@ class Driver:
         A member that has ended well has finished its share, also without the wrapper around its training. What it
         leaves behind is a loss only if the others have to meet again.
         """
+        if well and number not in self.job.come:
+            how = f"{how} without joining the training"
         raised = self._raised.pop(number, None)
         how = how if raised is None or well else f"{how} ({raised.error})"
         ended = Ended(number, how, time.monotonic())

@@ -135,11 +135,17 @@ class _Plan:
 
     def without_effect(self) -> list[str]:
         """What was asked for and does nothing, a line for each reason."""
-        given = [*self._options.without_effect, *self._file.without_effect]
+        options = self._options
+        given = [*options.without_effect, *self._file.without_effect]
         if self._controller == "gloo":
             why = "these are for mpirun and jsrun, which --mpi and --jsrun choose"
-            flags = (("--mpi-args", self._options.mpi_args), ("--binding-args", self._options.binding_args))
+            flags = (("--mpi-args", options.mpi_args), ("--binding-args", options.binding_args))
             given += [(flag, why) for flag, value in flags if value is not None]
+        if options.host_discovery_script is not None:
+            flags = (("-H", options.hosts), ("--hostfile", options.hostfile))
+            given += [(flag, "--host-discovery-script lists the hosts") for flag, value in flags if value is not None]
+        elif options.min_np is None and options.elastic_timeout_s is not None:
+            given.append(("--elastic-timeout", "only elastic jobs wait for hosts: --min-np makes one elastic"))
         return notes(given)
 
     def ready(self) -> Job | ForeignCommand:
