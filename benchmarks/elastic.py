@@ -19,7 +19,7 @@ What commit() takes beyond one copy of the state, and check_host_updates(), with
 
     python benchmarks/elastic.py --torchrun --samples 10 --json FILE
 
-The same loss with torchrun, in turns with `full`: it starts all processes anew, which meet by Gloo.
+The same loss with torchrun, taken in turns. It restarts all processes, and they meet by Gloo.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def wait_for_world(job: ElasticJob, generation: int, size: int) -> int:
 
 
 def restart(count: int, folder: Path) -> float:
-    """From the kill of a worker of torchrun's until one of those that it has started then has finished an allreduce."""
+    """From the kill of a torchrun worker until a restarted one has finished an allreduce."""
     (folder / "train.py").write_text(RESTARTS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

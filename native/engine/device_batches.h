@@ -38,8 +38,8 @@ namespace hvd {
 class LaunchedCalls {
  public:
   void add(SubmissionPtr call);
-  // The next one that has ended, and how; null: the GPU is not that far yet. It is the first until it is dropped: what
-  // follows from an error has to be done by then.
+  // The next one that has ended, and how; null: the GPU is not that far yet. It is the first until it is dropped:
+  // handle its error before you drop it.
   SubmissionPtr first_ended(Status* how) const;
   void drop_first();
   std::vector<SubmissionPtr> take_all();

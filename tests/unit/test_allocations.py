@@ -105,7 +105,15 @@ def test_no_batch_system() -> None:
 
 
 def chosen(environment: dict[str, str], **given: object) -> HostList:
-    flags = {"hosts": None, "hostfile": None, "num_proc": None, "max_np": None, "start_with": None, **given}
+    flags = {
+        "hosts": None,
+        "hostfile": None,
+        "num_proc": None,
+        "max_np": None,
+        "spares": None,
+        "start_with": None,
+        **given,
+    }
     return choose_hosts(argparse.Namespace(**flags), environment)
 
 

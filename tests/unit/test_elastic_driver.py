@@ -113,7 +113,7 @@ def test_a_worker_that_does_not_get_ready_is_ended(monkeypatch: pytest.MonkeyPat
     job.at(20.0)
     job.driver.worker_ended(2, "exited with code 1", well=False)  # the last that has come; its slot is filled again
     job.at(30.0)
-    assert job.killed == {1: "was not ready within 30 s (--start-timeout) and was ended"}, "3 was started later"
+    assert job.killed == {1: "was ended: it was not ready within 30 s (--start-timeout)"}, "3 was started later"
     job.driver.worker_ended(1, "was ended", well=False)
     job.at(40.0)
     assert job.driver.next_time() is not None and list(job.killed) == [1]
@@ -132,7 +132,7 @@ def test_a_joiner_that_does_not_get_ready_is_ended(monkeypatch: pytest.MonkeyPat
     job.at(59.0)
     assert not job.killed
     job.at(60.0)
-    assert job.killed == {1: "was not ready within 60 s (HOROVOD_ELASTIC_JOIN_SECONDS) and was ended"}
+    assert job.killed == {1: "was ended: it was not ready within 60 s (HOROVOD_ELASTIC_JOIN_SECONDS)"}
 
 
 def test_slots_that_are_filled_in_vain_do_not_make_the_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_what_stood_still_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     job.at(3649.0)
     assert not job.killed
     job.at(3650.0)
-    assert job.killed == {1: "did not leave its world within 50 s and was ended"}
+    assert job.killed == {1: "was ended: it did not leave its world within 50 s"}
 
 
 def test_who_is_waited_for_is_asked_where_its_script_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_who_is_waited_for_is_asked_where_its_script_is(monkeypatch: pytest.Monk
     job.at(90.0)
     assert [number for number, word in job.words if word == "ask-stack"] == [1]
     job.driver.is_said(m.Stack(1, "line 3"))
-    assert job.said[-1] == "worker 1 is here:\nline 3"
+    assert job.said[-1] == "worker 1, which the others wait for, is at:\nline 3"
     job.attend(1, left=1)
     job.driver.happens(m.Finished(1, 2, (2, 1)))
     job.at(149.0)
@@ -197,13 +197,13 @@ def test_a_process_that_does_not_end_after_its_error_is_ended(monkeypatch: pytes
     assert not job.said
     job.at(3.0)
     job.at(29.9)
-    text = "worker 1 has raised ValueError: bad sample at train.py:3"
-    assert job.said == [f"{text}; its process has not ended: it is ended in 27 s"] and not job.killed
+    text = "worker 1 raised ValueError: bad sample at train.py:3"
+    assert job.said == [f"{text}, but its process still runs: it is killed in 27 s"] and not job.killed
     job.at(30.0)
-    assert job.killed == {1: "did not end within 30 s of its error and was ended"}
+    assert job.killed == {1: "was killed: it ran on for 30 s after its error"}
     job.driver.worker_ended(1, job.killed[1], well=False)
     assert job.said[-1].startswith(
-        "worker 1 on a did not end within 30 s of its error and was ended (ValueError: bad sample at train.py:3); "
+        "worker 1 on a was killed: it ran on for 30 s after its error (ValueError: bad sample at train.py:3); "
         "slot 1 of host a gets"
     )
     assert job.driver.next_time() is not None
@@ -221,7 +221,7 @@ def test_what_broke_a_world_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, ("a", 2)).attend(0, 1)
     for number in (0, 1):
         job.driver.happens(m.Attend(number, 1, m.NO_STATE, False, (), "HorovodInternalError: mine"))
-    assert job.said[-1].startswith("generation 2: worker 0 had an error: HorovodInternalError: mine; 2 workers go on")
+    assert job.said[-1].startswith("generation 2: worker 0 reports HorovodInternalError: mine; 2 workers go on")
 
 
 def test_hosts_that_wait_for_a_commit_are_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
     def __str__(self) -> str:
-        return "the hosts have changed: training goes on in another world. hvd.elastic.run catches this, not the script"
+        return "the hosts have changed: training goes on in a new world. Do not catch this: hvd.elastic.run does"
 
 
 class StartError(_Explained, ValueError):

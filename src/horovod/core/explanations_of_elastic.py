@@ -62,9 +62,9 @@ EXPLANATIONS_OF_ELASTIC = (
         _LAUNCHER,
         ("worlds in a row broke before a commit",),
         "Three worlds in a row broke before their first commit. No worker had ended, and no host had changed, so the "
-        "next one would break, too: some workers cannot reach each other, or an operation fails in each world.",
+        "next one would break, too: an operation fails in each world, or connections break.",
         (
-            "The text says what the workers noticed, and horovodrun's lines further up say it of each world.",
+            "Read what the workers noticed: in the last line, and for each world further up.",
             "Look for a firewall between the hosts; `--network-interface` names the network that joins them.",
             "If links break now and then, commit more often.",
         ),

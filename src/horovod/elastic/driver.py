@@ -51,7 +51,8 @@ __all__ = ["Driver", "Hands", "Limits", "Office"]
 
 _REFILL_S, _REFILL_MOST_S = 1.0, 60.0  # before a failed worker's slot is used again: once, then twice as long, ...
 _SHOWN_LOSSES = 5
-# A process whose training function has raised is about to end: after so long it is spoken of, and after more ended.
+# A process whose training function has raised is about to end. It is reported after the first time, and killed after
+# the second.
 _TELL_RAISED_S, _END_RAISED_S = 3.0, 30.0
 
 
@@ -147,9 +148,9 @@ class Driver:
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
     def is_said(self, said: Said) -> None:
-        """A word of a worker's."""
+        """A worker says something."""
         if isinstance(said, Stack):
-            self._hands.tell(f"worker {said.worker} is here:\n{said.text}")
+            self._hands.tell(f"worker {said.worker}, which the others wait for, is at:\n{said.text}")
             return
         if isinstance(said, Raised):
             self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.splitlines()[0])
@@ -206,7 +207,7 @@ class Driver:
                 self._started_s[worker.number] = time.monotonic()
                 self._hands.start(worker, self._planned(worker), joins=self.job.generation > 0)
             case Kill(number, why):
-                late = f"did not leave its world within {self._limits.straggler_s:g} s and was ended"
+                late = f"was ended: it did not leave its world within {self._limits.straggler_s:g} s"
                 self._hands.kill(number, why or late)
             case Tell(number, message):
                 if isinstance(event, Attend) and isinstance(message, Lost):
@@ -222,7 +223,7 @@ class Driver:
         """Its place if all that are started now, and nobody else, were in the next world, as far as there is room."""
         job = self.job
         others = [other for other in job.workers if other.number not in job.told and other != worker]
-        # A joiner is never rank 0: it has nothing to write, and what it writes would be written twice.
+        # A joiner is never rank 0: scripts write on rank 0, and it would write a second time.
         first = min(others) if others and job.generation else min([worker, *others])
         root = job.record.members[0] if job.record and job.record.members[0] in others else first
         members = list(dict.fromkeys([worker, root, *others]))
@@ -300,7 +301,7 @@ class Driver:
             if at <= now:
                 del self._started_s[number]
                 flag = "HOROVOD_ELASTIC_JOIN_SECONDS" if self.job.generation else "--start-timeout"
-                self._hands.kill(number, f"was not ready within {limit_s:g} s ({flag}) and was ended")
+                self._hands.kill(number, f"was ended: it was not ready within {limit_s:g} s ({flag})")
         for number, one in self._raised.items():
             self._look_at_raised(number, one, now)
         if news := self._wait.news(now):
@@ -312,16 +313,16 @@ class Driver:
             self.happens(Timeout(timer))
 
     def _look_at_raised(self, number: int, one: _RaisedIn, now: float) -> None:
-        """A thread of the script's may keep such a process alive, and the others wait for it."""
+        """A script's thread may keep such a process alive, and the others wait for it."""
         if one.next_at is None or now < one.next_at:
             return
         if not one.is_told:
-            rest = f"it is ended in {_END_RAISED_S - _TELL_RAISED_S:g} s"
-            self._hands.tell(f"worker {number} has raised {one.error}; its process has not ended: {rest}")
+            rest = f"it is killed in {_END_RAISED_S - _TELL_RAISED_S:g} s"
+            self._hands.tell(f"worker {number} raised {one.error}, but its process still runs: {rest}")
             one.is_told = True
         else:
             one.is_killed = True
-            self._hands.kill(number, f"did not end within {_END_RAISED_S:g} s of its error and was ended")
+            self._hands.kill(number, f"was killed: it ran on for {_END_RAISED_S:g} s after its error")
 
     def put_off(self, seconds: float) -> None:
         """The whole job, and this process, stood still for so long: nothing is late because of that."""

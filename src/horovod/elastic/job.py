@@ -137,9 +137,9 @@ def is_full(job: Job, rules: Rules) -> bool:
 
 
 def one_apart(job: Job) -> tuple[int, int] | None:
-    """Whom to go on without, and another worker; None unless two could not connect to each other a second time.
+    """The worker to end, and one that it cannot reach; None unless a pair has failed to connect twice.
 
-    That is who has this trouble with more of the others, or the younger one, and not the last that holds the state.
+    The one in more such pairs is ended, else the younger one, never the last that holds the state.
     """
     times = collections.Counter((first, second) for _, first, second in job.unreached)
     pairs = [pair for pair, count in times.items() if count > 1 and job.members.issuperset(pair)]

@@ -298,7 +298,11 @@ def _short(error: Exception) -> str:
 
 def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
-    return "".join(traceback.format_stack(frame)[-_STACK_FRAMES:]).rstrip() if frame else "its thread has ended"
+    return (
+        "".join(traceback.format_stack(frame)[-_STACK_FRAMES:]).rstrip()
+        if frame
+        else "no place: its training thread has ended"
+    )
 
 
 def _abort(generation: int) -> None:

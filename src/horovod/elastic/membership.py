@@ -151,7 +151,7 @@ def _attend(turn: _Turn, event: Attend) -> None:
         pairs = [sorted((event.worker, other)) for other in event.unreached if other in job.members]
         turn.set(unreached=job.unreached | {(job.generation, first, second) for first, second in pairs})
         if event.why and not job.reasons:
-            turn.set(reasons=(f"worker {event.worker} had an error: {event.why}",))
+            turn.set(reasons=(f"worker {event.worker} reports {event.why}",))
         _leave_world(turn, event.orderly)
     elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
@@ -180,8 +180,8 @@ def _attached(turn: _Turn, event: Attached) -> None:
 def _raised(turn: _Turn, event: Raised) -> None:
     """The same exception in two workers at the same cut is the script's, or a sample's: it would come again.
 
-    A worker without a state has been at no place of the training, unless its whole world began without one. Three that
-    have failed in the same way when they joined are as good as a place.
+    A worker without a state has been at no place of the training, unless its whole world began without one. For those
+    that join, three equal failures count instead.
     """
     job = turn.job
     if all(worker.number != event.worker for worker in job.workers):
@@ -297,11 +297,11 @@ def _use_places(turn: _Turn) -> None:
     all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in withheld for host, _ in job.hosts)
     if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
         hosts = ", ".join(host for host, _ in job.hosts)
-        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host, {hosts}{because(job)}")
+        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host ({hosts}){because(job)}")
         return
     if not job.started and len(listed) < turn.rules.np:
         return
-    # Those in reserve start when the first world is there: what the first workers do before it, they do together.
+    # Those in reserve start when the first world is there: the first workers may call operations before it.
     most = None if turn.rules.max_np is None else turn.rules.max_np + (turn.rules.spares if job.generation else 0)
     taken = {worker.place for worker in job.workers}
     useful = sum(worker.number not in turn.job.told and worker.place in listed for worker in job.workers)
@@ -407,13 +407,13 @@ def _broke_by_itself(job: Job, newest: StateId) -> bool:
 
 
 def _end_one_that_is_apart(turn: _Turn) -> bool:
-    """Whether there is one. Its end is awaited, as that of a member that does not come."""
+    """Ends it, and says whether there was one. The next world waits for its end."""
     job, found = turn.job, one_apart(turn.job)
     if found is None:
         return False
     number, other = found
     both = f"it and worker {names([worker for worker in job.workers if worker.number == other])}"
-    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other, though both reach horovodrun"))
+    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; is there a firewall?"))
     waiting = tuple(item for item in job.waiting if item[0] != number)
     turn.set(apart=job.apart | {number}, waiting=waiting, unreached=frozenset())
     return True

@@ -126,8 +126,8 @@ Message = World | Lost | Update | Stop | Done | AskStack
 class Attend:
     """A worker is in no world and asks for one. `orderly`: it left after a cut at which all agreed to leave.
 
-    `unreached`: workers of the world that it left to which it could not connect. `why`: what it noticed, for people, if
-    that was not the end of another worker.
+    `unreached`: members of its last world that it could not connect to. `why`: what it noticed, for people, if that was
+    not the end of another worker.
     """
 
     worker: int

@@ -145,7 +145,7 @@ class _Plan:
             flags = (("-H", options.hosts), ("--hostfile", options.hostfile))
             given += [(flag, "--host-discovery-script lists the hosts") for flag, value in flags if value is not None]
         elif options.min_np is None and options.elastic_timeout_s is not None:
-            given.append(("--elastic-timeout", "only elastic jobs wait for hosts: --min-np makes one elastic"))
+            given.append(("--elastic-timeout", "this job is not elastic; --min-np makes it so"))
         return notes(given)
 
     def ready(self) -> Job | ForeignCommand:

@@ -63,13 +63,13 @@ class _Host:
 
     slots: int = 0  # 0: it is not listed
     is_called: bool = False  # and has not answered yet
-    is_first: bool = False  # so it is, and the job begins with it
+    is_first: bool = False  # called, for the job's beginning
     is_ready: bool = False
-    is_given_up: bool = False  # its agent has been lost, and is not asked again
+    is_given_up: bool = False  # its agent was lost; it is not asked again
     ask_at: float | None = None  # when it is asked again
     losses: int = 0  # of its agent
     problems: str = ""  # why it is not ready
-    said: str = ""  # which of these have been
+    said: str = ""  # the problems last printed
 
     @property
     def is_usable(self) -> bool:
@@ -394,7 +394,7 @@ class ElasticJob(Supervision):
     def _elastic_end(self) -> int | None:
         assert self._outcome is not None
         outcome, text = self._outcome
-        survived = self._losses("survived" if outcome == SUCCESS else "before that")
+        survived = self._losses("survived" if outcome == SUCCESS else "earlier")
         if outcome == SUCCESS:
             late = next((one for one in self._exits.values() if one.code != 0 and self._has_finished(one.rank)), None)
             if survived:
@@ -419,7 +419,7 @@ class ElasticJob(Supervision):
         return 1
 
     def _losses(self, when: str) -> str:
-        """What the job has survived, the last of it in words."""
+        """The losses after which the job went on, the last of them in words."""
         count, losses = self._driver.lost, self._driver.losses
         last = f", the last {len(losses)}" if count > len(losses) else ""
         return f"{counted(count, 'loss', 'losses')} {when}{last}: {'; '.join(losses)}" if count else ""

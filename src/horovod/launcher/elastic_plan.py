@@ -50,7 +50,7 @@ def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostLis
     if options.spares is not None and most is None:
         raise UsageError(
             "--spares counts workers beyond --max-np, which is missing\n"
-            "hint: without --max-np, each slot gets a worker that trains"
+            "hint: add --max-np N, the most workers that may train"
         )
     several = hosts is None or len(hosts.hosts) > 1
     blame = {"auto": BLAME_HOST if several else BLAME_WORKER, "host": BLAME_HOST, "worker": BLAME_WORKER}

@@ -144,7 +144,7 @@ def _add_elastic(group: Any) -> None:
         "--spares",
         type=_count,
         metavar="N",
-        help="keep N more processes than --max-np ready: one of them replaces a lost one at once",
+        help="keep N processes beyond --max-np ready to replace lost ones at once",
     )
     add(
         "--host-discovery-script",

@@ -58,7 +58,7 @@ def _of_temporary_files() -> Iterator[Problem]:
         where = f" {tempfile.tempdir}" if tempfile.tempdir else ""
         yield (
             f"cannot write temporary files{where}: {error.strerror}",
-            "make room there, or set TMPDIR to another folder",
+            "free space in that folder, make it writable, or set TMPDIR to another one",
         )
 
 
@@ -72,7 +72,7 @@ def _of_clock(launchers_time_s: float) -> Iterator[Problem]:
 def _of_memory(root: Path) -> Iterator[Problem]:
     free = _free_bytes(root)
     if free is not None and free < _LEAST_MEMORY_BYTES:
-        hint = f"a worker needs {_LEAST_MEMORY_BYTES >> 20} MB and more; what else runs there?"
+        hint = f"a worker needs at least {_LEAST_MEMORY_BYTES >> 20} MB; end what else runs there"
         yield f"has only {free >> 20} MB of free memory", hint
 
 
