@@ -112,6 +112,7 @@ def test_a_state_hears_what_the_notification_manager_is_told() -> None:
     with pytest.raises(RuntimeError) as caught:
         state.check_host_updates()
     assert caught.value.skip_sync is False  # type: ignore[attr-defined]
+    state.forget_updates()
     state.check_host_updates()
     assert HostsUpdatedRequest(3) == HostsUpdatedRequest(3, HostUpdateResult.no_update)
     assert HostUpdateResult.mixed == HostUpdateResult.removed | HostUpdateResult.added
