@@ -44,6 +44,8 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
+        self._newest_update = 0  # that the ranks have agreed on
+        self._last_updated_timestamp = 0  # of the worlds before
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -102,6 +104,7 @@ class State:
 
     def forget_updates(self) -> None:
         """Forgets all notices: they are of a world that is over."""
+        self._last_updated_timestamp = self._newest_update
         while not self._host_messages.empty():
             self._host_messages.get_nowait()
 
@@ -109,7 +112,8 @@ class State:
         newest = flags = 0
         while not self._host_messages.empty():
             timestamp, result = self._host_messages.get_nowait()
-            newest, flags = max(newest, timestamp), flags | result
+            if timestamp > self._last_updated_timestamp:
+                newest, flags = max(newest, timestamp), flags | result
         newest, flags = divmod(_highest(newest * (_FLAGS + 1) + flags), _FLAGS + 1)
         interrupted = newest > 0
         session = sessions.current()
@@ -121,6 +125,7 @@ class State:
             if interrupted or type(self).commit is not State.commit:
                 session.held = (session.world.generation, session.cuts)
         if interrupted:
+            self._newest_update = newest
             self._host_messages.put((newest, flags))  # a script may catch the interrupt and go on: it comes again
             raise HostsUpdatedInterrupt(flags == REMOVED)
 
