@@ -143,7 +143,7 @@ def test_workers_of_another_machine_end_at_once_if_the_launcher_is_out_of_reach(
     """It may still live, and give their ranks to others in a moment. They ignore SIGTERM, and have much time."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     question: dict[str, Any] = {"secret": "00" * 32, "directory": str(tmp_path), "path": os.environ["PATH"]}
-    question.update(command="sh", addresses=[], port=0, silence_s=0.0, network_interface="", time_s=None)
+    question.update(command="sh", addresses=[], port=0, silence_s=0.0, network_interface="", time_s=None, temporary="")
     job: dict[str, Any] = {"command": ["sh", "-c", "trap '' TERM; echo ready; sleep 1000"], "directory": str(tmp_path)}
     job.update(environment=environment, ranks={"common": {}, "own": [], "ranks": []})
     job.update(stays=True, grace_s=100.0, address=None)

@@ -133,6 +133,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "port": 0,
         "silence_s": 0.0,
         "time_s": None,
+        "temporary": "",
         "network_interface": "",
     }
     order = {

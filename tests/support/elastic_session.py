@@ -40,7 +40,7 @@ class SameRanks:
         self.world, self.cuts = World(generation, members, sync, base, "a test"), 0
         return self.world
 
-    def join(self, orderly: bool, error: Exception | None = None) -> World:
+    def join(self, orderly: bool, why: str = "") -> World:
         self.log.append((orderly, self.held))
         hvd.shutdown()
         return self._enter()

@@ -62,7 +62,7 @@ class Script:
         self.cuts, self.place = 0, (0, size)
         return self.world
 
-    def join(self, orderly: bool, error: HorovodInternalError | None = None) -> World:
+    def join(self, orderly: bool, why: str = "") -> World:
         if self.while_joining is not None:
             self.while_joining()
         self.log.append(("orderly" if orderly else "loss", self.held))

@@ -13,8 +13,9 @@ import pytest
 from horovod.launcher import host_health
 
 
-def texts(root: Path = Path("/"), time_s: float | None = None) -> list[str]:
-    return [text for text, _ in host_health.problems(time.time() if time_s is None else time_s, root)]
+def texts(root: Path, time_s: float | None = None) -> list[str]:
+    now = time.time() if time_s is None else time_s
+    return [text for text, _ in host_health.problems(now, str(root / "tmp"), root)]
 
 
 @pytest.fixture
@@ -28,8 +29,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_this_machine_and_one_without_limits_are_fit(root: Path) -> None:
-    assert texts() == []
+def test_a_machine_without_limits_is_fit(root: Path) -> None:
     assert texts(root) == []
     assert texts(root / "nothing") == []
 
@@ -59,28 +59,35 @@ def test_a_clock_that_is_wrong(root: Path, offset_s: float, said: str) -> None:
 
 def test_a_folder_for_temporary_files_that_is_full(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(root / "gone"))
-    assert texts(root) == [f"cannot write temporary files {root / 'gone'}: No such file or directory"]
+    assert texts(root) == [f"cannot write temporary files in {root / 'gone'}: No such file or directory"]
+    (root / "tmp").mkdir()
+    assert texts(root) == [], "the workers' own folder is there"
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'", None),
-        ("echo 'GPU 0: H100 (UUID: a)'", "has GPUs that have failed: 1 of 2 answer"),
+        ("echo 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'", ""),
+        ("echo 'NVIDIA-SMI could not find libnvidia-ml.so' >&2; exit 12", ""),  # a container without GPUs
         (
-            "echo 'Unable to determine the device handle: GPU is lost' >&2; exit 15",
-            "has GPUs that have failed: 0 of 2 answer: Unable to determine the device handle: GPU is lost",
+            "echo 'Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.' >&2; exit 15",
+            "has a GPU that has failed: Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.",
         ),
-        ("sleep 20", "has GPUs that hang: nvidia-smi gave no answer within 0.5 s"),
+        ("exec sleep 20", "has GPUs that hang: nvidia-smi gave no answer within 0.5 s"),
     ],
 )
-def test_gpus_that_have_failed(root: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str | None) -> None:
+def test_gpus_that_have_failed(root: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str) -> None:
     """A script stands for the driver's tool."""
-    for gpu in ("0000:01:00.0", "0000:02:00.0"):
-        (root / "proc/driver/nvidia/gpus" / gpu).mkdir(parents=True)
     tool = root / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(root), prepend=os.pathsep)
-    monkeypatch.setattr(host_health, "_NVIDIA_SMI_S", 0.5)
+    if "sleep" in script:
+        monkeypatch.setattr(host_health, "_NVIDIA_SMI_S", 0.5)
     assert texts(root) == ([said] if said else [])
+
+
+def test_a_file_that_is_no_program_is_not_asked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(root))
+    assert texts(root) == []

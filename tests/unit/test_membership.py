@@ -195,7 +195,8 @@ def test_trouble_with_connections_is_forgotten_when_a_world_has_had_a_cut() -> N
         assert driver.job.generation == generation + 1
 
 
-def test_three_workers_that_fail_alike_when_they_join_end_the_job() -> None:
+@pytest.mark.parametrize("trains", [False, True])
+def test_three_workers_that_fail_alike_when_they_join_end_the_job(trains: bool) -> None:
     driver = Driver((("a", 2),), min_np=2, blame="worker", cooldown=True).all_attend()
     driver.leave(0, 1, orderly=False)
     for number in (1, 2, 3):
@@ -203,7 +204,10 @@ def test_three_workers_that_fail_alike_when_they_join_end_the_job() -> None:
             driver.on(m.Raised(number, m.NO_STATE, "TypeError: x"))
         driver.ends(number)
         driver.on(m.Pardoned(("a", 1)), m.Attend(number + 1, 0, m.NO_STATE))
-        driver.leave(0, orderly=False)
+        driver.on(m.Attend(0, driver.job.generation, (driver.job.generation if trains else 1, 1)))
+    if trains:
+        assert driver.job.raised == (), "there was a cut in between: the job is well"
+        return
     assert driver.on(m.Raised(4, m.NO_STATE, "TypeError: another")) == []
     driver.on(m.Raised(4, m.NO_STATE, "TypeError: x"))
     assert driver.outcome == SCRIPT

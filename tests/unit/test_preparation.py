@@ -23,7 +23,7 @@ SECRET = new_secret()
 
 def order(**fields: Any) -> dict[str, Any]:
     common = {"secret": SECRET.hex(), "command": "sh", "path": os.defpath, "directory": "/", "network_interface": ""}
-    return {**common, "addresses": [], "port": 1, "silence_s": 5.0, "time_s": None, **fields}
+    return {**common, "addresses": [], "port": 1, "silence_s": 5.0, "time_s": None, "temporary": "", **fields}
 
 
 @pytest.fixture

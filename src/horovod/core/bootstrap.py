@@ -475,7 +475,7 @@ class _Start:
             if problem is None:
                 mesh.connect(digest.places, self.deadline, self._guard)
         except OSError as error:
-            if isinstance(error, UnreachableError):
+            if isinstance(error, UnreachableError) and (self.watch is None or self.watch.end(0.0) is None):
                 self.unreached.add(leaders[0])
             problem = f"rank {self.rank}: {error}"
         outcome = self.meeting.finish(self.rank, leaders, problem)

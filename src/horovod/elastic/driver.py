@@ -152,7 +152,8 @@ class Driver:
         if isinstance(said, Stack):
             self._hands.tell(f"worker {said.worker}, which the others wait for, is at:\n{said.text}")
             return
-        if isinstance(said, Raised):
+        self._raised.pop(said.worker, None)  # a script may catch the error and go on
+        if isinstance(said, Raised) and any(worker.number == said.worker for worker in self.job.workers):
             self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.splitlines()[0])
         self.happens(said)
 

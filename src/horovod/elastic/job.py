@@ -33,6 +33,8 @@ __all__ = [
     "names",
     "needed",
     "one_apart",
+    "raised_with_state",
+    "reasons",
     "unfinished",
     "usual_reason",
     "waits",
@@ -151,6 +153,11 @@ def one_apart(job: Job) -> tuple[int, int] | None:
     return number, next(one for pair in pairs if number in pair for one in pair if one != number)
 
 
+def raised_with_state(job: Job) -> tuple[tuple[int, StateId, str], ...]:
+    """What was raised, but not by those that were about to join. A cut since then says that the job is well."""
+    return tuple(item for item in job.raised if item[1] != NO_STATE)
+
+
 def missing(job: Job) -> list[Worker]:
     """Members of the last world that live and have neither attended nor finished."""
     held = dict(job.waiting)
@@ -199,9 +206,15 @@ def _waits_of_live(job: Job) -> Waits | None:
     return None
 
 
+def reasons(job: Job) -> str:
+    """What has happened since the last world began; of much, the last."""
+    more = len(job.reasons) - _SHOWN_REASONS
+    return " and ".join(job.reasons[-_SHOWN_REASONS:]) + (f" (and {more} more before)" if more > 0 else "")
+
+
 def because(job: Job) -> str:
-    """What has happened since the last world began."""
-    return f": {' and '.join(job.reasons[-_SHOWN_REASONS:])}" if job.reasons else ""
+    """That, as the end of a sentence."""
+    return f": {reasons(job)}" if job.reasons else ""
 
 
 def usual_reason(job: Job) -> str:

@@ -57,8 +57,7 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
-_REASON_CHARACTERS = 200
-_STACK_FRAMES = 12
+_STACK_FRAMES, _STACK_CHARACTERS = 12, 8000
 # A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
 # all of them.
 _OWN_FAULTS = {"start-resources", "start-secret", "start-settings"}
@@ -123,11 +122,11 @@ class DriverSession:
     def is_done(self) -> bool:
         return isinstance(self._verdict, Done)
 
-    def join(self, orderly: bool, error: HorovodInternalError | None = None) -> World:
+    def join(self, orderly: bool, why: str = "") -> World:
         with self._news:
             self._is_joining = True
         left = self.world.generation if self.world else 0
-        why = "" if error is None or isinstance(error, RankLostError) or self._lost >= left else _short(error)
+        why = "" if self._lost >= left else why
         basics.shutdown()
         failures = 0
         while True:
@@ -144,7 +143,7 @@ class DriverSession:
                 if self._gives_up(error, failures):
                     raise
                 _log.warning("horovod: warning: generation %d did not form: %s", world.generation, text_of(error))
-                left, orderly, why = world.generation, False, "" if _is_loss(error) else _short(error)
+                left, orderly, why = world.generation, False, sessions.reason_of(error)
         self._has_been_in = True
         with self._news:
             self._is_joining = False
@@ -292,14 +291,10 @@ def _is_loss(error: StartError | HorovodInternalError) -> bool:
     return isinstance(error, RankLostError) or error.code == "start-lost-rank"
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
-
-
 def _stack_of(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     return (
-        "".join(traceback.format_stack(frame)[-_STACK_FRAMES:]).rstrip()
+        "".join(traceback.format_stack(frame)[-_STACK_FRAMES:]).rstrip()[-_STACK_CHARACTERS:]
         if frame
         else "no place: its training thread has ended"
     )

@@ -42,6 +42,8 @@ from horovod.elastic.job import (
     names,
     needed,
     one_apart,
+    raised_with_state,
+    reasons,
     usual_reason,
     waits,
 )
@@ -150,8 +152,8 @@ def _attend(turn: _Turn, event: Attend) -> None:
     if event.worker in job.members:
         pairs = [sorted((event.worker, other)) for other in event.unreached if other in job.members]
         turn.set(unreached=job.unreached | {(job.generation, first, second) for first, second in pairs})
-        if event.why and not job.reasons:
-            turn.set(reasons=(f"worker {event.worker} reports {event.why}",))
+        if event.why and not any(" reports " in reason for reason in job.reasons):
+            turn.set(reasons=(*job.reasons, f"worker {event.worker} reports {event.why}"))
         _leave_world(turn, event.orderly)
     elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
@@ -365,7 +367,7 @@ def _form(turn: _Turn) -> None:
         text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
         _finish(turn, NO_WORLD, text + because(job))
         return
-    if barren and _end_one_that_is_apart(turn):
+    if barren and _end_one_that_is_apart(turn, members):
         return
     generation = job.generation + 1
     record = World(
@@ -374,7 +376,7 @@ def _form(turn: _Turn) -> None:
         # After a loss, a state may have been copied without a cut, so its id does not vouch for it.
         sync=job.lost or len(states) > 1 or NO_STATE in states,
         base=(generation, 0) if held[root] == NO_STATE else held[root],
-        reason=" and ".join(job.reasons) or usual_reason(job),
+        reason=reasons(job) or usual_reason(job),
     )
     turn.set(
         phase=LIVE,
@@ -388,6 +390,7 @@ def _form(turn: _Turn) -> None:
         calm=True,
         barren=barren,
         unreached=job.unreached if barren else frozenset(),
+        raised=raised_with_state(job) if job.record and held[root] > job.record.base else job.raised,
         announced=0,
         settling=False,
         waiting=tuple(item for item in turn.job.waiting if item[0] not in numbers),
@@ -406,12 +409,16 @@ def _broke_by_itself(job: Job, newest: StateId) -> bool:
     return job.lost and job.calm and job.record is not None and newest <= job.record.base
 
 
-def _end_one_that_is_apart(turn: _Turn) -> bool:
-    """Ends it, and says whether there was one. The next world waits for its end."""
+def _end_one_that_is_apart(turn: _Turn, members: list[Worker]) -> bool:
+    """Ends it, and says whether there was one. The next world waits for its end. Not if too few were left, for good."""
     job, found = turn.job, one_apart(turn.job)
     if found is None:
         return False
     number, other = found
+    host = next(worker.host for worker in job.workers if worker.number == number)
+    rest = sum(worker.host != host for worker in members)
+    if rest < needed(job, turn.rules) and not turn.rules.cooldown:
+        return False
     both = f"it and worker {names([worker for worker in job.workers if worker.number == other])}"
     turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; is there a firewall?"))
     waiting = tuple(item for item in job.waiting if item[0] != number)

@@ -10,14 +10,24 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from horovod.core.exceptions import HorovodInternalError
+from horovod.core.exceptions import RankLostError, text_of
 from horovod.elastic.messages import StateId, World
 
-__all__ = ["Session", "Stopped", "begin", "current", "end"]
+__all__ = ["Session", "Stopped", "begin", "current", "end", "reason_of"]
+
+
+_REASON_CHARACTERS = 200
 
 
 class Stopped(SystemExit):
     """This worker has been told to stop: nothing that it would still give is wanted."""
+
+
+def reason_of(error: Exception) -> str:
+    """A line for people; empty for the loss of another worker, which the driver knows better."""
+    if isinstance(error, RankLostError) or getattr(error, "code", "") == "start-lost-rank":
+        return ""
+    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
 
 
 class Session(Protocol):
@@ -43,10 +53,10 @@ class Session(Protocol):
         """Whether finish() has returned True: nobody joins or leaves any more."""
         ...
 
-    def join(self, orderly: bool, error: HorovodInternalError | None = None) -> World:
+    def join(self, orderly: bool, why: str = "") -> World:
         """Leaves the world that this worker is in, if any, and blocks until it is in the next one.
 
-        `orderly`: all ranks have agreed to leave. `error`: why it leaves otherwise. Resets `cuts`. Raises
+        `orderly`: all ranks have agreed to leave. `why` it leaves otherwise (reason_of). Resets `cuts`. Raises
         Stopped if the worker is told to stop.
         """
         ...

@@ -44,8 +44,8 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
-        self._newest_update = 0  # that the ranks have agreed on
-        self._last_updated_timestamp = 0  # of the worlds before
+        self._last_updated_timestamp = 0
+        self._interrupt = (-1, 0, 0)  # the last one: its world, the update, and its flags
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -104,19 +104,21 @@ class State:
 
     def forget_updates(self) -> None:
         """Forgets all notices: they are of a world that is over."""
-        self._last_updated_timestamp = self._newest_update
+        self._interrupt = (-1, 0, 0)
         while not self._host_messages.empty():
             self._host_messages.get_nowait()
 
     def _cut(self, saved: bool) -> None:
-        newest = flags = 0
+        session = sessions.current()
+        generation = session.world.generation if session is not None and session.world is not None else 0
+        # A script may catch the interrupt and go on: it comes again while the world is the same.
+        newest, flags = self._interrupt[1:] if self._interrupt[0] == generation else (0, 0)
         while not self._host_messages.empty():
             timestamp, result = self._host_messages.get_nowait()
             if timestamp > self._last_updated_timestamp:
                 newest, flags = max(newest, timestamp), flags | result
         newest, flags = divmod(_highest(newest * (_FLAGS + 1) + flags), _FLAGS + 1)
         interrupted = newest > 0
-        session = sessions.current()
         if session is not None and session.world is not None:
             session.cuts += 1
             if interrupted and not saved:
@@ -125,8 +127,8 @@ class State:
             if interrupted or type(self).commit is not State.commit:
                 session.held = (session.world.generation, session.cuts)
         if interrupted:
-            self._newest_update = newest
-            self._host_messages.put((newest, flags))  # a script may catch the interrupt and go on: it comes again
+            self._last_updated_timestamp = newest
+            self._interrupt = (generation, newest, flags)
             raise HostsUpdatedInterrupt(flags == REMOVED)
 
 

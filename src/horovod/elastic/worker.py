@@ -71,7 +71,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
     is_another = session.place != place
     known: set[int] = set()  # members of the last world in which there was training
     while True:
-        orderly, why = False, None
+        orderly, why = False, ""
         with session.telling(lambda number, flags: _tell(state, number, flags)):
             try:
                 if is_another:
@@ -86,7 +86,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
             except HorovodInternalError as error:
                 if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
                     raise  # nobody is lost: the ranks' calls differ, and would differ again
-                why = error
+                why = sessions.reason_of(error)  # not the error itself: it holds the function's frames
                 state.restore()
             except HostsUpdatedInterrupt:
                 orderly = True

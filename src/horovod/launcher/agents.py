@@ -271,6 +271,7 @@ class AgentGroup:
             "addresses": self._addresses,
             "port": self._rendezvous.port,
             "silence_s": job.agent_timeout_s,
+            "temporary": job.environment.get("TMPDIR", ""),
             "time_s": time.time() if job.elastic is not None else None,
         }
 

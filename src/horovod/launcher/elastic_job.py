@@ -333,7 +333,8 @@ class ElasticJob(Supervision):
     def _is_alone(self, number: int) -> bool:
         """Whether nobody else has the state of the training: with this worker, it would be lost."""
         members = self._driver.job.members
-        return number in members and not any(other in members for other in self._processes if other != number)
+        others = [one for one in self._processes.values() if one.worker.number in members and not one.why_killed]
+        return number in members and all(one.worker.number == number or one.stopped_at is not None for one in others)
 
     def on_continued(self, rank: int) -> None:
         if rank in self._processes and not self.asked:

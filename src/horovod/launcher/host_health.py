@@ -6,6 +6,7 @@ Only elastic jobs ask: they can go on without such a host, and ask it again late
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -20,46 +21,53 @@ __all__ = ["problems"]
 _LEAST_MEMORY_BYTES = 256 << 20  # Python, a framework and a small model
 _TRIAL_BYTES = 1 << 20
 _CLOCK_S = 300.0  # as Kerberos
-_NVIDIA_SMI_S = 5.0  # a GPU that hangs makes it hang, too
+_NVIDIA_SMI_S = 15.0  # without persistence it starts each GPU anew; one that hangs makes it hang, too
+_LOST_GPU = ("unable to determine the device handle", "gpu is lost", "fallen off the bus")  # in its words
 
 Problem = tuple[str, str]
 
 
-def problems(launchers_time_s: float, root: Path = Path("/")) -> list[Problem]:
-    """Pairs of a text and a hint. `root` stands for / in tests. Blocks for a few seconds at most."""
-    return [*_of_gpus(root), *_of_temporary_files(), *_of_clock(launchers_time_s), *_of_memory(root)]
+def problems(launchers_time_s: float, temporary: str = "", root: Path = Path("/")) -> list[Problem]:
+    """Pairs of a text and a hint. `temporary`: the workers' TMPDIR. `root` stands for / in tests.
+
+    Blocks for 15 s at most, if a GPU hangs.
+    """
+    return [*_of_gpus(), *_of_temporary_files(temporary), *_of_clock(launchers_time_s), *_of_memory(root)]
 
 
-def _of_gpus(root: Path) -> Iterator[Problem]:
-    """Those that the driver knows, and those that still answer."""
-    known = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+def _of_gpus() -> Iterator[Problem]:
+    """What nvidia-smi says of GPUs that have failed. All else is no problem: the job may need none."""
     command = shutil.which("nvidia-smi")
-    if not known or command is None:
+    if command is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return
-    try:
-        done = subprocess.run(
-            [command, "--list-gpus"], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        yield f"has GPUs that hang: nvidia-smi gave no answer within {_NVIDIA_SMI_S:g} s", "look there with nvidia-smi"
-        return
-    answering = done.stdout.count("GPU ")
-    if done.returncode != 0 or answering < known:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        said = f": {words[-1].strip()}" if words and done.returncode != 0 else ""
-        yield f"has GPUs that have failed: {answering} of {known} answer{said}", "look there with nvidia-smi and dmesg"
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen([command, "--list-gpus"], stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        except OSError:  # a file of that name that is no program
+            return
+        try:
+            process.wait(_NVIDIA_SMI_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and is not waited for: it may be inside the driver
+            yield (
+                f"has GPUs that hang: nvidia-smi gave no answer within {_NVIDIA_SMI_S:g} s",
+                "look there with nvidia-smi",
+            )
+            return
+        said.seek(0)
+        for line in said.read().decode(errors="replace").splitlines():
+            if any(words in line.lower() for words in _LOST_GPU):
+                yield f"has a GPU that has failed: {line.strip()}", "look there with nvidia-smi and dmesg"
 
 
-def _of_temporary_files() -> Iterator[Problem]:
+def _of_temporary_files(folder: str) -> Iterator[Problem]:
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=folder if os.path.isdir(folder) else None) as file:
             file.write(bytes(_TRIAL_BYTES))
     except OSError as error:
-        where = f" {tempfile.tempdir}" if tempfile.tempdir else ""
-        yield (
-            f"cannot write temporary files{where}: {error.strerror}",
-            "free space in that folder, make it writable, or set TMPDIR to another one",
-        )
+        where = folder if os.path.isdir(folder) else tempfile.tempdir or ""
+        hint = "free space in that folder, make it writable, or set TMPDIR to another one"
+        yield f"cannot write temporary files in {where}: {error.strerror}", hint
 
 
 def _of_clock(launchers_time_s: float) -> Iterator[Problem]:

@@ -106,7 +106,7 @@ class Preparation:
             except ValueError as error:
                 problems.append([f"has {error}", "--network-interface eth0,ib0 takes the first that a host has"])
         if order["time_s"] is not None:  # of an elastic job
-            problems += host_health.problems(order["time_s"])
+            problems += host_health.problems(order["time_s"], order["temporary"])
         self._port, self._silence_s = order["port"], order["silence_s"]
         reached, unreached = reach(order["addresses"], self._port, self.secret)
         self._lines = {one: LineToLauncher(channel, self._silence_s) for one, channel in reached.items()}
