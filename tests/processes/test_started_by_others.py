@@ -7,6 +7,7 @@ The real srun is in tests/cluster. Here its variables are enough: ranks that fin
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -102,7 +103,8 @@ def test_a_start_that_fails_tells_all_ranks_why(folder: Folder, way: str) -> Non
     told = said.count("the ranks disagree about the process sets given to init: [[0, 2]] on")
     # Some may get it as the words of rank 0, which gave up. A second after the first has told it, mpirun may end all.
     assert told == 4 if by_file else 1 <= told <= 4, said
-    assert said.count("StartError:") == told, said
+    # mpirun may mix the lines of several ranks.
+    assert len(re.findall(r"StartError(?!\()", said)) == told, said
     assert time.monotonic() - began_s < 15 + SLACK_S  # the start timeout is 30 s
 
 
