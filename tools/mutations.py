@@ -1741,7 +1741,7 @@ MUTATIONS = (
     Mutation(
         "elastic-joiner-takes-others-along",
         "src/horovod/elastic/link.py",
-        "                failures += not _is_loss(error)",
+        "                failures += not sessions.is_loss(error)",
         "                failures += 3",
         "what makes a joiner fail makes those fail that were in a world already",
         (python("tests/processes/test_elastic_faults.py", "-k", "cannot_join_ends_alone"),),

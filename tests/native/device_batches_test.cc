@@ -29,6 +29,13 @@ void run_worlds(int size, const std::function<void(Engine&, int)>& body) {
   }
 }
 
+hvd_handle submitted(Engine& engine, const Gpu& gpu, float* gradient) {
+  hvd_handle handle = 0;
+  Call call = on_gpu(HVD_ALLREDUCE, "gradient", gpu);
+  EXPECT(call.tensor(gradient, gradient, HVD_FLOAT32, {16}).submit(engine, &handle).ok());
+  return handle;
+}
+
 }  // namespace
 
 // First those in processes of their own: a GPU that was used before a fork is of no use after it.
@@ -53,11 +60,7 @@ TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
         const Gpu gpu(rank);
         float* const gradient = gpu.floats(16);
         standin_fill(gpu.stream, gradient, 16, 1);
-        hvd_handle handle = 0;
-        EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                   .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                   .submit(engine, &handle)
-                   .ok());
+        const hvd_handle handle = submitted(engine, gpu, gradient);
         const Status status = engine.wait(handle, 20000);
         // The other one may have been done.
         if (!status.ok()) told += has(status, one.outcome, {one.words, ": rank "}) ? 1 : 100;
@@ -98,11 +101,7 @@ TEST(nobody_who_settles_meanwhile_hears_that_all_is_well) {
       float* const gradient = gpu.floats(16);
       standin_hold(gpu.stream);
       standin_fill(gpu.stream, gradient, 16, 1);
-      hvd_handle handle = 0;
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
+      const hvd_handle handle = submitted(engine, gpu, gradient);
       EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
       for (++launched; launched < 2;) std::this_thread::yield();
       standin_fail("ncclCommGetAsyncError", 0, 6, 1 << 30);
@@ -125,11 +124,7 @@ void share_a_gpu(GpuWay way, const std::function<void(const Status&, const Gpu&,
       const Gpu gpu(0);
       float* const gradient = gpu.floats(16);
       standin_fill(gpu.stream, gradient, 16, static_cast<float>(rank));
-      hvd_handle handle = 0;
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
+      const hvd_handle handle = submitted(engine, gpu, gradient);
       const Status status = engine.wait(handle, 20000);
       look(status, gpu, gradient);
       engine.release(handle);
@@ -331,11 +326,7 @@ TEST(a_name_is_free_once_its_operation_is_launched) {
     standin_fill(gpu.stream, gradient, 16, 1);
     std::vector<hvd_handle> handles;
     for (int i = 0; i < 5; ++i) {
-      hvd_handle handle = 0;
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
+      const hvd_handle handle = submitted(engine, gpu, gradient);
       EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
       handles.push_back(handle);
     }
@@ -354,11 +345,7 @@ TEST(a_rank_that_has_joined_gives_zeros_to_gpus) {
     if (rank == 0) {
       float* const gradient = gpu.floats(16);
       standin_fill(gpu.stream, gradient, 16, 4);
-      hvd_handle handle = 0;
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
+      const hvd_handle handle = submitted(engine, gpu, gradient);
       EXPECT(engine.wait(handle, 20000).ok());
       EXPECT(gpu.read(gradient, 16)[15] == 4);
       engine.release(handle);

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, OVER, SCRIPT, SUCCESS, Job, Rules, waits
+from horovod.elastic.job import GATHER, LIVE, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, Rules, waits
 from horovod.elastic.membership import begin, step
 from horovod.elastic.ranks import identities
 
@@ -168,6 +168,13 @@ def test_two_that_cannot_connect_to_each_other_twice_go_on_without_one_of_them()
     driver.ends(3)
     assert driver.job.generation == 3 and driver.ranks == [0, 1], "its host has the blame"
     assert driver.told(m.Stop) == [2]
+
+
+def test_nobody_is_ended_if_too_few_were_left_then() -> None:
+    driver = Driver((("a", 1), ("b", 1)), min_np=2).all_attend()
+    for generation in (1, 2, 3):
+        driver.on(*(m.Attend(one, generation, (1, 0), False, (1 - one,)) for one in range(2)))
+    assert driver.outcome == NO_WORLD, "at once, and not after a long wait for slots"
 
 
 def test_who_has_trouble_with_more_of_the_others_goes() -> None:

@@ -75,9 +75,8 @@ EXPLANATIONS_OF_ELASTIC = (
         _LAUNCHER,
         ("raised the same exception", "it waited too long for the end of training"),
         "An exception that two workers raise after the same commit, or three when they join, would come again in every "
-        "new world: it is the "
-        "script's own, or that of a sample which cannot be read. Or the training function has returned in some workers "
-        "and not in others: these have more steps to do, or work of their own that takes long.",
+        "new world: it is the script's own, or that of a sample which cannot be read. Or the training function has "
+        "returned in some workers and not in others: these have more steps to do, or other work that takes long.",
         (
             "Fix the script; the exception stands above, with its traceback.",
             "Let all workers do equally many steps, and what only one of them does after the training function; "

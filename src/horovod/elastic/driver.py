@@ -154,7 +154,7 @@ class Driver:
             return
         self._raised.pop(said.worker, None)  # a script may catch the error and go on
         if isinstance(said, Raised) and any(worker.number == said.worker for worker in self.job.workers):
-            self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.splitlines()[0])
+            self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.partition("\n")[0])
         self.happens(said)
 
     def list_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:

@@ -186,8 +186,7 @@ def waits(job: Job, rules: Rules) -> Waits | None:
     if slots < least:
         flag = "--min-np" if job.generation else "-np"
         lacking = counted(least - slots, "more slot")
-        text = f"{lacking}: {slots} can be used, {least} needed ({flag})"
-        return Waits(text, Timer.SLOTS)
+        return Waits(f"{lacking}: {slots} can be used, {least} needed ({flag})", Timer.SLOTS)
     held = dict(job.waiting)
     coming = [worker for worker in job.workers if worker.number not in held]
     # The first world is that of all that were started, and the driver ends whoever takes too long.

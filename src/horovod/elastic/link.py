@@ -24,7 +24,6 @@ from horovod.core.exceptions import (
     HorovodInternalError,
     InvalidRequestError,
     NotInitializedError,
-    RankLostError,
     StartError,
     text_of,
 )
@@ -139,7 +138,7 @@ class DriverSession:
                 self._enter(own)
                 break
             except (StartError, HorovodInternalError) as error:
-                failures += not _is_loss(error)
+                failures += not sessions.is_loss(error)
                 if self._gives_up(error, failures):
                     raise
                 _log.warning("horovod: warning: generation %d did not form: %s", world.generation, text_of(error))
@@ -284,11 +283,6 @@ class DriverSession:
     def _close(self) -> None:
         self._closed = True
         self._launcher.close()
-
-
-def _is_loss(error: StartError | HorovodInternalError) -> bool:
-    """Whether a start has failed because of a rank that is gone: the next one has other members."""
-    return isinstance(error, RankLostError) or error.code == "start-lost-rank"
 
 
 def _stack_of(thread: int) -> str:

@@ -13,7 +13,7 @@ from typing import Protocol
 from horovod.core.exceptions import RankLostError, text_of
 from horovod.elastic.messages import StateId, World
 
-__all__ = ["Session", "Stopped", "begin", "current", "end", "reason_of"]
+__all__ = ["Session", "Stopped", "begin", "current", "end", "is_loss", "reason_of"]
 
 
 _REASON_CHARACTERS = 200
@@ -23,11 +23,14 @@ class Stopped(SystemExit):
     """This worker has been told to stop: nothing that it would still give is wanted."""
 
 
+def is_loss(error: Exception) -> bool:
+    """Whether it says that another worker is gone, after the start or in it: the next world has other members."""
+    return isinstance(error, RankLostError) or getattr(error, "code", "") == "start-lost-rank"
+
+
 def reason_of(error: Exception) -> str:
     """A line for people; empty for the loss of another worker, which the driver knows better."""
-    if isinstance(error, RankLostError) or getattr(error, "code", "") == "start-lost-rank":
-        return ""
-    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
+    return "" if is_loss(error) else f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
 
 
 class Session(Protocol):
