@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allreduce of GPUs on two levels, and what ends it, with the stand-in as the GPUs.
+#include <barrier>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -21,7 +23,8 @@ EngineSettings on_two_levels(nccl::Levels levels) {
 
 void abort_while_gpus_wait(const std::vector<int>& host_of_rank, const EngineSettings& settings) {
   in_child(30, [&] {
-    run_world(make_world_on(host_of_rank, settings), [](Engine& engine, int rank) {
+    std::barrier all_submitted(static_cast<std::ptrdiff_t>(host_of_rank.size()));
+    run_world(make_world_on(host_of_rank, settings), [&](Engine& engine, int rank) {
       const Gpu gpu(rank);
       float* const gradient = gpu.floats(16);
       if (rank == 1) standin_hold(gpu.stream);  // its input never comes, so its peer waits inside NCCL
@@ -31,6 +34,7 @@ void abort_while_gpus_wait(const std::vector<int>& host_of_rank, const EngineSet
                  .tensor(gradient, gradient, HVD_FLOAT32, {16})
                  .submit(engine, &handle)
                  .ok());
+      all_submitted.arrive_and_wait();  // after an abort nothing can be submitted
       const Status launched = engine.wait_on_stream(handle, gpu.stream, rank == 1 ? 1000 : 20000);
       EXPECT(launched.ok() || launched.code() == HVD_PENDING || (rank != 1 && launched.code() == HVD_ABORTED));
       if (rank == 1) engine.abort(1, "rank 1 has had enough");
