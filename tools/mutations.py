@@ -1397,11 +1397,19 @@ MUTATIONS = (
         also=(
             (
                 "native/engine/device_batches.cc",
-                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n  return {};",
-                "    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));\n  }\n"
+                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n  return {};",
+                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n"
                 "  return execution_.run(batch, closed, &carrier);",
             ),
         ),
+    ),
+    Mutation(
+        "gpu-end-of-the-last-stream-alone",
+        "native/engine/device_batches.cc",
+        "    HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));\n",
+        "",
+        "a call whose batches ran on several streams has ended when the last one has",
+        (native("device_streams_test", "all_its_streams"),),
     ),
     Mutation(
         "gpu-staging-memory-lent-while-it-is-in-use",

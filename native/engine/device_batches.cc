@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/device_batches.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -49,18 +51,25 @@ void LaunchedCalls::add(SubmissionPtr call) {
 SubmissionPtr LaunchedCalls::first_ended(Status* how) const {
   if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
   const std::lock_guard lock(mutex_);
-  const SubmissionPtr call = calls_.front();
-  const Launch& launch = *call->on_device->launch;
-  bool done = false;
-  *how = launch.device->is_done(launch.done, &done);
-  if (how->ok() && launch.carrier != nullptr) *how = launch.carrier->health();
-  return how->ok() && !done ? nullptr : call;
+  std::vector<cuda::Stream> busy;
+  for (const SubmissionPtr& call : calls_) {
+    const Launch& launch = *call->on_device->launch;
+    if (std::ranges::find(busy, launch.stream) != busy.end()) continue;  // what comes before it has not ended
+    bool done = false;
+    *how = launch.device->is_done(launch.done, &done);
+    for (const auto& carrier : launch.carriers) {
+      if (how->ok()) *how = carrier->health();
+    }
+    if (done || !how->ok()) return call;
+    busy.push_back(launch.stream);
+  }
+  return nullptr;
 }
 
-void LaunchedCalls::drop_first() {
+void LaunchedCalls::drop(const SubmissionPtr& call) {
   const std::lock_guard lock(mutex_);
-  if (calls_.front()->prepared->done != nullptr) --with_callbacks_;
-  calls_.pop_front();
+  if (call->prepared->done != nullptr) --with_callbacks_;
+  calls_.erase(std::ranges::find(calls_, call));
   since_ns_ = now_ns();
   --count_;
 }
@@ -77,7 +86,7 @@ Status LaunchedCalls::find_stuck(uint64_t limit_ns, Stuck* out) const {
   const std::lock_guard lock(mutex_);
   if (calls_.empty() || now_ns() - since_ns_ < limit_ns) return {};
   const std::shared_ptr<Launch>& first = calls_.front()->on_device->launch;
-  if (first->carrier == nullptr) return {};
+  if (first->carriers.empty()) return {};
   bool has_inputs = true;
   for (const SubmissionPtr& call : calls_) {
     if (call->on_device->launch != first || !has_inputs) break;
@@ -163,31 +172,36 @@ Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr
   if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction, kind))) return {};
   const bool in_levels = settings_.gpu_levels != nccl::Levels::kNone && kind == HVD_ALLREDUCE &&
                          nccl::has_levels(set.topology) && nccl::can_reduce_in_levels(reduction);
-  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.in_levels : set.gpu.whole;
+  const size_t lane = set.gpu.batches % settings_.nccl_streams;
+  if (lane >= set.gpu.lanes.size()) set.gpu.lanes.resize(lane + 1);
+  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.lanes[lane].in_levels : set.gpu.lanes[lane].whole;
   if (!found.tried) {
     if (!parts_.empty()) set.gpu.device = parts_.begin()->first;
-    HVD_RETURN_IF_ERROR(meet(&set, &found));
+    HVD_RETURN_IF_ERROR(meet(&set, lane, &found));
   }
   carrier_ = found.carrier;
+  stream_ = set.gpu.lanes[lane].stream;
+  if (carrier_ != nullptr) ++set.gpu.batches;
   in_levels_ = in_levels && carrier_ != nullptr;
   if (found.tried && carrier_ == nullptr && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, found.why_not};
   return {};
 }
 
 // Collective over the members of the set, at the same place in the log.
-Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
+Status DeviceBatches::meet(ProcessSet* set, size_t lane, ProcessSet::OnGpu::Way* way) {
   nccl::Parts parts;
   cuda::Device* const device = parts.device = set->gpu.device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
   parts.inside = inside_nccl_;
   if (device != nullptr) {
-    HVD_RETURN_IF_ERROR(device->stream(0, &set->gpu.stream));
-    parts.stream = set->gpu.stream;
+    cuda::Stream& stream = set->gpu.lanes[lane].stream;
+    HVD_RETURN_IF_ERROR(device->stream(lane, &stream));
+    parts.stream = stream;
     const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);
     if (!opened.ok()) parts.why = opened.text();
   }
-  const Status joined = join(*set, parts, way == &set->gpu.in_levels, &way->carrier);
+  const Status joined = join(*set, parts, way == &set->gpu.lanes[lane].in_levels, &way->carrier);
   way->tried = joined.code() != HVD_JOINED;
   if (joined.ok()) {
     const std::lock_guard lock(carriers_mutex_);
@@ -237,7 +251,7 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
                                         std::to_string(device->ordinal()) +
                                         "\nhint: call torch.cuda.set_device(hvd.local_rank()) first"};
     }
-    HVD_RETURN_IF_ERROR(wait_for_inputs(*device, part, gpu.stream));
+    HVD_RETURN_IF_ERROR(wait_for_inputs(*device, part, stream_));
     for (const Tensor& tensor : part.tensors) {
       Submission& submission = *tensor.submission;
       submission.inputs[tensor.index] = submission.on_device->inputs[tensor.index];
@@ -245,11 +259,11 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
     }
   }
   std::vector<cuda::DeviceMemory> zeros;
-  HVD_RETURN_IF_ERROR(give_zeros(closed, batch, gpu, &zeros));
-  const Carrier carrier{carrier_.get(), gpu.device, gpu.stream};
+  HVD_RETURN_IF_ERROR(give_zeros(closed, batch, *gpu.device, &zeros));
+  const Carrier carrier{carrier_.get(), gpu.device, stream_};
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
   for (const auto& [device, part] : parts) {
-    HVD_RETURN_IF_ERROR(launch(*device, gpu.stream, carrier_, part.tensors));
+    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));
   }
   return {};
 }
@@ -259,22 +273,30 @@ Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
                              const std::vector<Tensor>& tensors) {
   auto launch = std::make_shared<Launch>();
   launch->device = &device;
-  launch->carrier = std::move(carrier);
+  launch->stream = stream;
+  if (carrier != nullptr) launch->carriers.push_back(std::move(carrier));
+  std::set<const Launch*> before;
+  for (const Tensor& tensor : tensors) {
+    const std::shared_ptr<Launch>& earlier = tensor.submission->on_device->launch;
+    if (earlier == nullptr || earlier->stream == stream || !before.insert(earlier.get()).second) continue;
+    HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));
+    launch->carriers.insert(launch->carriers.end(), earlier->carriers.begin(), earlier->carriers.end());
+  }
   HVD_RETURN_IF_ERROR(device.record(stream, &launch->done));
   for (const Tensor& tensor : tensors) tensor.submission->on_device->launch = launch;
   return {};
 }
 
 // Of a rank that has joined: its zeros lie in host memory.
-Status DeviceBatches::give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch,
-                                 const ProcessSet::OnGpu& gpu, std::vector<cuda::DeviceMemory>* zeros) {
+Status DeviceBatches::give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, cuda::Device& device,
+                                 std::vector<cuda::DeviceMemory>* zeros) {
   for (const BatchTensor& each : batch.tensors) {
     Submission& submission = *closed[each.entry];
     const size_t bytes = bytes_of(submission.prepared->tensors[each.tensor]);
     if (submission.on_device != nullptr || bytes == 0) continue;
     cuda::DeviceMemory& memory = zeros->emplace_back();
-    HVD_RETURN_IF_ERROR(gpu.device->allocate(bytes, gpu.stream, &memory));
-    HVD_RETURN_IF_ERROR(gpu.device->zero(memory.data(), bytes, gpu.stream));
+    HVD_RETURN_IF_ERROR(device.allocate(bytes, stream_, &memory));
+    HVD_RETURN_IF_ERROR(device.zero(memory.data(), bytes, stream_));
     submission.inputs[each.tensor] = submission.outputs[each.tensor] = memory.data();
   }
   return {};

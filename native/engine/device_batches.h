@@ -6,8 +6,8 @@
 // tensors, and the results go back. So any operation and dtype has the bits that it has in host memory, and ranks may
 // share a GPU. Results whose size the other ranks decide stay in host memory.
 //
-// By NCCL, if all members have it and it knows the operation: what the tensors need is enqueued on the stream of ours.
-// The inputs need not have been computed then.
+// By NCCL, if all members have it and it knows the operation: what the tensors need is enqueued on a stream of ours,
+// the next one in turn (HOROVOD_NUM_NCCL_STREAMS). The inputs need not have been computed then.
 //
 // Under the driver's token. Never blocks for the GPU: only as the communicator does.
 #pragma once
@@ -38,10 +38,10 @@ namespace hvd {
 class LaunchedCalls {
  public:
   void add(SubmissionPtr call);
-  // The next one that has ended, and how; null: the GPU is not that far yet. It is the first until it is dropped:
-  // handle its error before you drop it.
+  // One that has ended, in the order of its stream, and how; null: the GPU is not that far yet. It stays until it is
+  // dropped: handle its error before you drop it.
   SubmissionPtr first_ended(Status* how) const;
-  void drop_first();
+  void drop(const SubmissionPtr& call);
   std::vector<SubmissionPtr> take_all();
   SubmissionPtr last() const;  // null: there is none
   bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }
@@ -103,11 +103,11 @@ class DeviceBatches {
   // What of NCCL carries the batch, null: nothing. The same answer on all members.
   Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status look_for_inputs(bool* ready) const;
-  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way);
+  Status meet(ProcessSet* set, size_t lane, ProcessSet::OnGpu::Way* way);
   Status join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
               std::shared_ptr<nccl::NcclCommunicator>* out);
   Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, const ProcessSet::OnGpu& gpu,
+  Status give_zeros(const std::vector<SubmissionPtr>& closed, const Batch& batch, cuda::Device& device,
                     std::vector<cuda::DeviceMemory>* zeros);
   // The end of what has been enqueued on the stream is that of its tensors.
   static Status launch(cuda::Device& device, cuda::Stream stream, std::shared_ptr<const nccl::NcclCommunicator> carrier,
@@ -124,6 +124,7 @@ class DeviceBatches {
   uint64_t fetching_since_ns_ = 0;
   std::shared_ptr<nccl::NcclCommunicator> carrier_;  // of the batch that is being fetched; null: it is staged
   bool in_levels_ = false;                           // it is the carrier on two levels
+  cuda::Stream stream_ = nullptr;                    // on which it enqueues
   Parts parts_;
   Counts counts_;
   const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();

@@ -364,7 +364,7 @@ bool Engine::finish_launched() {
   while (const SubmissionPtr submission = launched_.first_ended(&how)) {
     some = true;
     if (!how.ok() && !ending_->poisoned()) communicator_failed(of_this_rank(how), quote_name(*submission->name));
-    launched_.drop_first();  // not before: who settles finds either the call or the end of the job
+    launched_.drop(submission);  // not before: who settles finds either the call or the end of the job
     end(submission, how.ok() ? Status() : cause_for(*submission));
   }
   if (!ending_->poisoned()) ending_->poison_if_failed(of_this_rank(gpu_watch_.look(launched_)));

@@ -258,9 +258,11 @@ Status Engine::stop(uint32_t timeout_ms) {
 void Engine::drop_communicators(bool in_order) {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) {
-    for (auto* const carrier : {&set->gpu.whole.carrier, &set->gpu.in_levels.carrier}) {
-      if (*carrier != nullptr && !in_order) (*carrier)->abort();
-      carrier->reset();  // lives on in what it has launched
+    for (ProcessSet::OnGpu::Lane& lane : set->gpu.lanes) {
+      for (auto* const carrier : {&lane.whole.carrier, &lane.in_levels.carrier}) {
+        if (*carrier != nullptr && !in_order) (*carrier)->abort();
+        carrier->reset();  // lives on in what it has launched
+      }
     }
     set->communicator.reset();
   }

@@ -32,9 +32,13 @@ struct ProcessSet {
       std::string why_not;  // if there is no carrier
       std::shared_ptr<nccl::NcclCommunicator> carrier;
     };
+    struct Lane {
+      cuda::Stream stream = nullptr;
+      Way whole, in_levels;
+    };
     cuda::Device* device = nullptr;
-    cuda::Stream stream = nullptr;
-    Way whole, in_levels;
+    std::vector<Lane> lanes;        // batches by NCCL take turns
+    uint64_t batches = 0;           // by NCCL, until now
   } gpu;                            // from its first batch on a GPU on
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;

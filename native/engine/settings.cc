@@ -85,6 +85,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"nccl_library", [&](auto& text) { return out->nccl_library = text, true; }},
       {"nccl_found", [&](auto& text) { return out->nccl_found = text, true; }},
       {"gpu_levels", [&](auto& text) { return parse_gpu_levels(text, &out->gpu_levels); }},
+      {"nccl_streams", [&](auto& text) { return parse_integer(text, &out->nccl_streams) && out->nccl_streams > 0; }},
       {"nccl_timeout_ms", [&](auto& text) { return parse_integer(text, &out->nccl_timeout_ms); }},
       {"gpu_allreduce", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLREDUCE]); }},
       {"gpu_allgather", [&](auto& text) { return parse_gpu_way(text, &out->gpu_way[HVD_ALLGATHER]); }},

@@ -33,6 +33,7 @@ struct EngineSettings {
   std::string nccl_found;                         // where Python has found one
   GpuWay gpu_way[HVD_REDUCESCATTER + 1] = {};     // of each hvd_kind
   nccl::Levels gpu_levels = nccl::Levels::kNone;  // of allreduce, where a set spans hosts
+  uint64_t nccl_streams = 1;                      // of each process set
   uint64_t nccl_timeout_ms = 600000;              // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;
   bool warnings = true;   // on stderr

@@ -54,8 +54,9 @@ struct Gathered {
 // A batch on a GPU that has been launched.
 struct Launch {
   cuda::Device* device = nullptr;
-  cuda::Event done;
-  std::shared_ptr<const nccl::NcclCommunicator> carrier;  // null: it was staged
+  cuda::Stream stream = nullptr;
+  cuda::Event done;  // also what was launched for its calls before, on other streams
+  std::vector<std::shared_ptr<const nccl::NcclCommunicator>> carriers;  // of all that; none: it was staged
 };
 
 // A call's tensors on a GPU. Its `inputs` and `outputs` are addresses of host memory, while it is staged there.

@@ -24,12 +24,14 @@ def started() -> Any:
     return frameworks.load("torch_gpu").hvd
 
 
-def world_of(worlds: WorldPool, way: str = "best", size: int = 2) -> World:
-    return worlds(size, standin.environment(way, HOROVOD_DYNAMIC_PROCESS_SETS="1"))
+def world_of(worlds: WorldPool, way: str = "best", size: int = 2, **env: str) -> World:
+    return worlds(size, standin.environment(way, HOROVOD_DYNAMIC_PROCESS_SETS="1", **env))
 
 
 @pytest.fixture(params=WAYS)
 def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
+    if request.param == "two streams":
+        return world_of(worlds, HOROVOD_NUM_NCCL_STREAMS="2")
     return world_of(worlds, request.param)
 
 
@@ -124,6 +126,7 @@ def test_poll_is_true_once_synchronize_would_not_wait(worlds: WorldPool) -> None
 # The optimizer
 
 
+@pytest.mark.parametrize("world", [*WAYS, "two streams"], indirect=True)
 def test_training_equals_one_process(world: World) -> None:
     """As on the CPU: clipping, accumulation, a gradient scaler, sparse gradients, compression of what travels."""
 

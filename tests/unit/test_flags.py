@@ -22,14 +22,14 @@ WORKING = """
 --stall-check-shutdown-time-seconds=1 --thread-affinity=1 --mpi-args=-v --tcp --binding-args=-v --log-level=INFO
 --log-with-timestamp --log-without-timestamp --log-hide-timestamp --no-log-hide-timestamp -prefix-timestamp
 --prefix-output-with-timestamp -H=a:1 --hosts=a:1 -hostfile=f --hostfile=f --gloo --mpi --jsrun
+--hierarchical-allreduce --no-hierarchical-allreduce --torus-allreduce --no-torus-allreduce --num-nccl-streams=1
 """
 WITHOUT_EFFECT = """
---hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
---torus-allreduce --autotune --autotune-log-file=f --autotune-warmup-samples=1 --autotune-steps-per-sample=1
---autotune-bayes-opt-max-samples=1 --autotune-gaussian-process-noise=0.1 --mpi-threads-disable --num-nccl-streams=1
---gloo-timeout-seconds=1
+--hierarchical-allgather --no-hierarchical-allgather --autotune --autotune-log-file=f --autotune-warmup-samples=1
+--autotune-steps-per-sample=1 --autotune-bayes-opt-max-samples=1 --autotune-gaussian-process-noise=0.1
+--mpi-threads-disable --gloo-timeout-seconds=1
 """
-OFF_ANYWAY = ["--no-torus-allreduce", "--no-autotune", "--no-mpi-threads-disable"]
+OFF_ANYWAY = ["--no-autotune", "--no-mpi-threads-disable"]
 ELASTIC = """
 --min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --spares=1 --slots-per-host=1 --slots=1 --elastic-timeout=1
 --reset-limit=1 --host-discovery-script=s
@@ -105,7 +105,7 @@ def test_an_elastic_job_has_a_plan_and_no_ranks() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--num-nccl-streams=many", "--num-nccl-streams='many': expected a whole number, 0 or more"),
+        ("--gloo-timeout-seconds=many", "--gloo-timeout-seconds='many': expected a whole number, 0 or more"),
         ("--autotune-gaussian-process-noise=2", "--autotune-gaussian-process-noise='2': expected a number from 0 to 1"),
     ],
 )
@@ -120,10 +120,12 @@ def said(*arguments: str) -> list[str]:
 
 
 def test_flags_without_effect_are_one_line_for_each_reason() -> None:
-    lines = said("-np", "1", "--autotune", "--autotune-log-file", "f", "--num-nccl-streams", "2", "--mpi-args", "-v")
+    lines = said(
+        "-np", "1", "--autotune", "--autotune-log-file", "f", "--gloo-timeout-seconds", "2", "--mpi-args", "-v"
+    )
     assert [line.partition(" no effect: ")[0] for line in lines] == [
         "--autotune, --autotune-log-file have",
-        "--num-nccl-streams has",
+        "--gloo-timeout-seconds has",
         "--mpi-args has",
     ]
     assert said("-np", "1", "--mpi", "--mpi-args", "-v") == []

@@ -112,6 +112,7 @@ def test_the_native_core_gets_strings() -> None:
         *((f"gpu_{kind}", "best") for kind in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")),
         ("cuda_library", ""),
         ("nccl_library", ""),
+        ("nccl_streams", "1"),
         ("nccl_timeout_ms", "600000"),
         ("gpu_levels", "none"),
         ("transport", "auto"),

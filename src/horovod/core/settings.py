@@ -136,13 +136,27 @@ class Settings(ElasticSettings):
         kinds.switch(),
         False,
         "Between hosts with equally many ranks, GPUs reduce by NCCL inside each host only, and hosts among each other "
-        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one.",
+        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one. Tensors in host memory travel "
+        "like that by themselves.",
+        flag="--hierarchical-allreduce",
+        yaml="params.hierarchical_allreduce",
     )
     torus_allreduce: bool = setting(
         "HOROVOD_TORUS_ALLREDUCE",
         kinds.switch(),
         False,
         "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts.",
+        flag="--torus-allreduce",
+        yaml="params.torus_allreduce",
+    )
+    nccl_streams: int = setting(
+        "HOROVOD_NUM_NCCL_STREAMS",
+        kinds.integer(1),
+        1,
+        "How many streams NCCL has on a GPU, for each process set; its batches take turns. Each costs what a "
+        "communicator of NCCL needs of the GPU's memory.",
+        flag="--num-nccl-streams",
+        yaml="library_options.num_nccl_streams",
     )
     nccl_timeout_s: float = setting(
         "HOROVOD_NCCL_TIMEOUT_SECONDS",
@@ -356,6 +370,7 @@ class Settings(ElasticSettings):
             *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
             ("cuda_library", self.cuda_library),
             ("nccl_library", self.nccl_library),
+            ("nccl_streams", str(self.nccl_streams)),
             ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
             ("gpu_levels", self._gpu_levels),
             ("transport", self.communicator),
@@ -381,7 +396,8 @@ class Settings(ElasticSettings):
     @property
     def on_gpus(self) -> str:
         """How tensors on GPUs travel, in one text that all ranks must have."""
-        return " ".join([*map(self._gpu_way, self._gpu_ways.values()), self._gpu_levels])
+        ways = map(self._gpu_way, self._gpu_ways.values())
+        return " ".join([*ways, self._gpu_levels, f"streams={self.nccl_streams}"])
 
     def _gpu_way(self, of_operation: str) -> str:
         way = of_operation or self.gpu_operations

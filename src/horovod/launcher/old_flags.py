@@ -38,11 +38,8 @@ _SWITCH = (_on_or_off, "true or false")
 _TEXT = (str, "text")
 
 _TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
-_SHAPED = "data between hosts takes the hierarchical way by itself"
-_SHAPED_ON_GPUS = f"{_SHAPED}; for GPUs set HOROVOD_HIERARCHICAL_ALLREDUCE"
-_TORUS = f"{_SHAPED}; for GPUs set HOROVOD_TORUS_ALLREDUCE"
+_SHAPED = "data between hosts takes the hierarchical way by itself, and NCCL gathers among all GPUs"
 _THREADS = "horovodrun's own transports use no MPI"
-_STREAMS = "NCCL runs on one stream for each GPU"
 _TIMEOUTS = "--start-timeout limits the start, HOROVOD_LOST_TIMEOUT_SECONDS the silence of a rank"
 
 
@@ -66,9 +63,7 @@ class OldFlag:
 
 
 WITHOUT_EFFECT = (
-    OldFlag("--hierarchical-allreduce", _SWITCH, "params.hierarchical_allreduce", _SHAPED_ON_GPUS, both=True),
     OldFlag("--hierarchical-allgather", _SWITCH, "params.hierarchical_allgather", _SHAPED, both=True),
-    OldFlag("--torus-allreduce", _SWITCH, "params.torus_allreduce", _TORUS),
     OldFlag("--autotune", _SWITCH, "autotune.enabled", _TUNED),
     OldFlag("--autotune-log-file", _TEXT, "autotune.log_file", _TUNED),
     OldFlag("--autotune-warmup-samples", _COUNT, "autotune.warmup_samples", _TUNED),
@@ -76,7 +71,6 @@ WITHOUT_EFFECT = (
     OldFlag("--autotune-bayes-opt-max-samples", _COUNT, "autotune.bayes_opt_max_samples", _TUNED),
     OldFlag("--autotune-gaussian-process-noise", _SHARE, "autotune.gaussian_process_noise", _TUNED),
     OldFlag("--mpi-threads-disable", _SWITCH, "library_options.mpi_threads_disable", _THREADS),
-    OldFlag("--num-nccl-streams", _COUNT, "library_options.num_nccl_streams", _STREAMS),
     OldFlag("--gloo-timeout-seconds", _COUNT, "library_options.gloo_timeout_seconds", _TIMEOUTS),
 )
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL on several streams of a GPU, with the stand-in as the GPUs.
+#include <vector>
+
+#include "gpu_world.h"
+
+using namespace hvd;
+
+namespace {
+
+EngineSettings with_streams(uint64_t streams) {
+  EngineSettings settings = with_gpu(GpuWay::kNccl);
+  settings.nccl_streams = streams;
+  return settings;
+}
+
+Call reduce(const char* name, const Gpu& gpu, float* values) {
+  Call call = on_gpu(HVD_ALLREDUCE, name, gpu);
+  call.tensor(values, values, HVD_FLOAT32, {16});
+  return call;
+}
+
+}  // namespace
+
+TEST(what_waits_for_its_input_does_not_hold_up_the_next_stream) {
+  run_world(make_world(2, Wiring::kSharedMemory, with_streams(2)), [](Engine& engine, int rank) {
+    const Gpu late(rank), soon(rank);
+    float *const late_values = late.floats(16), *const soon_values = soon.floats(16);
+    standin_hold(late.stream);
+    standin_fill(late.stream, late_values, 16, 1);
+    hvd_handle first = 0, second = 0;
+    EXPECT(reduce("late", late, late_values).submit(engine, &first).ok());
+    EXPECT(engine.wait_on_stream(first, late.stream, 20000).ok());
+
+    standin_fill(soon.stream, soon_values, 16, 2);
+    EXPECT(reduce("soon", soon, soon_values).submit(engine, &second).ok());
+    EXPECT(engine.wait(second, 20000).ok());
+    EXPECT(soon.read(soon_values, 16)[15] == 4);
+    EXPECT(engine.poll(first).code() == HVD_PENDING);
+
+    standin_release(late.stream);
+    EXPECT(engine.wait(first, 20000).ok());
+    EXPECT(late.read(late_values, 16)[15] == 2);
+    engine.release(first);
+    engine.release(second);
+  });
+  expect_no_races();
+}
+
+// Its tensors have types that cannot go together, and a type that NCCL does not know.
+TEST(a_call_has_ended_when_all_its_streams_have) {
+  run_world(make_world(2, Wiring::kSharedMemory, with_streams(3)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    for (int step = 0; step < 7; ++step) {
+      float *const floats = gpu.floats(16), *const doubles = gpu.floats(32), *const shorts = gpu.floats(8);
+      standin_fill(gpu.stream, floats, 16, 1);
+      standin_fill(gpu.stream, doubles, 32, 0);
+      standin_fill(gpu.stream, shorts, 8, 0);
+      Call call = on_gpu(HVD_ALLREDUCE, "mixed", gpu);
+      call.tensor(floats, floats, HVD_FLOAT32, {16})
+          .tensor(doubles, doubles, HVD_FLOAT64, {16})
+          .tensor(shorts, shorts, HVD_INT16, {16});
+      hvd_handle handle = 0;
+      EXPECT(call.submit(engine, &handle).ok());
+      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(gpu.read(floats, 16)[15] == 2);
+      EXPECT(gpu.read(doubles, 32)[31] == 0);
+      EXPECT(gpu.read(shorts, 8)[7] == 0);
+      engine.release(handle);
+    }
+  });
+  expect_no_races();
+}
+
+TEST_MAIN
