@@ -1412,6 +1412,22 @@ MUTATIONS = (
         (native("device_streams_test", "all_its_streams"),),
     ),
     Mutation(
+        "gpu-commit-of-what-was-aborted",
+        "src/horovod/elastic/state.py",
+        "        contexts.current().settle()\n",
+        "        pass\n",
+        "a commit saves a step whose reduction NCCL has aborted",
+        (python("tests/frameworks/test_torch_gpu_elastic.py", "-k", "left_behind"),),
+    ),
+    Mutation(
+        "gpu-lost-and-used-again",
+        "src/horovod/elastic/worker.py",
+        "error.failed_rank == session.place[0]",
+        "False",
+        "a worker whose GPU has failed goes on in the next world",
+        (python("tests/frameworks/test_torch_gpu_elastic.py", "-k", "has_failed"),),
+    ),
+    Mutation(
         "gpu-staging-memory-lent-while-it-is-in-use",
         "native/device/device.cc",
         "      if (!idle) {",

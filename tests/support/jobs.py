@@ -124,8 +124,10 @@ class Job:
         found: list[re.Match[str]] = []
         while len(found) < count:
             try:
-                where, line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+                where, line = self._lines.get(timeout=0.1)
             except queue.Empty:
+                if time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers):
+                    continue
                 raise AssertionError(f"{len(found)} of {count} lines like {pattern!r} came\n{self.shown()}") from None
             match = re.search(pattern, line)
             if where == stream and match:

@@ -353,6 +353,9 @@ def test_an_interrupt_is_none_less_if_the_world_has_ended_meanwhile(begin: Any, 
         def end_seen(self) -> Exception:
             return RankLostError("another rank has left")
 
+        def settle(self) -> None:
+            pass
+
     script = begin((True, 2), (False, 1))
     monkeypatch.setattr(contexts, "_current", Ended())
     errors = iter([HostsUpdatedInterrupt()])

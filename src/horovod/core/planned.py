@@ -46,6 +46,9 @@ class Planned:
             self.raise_too_early()
         return self.size, self.rank
 
+    def settle(self) -> None:
+        """Nothing was launched."""
+
     def stop(self) -> None:
         """Nothing has started."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod.elastic.state import ObjectState, saves
+from horovod.elastic.state import ObjectState, saves, settle_gpus
 
 __all__ = ["HandledState", "StateHandler"]
 
@@ -57,6 +57,7 @@ class HandledState(ObjectState):
         super().__init__(bcast_object, get_rank, **kwargs)
 
     def save(self) -> None:
+        settle_gpus()
         for handler in self._handlers.values():
             handler.save()
         super().save()

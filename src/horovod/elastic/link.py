@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -56,6 +57,7 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
 _STACK_FRAMES, _STACK_CHARACTERS = 12, 8000
 # A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
 # all of them.
@@ -163,7 +165,8 @@ class DriverSession:
             return False
 
     def raised(self, error: Exception) -> None:
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = list(traceback.extract_tb(error.__traceback__))
+        frames = [frame for frame in frames if not _INSTALLED.search(frame.filename)] or frames  # the script's own line
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = f"{type(error).__name__}: {text_of(error)}"[:_ERROR_CHARACTERS]
         self._say(Raised(self._worker, self.held, text + where))

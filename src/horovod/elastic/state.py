@@ -16,13 +16,14 @@ import queue
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from horovod.core import context as contexts
 from horovod.core.context import is_initialized, size
 from horovod.core.exceptions import HostsUpdatedInterrupt, InvalidRequestError
 from horovod.core.wording import quoted
 from horovod.elastic import session as sessions
 from horovod.elastic.messages import ADDED, REMOVED
 
-__all__ = ["ObjectState", "State", "saves"]
+__all__ = ["ObjectState", "State", "saves", "settle_gpus"]
 
 _FLAGS = ADDED | REMOVED
 _AGREE = "elastic.agree"  # what ranks that wait at a cut wait in: a stall report names it
@@ -32,6 +33,15 @@ def saves(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     """Marks a sync() that ends with save(). After any other one, the wrapper around the training saves."""
     sync.saves = True  # type: ignore[attr-defined]
     return sync
+
+
+def settle_gpus() -> None:
+    """Waits until what this rank's GPU was given has ended. What is saved before might be of a loss that nobody knows.
+
+    Raises HorovodInternalError if it has not ended well.
+    """
+    if is_initialized():
+        contexts.current().settle()
 
 
 class State:
@@ -74,6 +84,7 @@ class State:
 
         All ranks must call it equally often.
         """
+        settle_gpus()
         self.save()
         session = sessions.current()
         if session is not None and session.world is not None:
@@ -122,6 +133,7 @@ class State:
         if session is not None and session.world is not None:
             session.cuts += 1
             if interrupted and not saved:
+                settle_gpus()
                 self.save()  # training goes on from here, whoever is lost until then
             # A commit of the user's own has saved, but has not said so.
             if interrupted or type(self).commit is not State.commit:
@@ -146,6 +158,7 @@ class ObjectState(State):
         self._saved_state = self._copied(kwargs)
 
     def save(self) -> None:
+        settle_gpus()
         self._saved_state = self._copied(self._values())
 
     def restore(self) -> None:

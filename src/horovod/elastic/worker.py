@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.exceptions import (
+    DeviceLostError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
@@ -30,7 +31,7 @@ from horovod.elastic import session as sessions
 from horovod.elastic.messages import NO_STATE, World
 from horovod.elastic.notices import notification_manager
 from horovod.elastic.session import Session
-from horovod.elastic.state import State
+from horovod.elastic.state import State, settle_gpus
 
 __all__ = ["run_fn"]
 
@@ -86,6 +87,8 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
             except HorovodInternalError as error:
                 if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
                     raise  # nobody is lost: the ranks' calls differ, and would differ again
+                if isinstance(error, DeviceLostError) and error.failed_rank == session.place[0]:
+                    raise  # another process may be able to use the GPU, this one is not
                 why = sessions.reason_of(error)  # not the error itself: it holds the function's frames
                 state.restore()
             except HostsUpdatedInterrupt:
@@ -107,6 +110,7 @@ def _sync(session: Session, state: State, world: World, known: set[int]) -> None
         _log.warning("horovod: warning: %s", text)
         raise RankLostError(text) from error
     if not getattr(type(state).sync, "saves", False):
+        settle_gpus()
         state.save()  # whoever is lost next, training goes on from here
     session.held = world.base
 
