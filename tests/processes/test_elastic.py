@@ -273,7 +273,7 @@ def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) ->
     )
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", script=script) as job:
         job.wait_for_line(r"planned 1 2 1", count=2)
-        job.wait_for_line("NotInitializedError: worker 2 joins a running job and is in no world yet", "stderr")
+        job.wait_for_text("NotInitializedError: worker 2 joins a running job and is in no world yet")
         (tmp_path / "end").touch()
         job.wait()
 

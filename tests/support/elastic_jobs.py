@@ -95,8 +95,8 @@ class ElasticJob(Job):
 
         For scripts that begin with LEDGER. It reads the lines that wait_for_line would wait for.
         """
-        while not self._lines.empty():
-            found = re.search(r"enter (\d+) \d+ (\d+) \d+ \d+ (\d+) (\S+)", self._lines.get()[1])
+        while not self._lines["stdout"].empty():
+            found = re.search(r"enter (\d+) \d+ (\d+) \d+ \d+ (\d+) (\S+)", self._lines["stdout"].get())
             if found:
                 members = self._entered.setdefault(int(found[3]), {})
                 members[int(found[1])] = found[4]

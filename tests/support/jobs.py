@@ -107,7 +107,7 @@ class Job:
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL),
         )
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self._lines: queue.Queue[tuple[str, str]] = queue.Queue()
+        self._lines: dict[str, queue.Queue[str]] = {stream: queue.Queue() for stream in self._text}
         self._readers = [threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in self._text]
         for reader in self._readers if read else []:
             reader.start()
@@ -116,21 +116,21 @@ class Job:
         pipe = getattr(self.process, stream)
         for line in iter(pipe.readline, b""):
             self._text[stream].append(line.decode(errors="surrogateescape"))
-            self._lines.put((stream, self._text[stream][-1]))
+            self._lines[stream].put(self._text[stream][-1])
 
     def wait_for_line(self, pattern: str, stream: str = "stdout", count: int = 1) -> list[re.Match[str]]:
-        """Blocks until `count` new lines matched, in any order among others."""
+        """Blocks until `count` lines of the stream matched, in any order among others, behind those read before."""
         deadline = time.monotonic() + TIMEOUT_S
         found: list[re.Match[str]] = []
         while len(found) < count:
             try:
-                where, line = self._lines.get(timeout=0.1)
+                line = self._lines[stream].get(timeout=0.1)
             except queue.Empty:
                 if time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers):
                     continue
                 raise AssertionError(f"{len(found)} of {count} lines like {pattern!r} came\n{self.shown()}") from None
             match = re.search(pattern, line)
-            if where == stream and match:
+            if match:
                 found.append(match)
         return found
 
