@@ -332,6 +332,10 @@ int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&] { return context->engine->join(handle); });
 }
 
+int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->device_of(address, device); });
+}
+
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
 }

@@ -1224,7 +1224,7 @@ MUTATIONS = (
     ),
     Mutation(
         "jax-another-world",
-        "native/shims/jax/collective.cc",
+        "native/shims/jax/requests.cc",
         "if (members == collective.members && member == collective.member) return true;",
         "return true;",
         "what was compiled for another number of ranks runs",

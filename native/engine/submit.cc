@@ -338,6 +338,15 @@ Status Engine::poll_launch(hvd_handle handle) {
   return is_launched && !submission->done.load() ? Status() : poll(handle);
 }
 
+Status Engine::device_of(const void* address, int32_t* device) const {
+  std::shared_ptr<const cuda::Driver> driver;
+  int devices = 0;
+  HVD_RETURN_IF_ERROR(cuda::Driver::open(options_.settings.cuda_library, &driver));
+  HVD_RETURN_IF_ERROR(driver->count_devices(&devices));
+  HVD_RETURN_IF_ERROR(cuda::device_of(*driver, address, device));
+  return *device < 0 ? invalid("the address lies in no GPU's memory") : Status();
+}
+
 Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective inside of what XLA compiles: from XLA's call to a request of the engine and back (step 4 of a gradient's
-// way, for JAX).
-//
-// The handler submits, drives the engine for a moment, and returns, if need be before the operation is done: XLA hears
-// of the end through a future then. So no number of XLA's threads is too small, and what does not depend on the result
-// goes on. The order in which a rank starts its calls is XLA's business
-// (src/horovod/jax/compiled.py).
+// A collective inside of what XLA compiles: what XLA's call says, and what it is told (step 4 of a gradient's way, for
+// JAX). The order in which a rank starts its calls is XLA's business (src/horovod/jax/compiled.py).
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "horovod/horovod.h"
@@ -28,6 +24,7 @@ struct Collective {
   double prescale = 1.0, postscale = 1.0;
   // Those for whom it was compiled, and this rank's place among them.
   int32_t members = 1, member = 0;
+  int32_t device = -1;              // the GPU on which the tensors lie; -1: none
   int32_t order_operands = 0;       // 1: the first operand is a value of the call before
   Tree tree;                        // of gradients
   std::vector<hvd_tensor> tensors;  // their shapes are XLA's memory, which is gone when the handler has returned
@@ -36,5 +33,16 @@ struct Collective {
 
 // Fills in what the frame holds. Returns why it cannot; empty if it could.
 std::string read_frame(const CallFrame& frame, Collective* collective);
+
+// Whether the size of the results is known only when it is done.
+bool is_ragged(hvd_kind kind);
+// Whether every member gave so many rows as this one: only then does the result have the size that XLA knows.
+bool rows_are_equal(const Collective& collective, size_t tensor, const hvd_result& result, hvd_status* status);
+
+// XLA asks before it calls. False: this is a call.
+bool answer_question(const CallFrame& frame);
+void set_failure(hvd_status* status, int code, std::string_view text);
+// `tree`: of the call's gradients.
+Error* error_of(const Api* api, const hvd_status& status, const Tree& tree);
 
 }  // namespace hvd::jax

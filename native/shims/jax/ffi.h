@@ -74,13 +74,22 @@ struct FutureSetError {
   Error* error;  // taken over
 };
 
+struct StreamGet {
+  size_t size;
+  Extension* extensions;
+  void* context;  // the frame's
+  void* stream;   // out: a CUstream
+};
+
 struct Api {
   size_t size;
   Extension* extensions;
   ApiVersion version;
   const void* internal;
   Error* (*error_create)(ErrorCreate*);
-  void* not_used[12];
+  void* not_used[3];
+  Error* (*stream_get)(StreamGet*);
+  void* not_used_either[8];
   Error* (*future_create)(FutureCreate*);
   Error* (*future_set_available)(FutureSetAvailable*);
   Error* (*future_set_error)(FutureSetError*);
@@ -138,8 +147,8 @@ struct CallFrame {
   Future* future;  // out: not null if the call goes on after it has returned; XLA keeps all of the frame until then
 };
 
-static_assert(sizeof(Buffer) == 48 && offsetof(Api, error_create) == 48 && offsetof(Api, future_create) == 152 &&
-              offsetof(CallFrame, operands) == 40 && offsetof(CallFrame, attributes) == 120 &&
-              offsetof(CallFrame, future) == 168);
+static_assert(sizeof(Buffer) == 48 && offsetof(Api, error_create) == 48 && offsetof(Api, stream_get) == 80 &&
+              offsetof(Api, future_create) == 152 && offsetof(CallFrame, operands) == 40 &&
+              offsetof(CallFrame, attributes) == 120 && offsetof(CallFrame, future) == 168);
 
 }  // namespace hvd::jax

@@ -28,7 +28,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Adasum, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
-from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect
+from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect, uses_gpus
 from horovod.jax.tensors import collectives
 
 __all__ = ["bind", "collective_p", "set_of"]
@@ -261,10 +261,15 @@ def _plain(token: Any) -> list[Any]:
     return list(token) if isinstance(token, (list, tuple)) else [token]
 
 
+def _lower_for_gpu(context: Any, *tensors: Any, **what: Any) -> list[Any]:
+    uses_gpus()
+    return _lower(context, *tensors, **what)
+
+
 def _refuse(context: Any, *_: Any, label: str, **__: Any) -> Any:
     raise NotImplementedError(
         f"{label} in a function that JAX compiles for {', '.join(context.module_context.platforms)} is not supported: "
-        "expected a function for the CPU\nhint: call it outside of jax.jit, where it takes arrays of any device"
+        "expected a function for the CPU or CUDA\nhint: call it outside of jax.jit, where it takes arrays of any device"
     )
 
 
@@ -272,3 +277,4 @@ def _refuse(context: Any, *_: Any, label: str, **__: Any) -> Any:
 _uncached = {"cacheable": False} if "cacheable" in inspect.signature(mlir.register_lowering).parameters else {}
 mlir.register_lowering(collective_p, _refuse, **_uncached)
 mlir.register_lowering(collective_p, _lower, platform="cpu", **_uncached)
+mlir.register_lowering(collective_p, _lower_for_gpu, platform="cuda", **_uncached)

@@ -41,6 +41,7 @@ __all__ = [
     "is_outermost",
     "operation_effects",
     "ordered_effect",
+    "uses_gpus",
 ]
 
 TARGET = "horovod_collective"
@@ -133,7 +134,14 @@ def calls() -> int:
     return int(native.library().hvd_jax_calls())
 
 
+def uses_gpus() -> None:
+    """A function is compiled whose calls lie on a GPU: a commit has to wait for them."""
+    global _on_gpus
+    _on_gpus = contexts.current().uses_gpus = True
+
+
 _world: tuple[int, int] | None = None
+_on_gpus = False
 _holds_operations = False  # whether a function was compiled that does
 
 
@@ -154,6 +162,7 @@ def _attach(context: Context | None) -> None:
     native.library().hvd_jax_attach(None if context is None else context.pointer)
     if context is None:
         return
+    context.uses_gpus = _on_gpus
     if _world not in (None, (context.rank, context.size)):
         jax.clear_caches()  # the shapes of results are constants of compiled functions
     _world = context.rank, context.size
@@ -165,6 +174,7 @@ def _register() -> None:
     library.hvd_jax_attach.restype = None
     library.hvd_jax_calls.restype = ctypes.c_int64
     ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective), platform="cpu")
+    ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective_on_gpu), platform="CUDA")
     contexts.watch(_attach)
 
 

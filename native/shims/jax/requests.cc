@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shims/jax/requests.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "shims/refusal.h"
+
+namespace hvd::jax {
+
+namespace {
+
+constexpr uint32_t kFlags = HVD_SYNC | HVD_URGENT;  // somebody waits, at first in hvd_wait
+std::atomic<int64_t> calls{0};
+constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill the memory
+
+// Two collectives with equal keys have equal requests, but for the addresses.
+std::string key_of(const Collective& collective) {
+  const int32_t fixed[] = {collective.kind,      collective.op,     collective.process_set,
+                           collective.root_rank, collective.device, static_cast<int32_t>(collective.name.size())};
+  const double scales[] = {collective.prescale, collective.postscale};
+  std::string key;
+  const auto add = [&key](const void* bytes, size_t count) { key.append(static_cast<const char*>(bytes), count); };
+  add(fixed, sizeof fixed);
+  add(scales, sizeof scales);
+  key += collective.name;
+  for (const hvd_tensor& tensor : collective.tensors) {
+    add(&tensor.ndim, sizeof tensor.ndim + sizeof tensor.dtype);
+    add(tensor.shape, sizeof(int64_t) * static_cast<size_t>(tensor.ndim));
+  }
+  return key;
+}
+
+bool depends_on_place(hvd_kind kind) {
+  return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL || kind == HVD_REDUCESCATTER;
+}
+
+// Whether shapes that were computed when the program was compiled still hold.
+bool is_same_place(const Collective& collective, hvd_status* status) {
+  if (!depends_on_place(collective.kind)) return true;
+  int32_t members = 0, member = 0;
+  if (hvd_process_set_place(generation().context, collective.process_set, &members, &member, status) != HVD_OK) {
+    return false;
+  }
+  if (members == collective.members && member == collective.member) return true;
+  set_failure(status, HVD_INVALID_ARGUMENT,
+              "the function was compiled for rank " + std::to_string(collective.member) + " of " +
+                  std::to_string(collective.members) + ", and this is rank " + std::to_string(member) + " of " +
+                  std::to_string(members) + "\nhint: jax.clear_caches() after hvd.init() with another number of ranks");
+  return false;
+}
+
+hvd_request request_of(const Collective& collective, const Caller& caller) {
+  hvd_request request{};
+  request.size = sizeof request;
+  request.kind = collective.kind;
+  request.op = collective.op;
+  request.process_set = collective.process_set;
+  request.root_rank = collective.root_rank;
+  request.flags = kFlags;
+  request.ntensors = static_cast<uint32_t>(collective.tensors.size());
+  request.tensor_size = sizeof(hvd_tensor);
+  request.name = collective.name.empty() ? nullptr : collective.name.c_str();
+  request.tensors = collective.tensors.data();
+  request.prescale = collective.prescale;
+  request.postscale = collective.postscale;
+  request.done = caller.done;
+  request.user = caller.user;
+  if (collective.device >= 0) {
+    request.place = HVD_ON_CUDA;
+    request.device = collective.device;
+  }
+  return request;
+}
+
+// The prepared request of a key. Null if it comes for the first time, and is not for a GPU.
+int find_entry(const Collective& collective, const Caller& caller, hvd_entry** entry, hvd_status* status) {
+  auto& entries = generation().entries;
+  std::string key = key_of(collective);
+  const std::lock_guard lock(generation().entries_mutex);
+  auto found = entries.find(key);
+  if (found == entries.end()) {
+    if (entries.size() >= kMostKeys) std::erase_if(entries, [](const auto& item) { return item.second == nullptr; });
+    found = entries.emplace(std::move(key), nullptr).first;
+    if (collective.device < 0) return HVD_OK;
+  }
+  if (found->second == nullptr) {
+    const hvd_request request = request_of(collective, caller);
+    const int code = hvd_prepare(generation().context, &request, &found->second, status);
+    if (code != HVD_OK) return code;
+  }
+  *entry = found->second;
+  return HVD_OK;
+}
+
+int submit_entry(const Collective& collective, const Caller& caller, hvd_entry* entry, hvd_handle* handle,
+                 hvd_status* status) {
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  for (const hvd_tensor& tensor : collective.tensors) {
+    inputs.push_back(tensor.input);
+    outputs.push_back(tensor.output);
+  }
+  return hvd_submit_entry_on(generation().context, entry, inputs.data(), outputs.data(), kFlags, caller.user,
+                             caller.stream, handle, status);
+}
+
+int submit_somehow(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
+  hvd_entry* entry = nullptr;
+  int code = find_entry(collective, caller, &entry, status);
+  if (code != HVD_OK) return code;
+  if (entry != nullptr) {
+    code = submit_entry(collective, caller, entry, handle, status);
+    if (code != HVD_INVALID_ARGUMENT || collective.process_set == 0) return code;
+    // The process set has been removed since, and another one may have its number.
+    {
+      const std::lock_guard lock(generation().entries_mutex);
+      generation().entries.erase(key_of(collective));
+    }
+    if (collective.device >= 0) {
+      code = find_entry(collective, caller, &entry, status);
+      return code == HVD_OK ? submit_entry(collective, caller, entry, handle, status) : code;
+    }
+  }
+  const hvd_request request = request_of(collective, caller);
+  return hvd_submit(generation().context, &request, handle, status);
+}
+
+}  // namespace
+
+Generation& generation() {
+  static auto* const one = new Generation;
+  return *one;
+}
+
+int submit(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
+  calls.fetch_add(1);
+  if (generation().context == nullptr) {
+    set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
+    return HVD_NOT_RUNNING;
+  }
+  const int code =
+      is_same_place(collective, status) ? submit_somehow(collective, caller, handle, status) : status->code;
+  if (code != HVD_OK) shims::tell_refusal(generation().context, collective.name, collective.process_set, *status);
+  return code;
+}
+
+}  // namespace hvd::jax
+
+extern "C" {
+
+// The generation that compiled functions belong to from here on; null: none, and those in flight end with hvd_stop,
+// which is to follow.
+HVD_EXPORT void hvd_jax_attach(hvd_context* context) {
+  hvd::jax::Generation& generation = hvd::jax::generation();
+  generation.attach(context);
+  const std::lock_guard lock(generation.entries_mutex);
+  generation.entries.clear();
+}
+
+// How often compiled functions have called.
+HVD_EXPORT int64_t hvd_jax_calls(void) { return hvd::jax::calls.load(); }
+
+}  // extern "C"
