@@ -90,7 +90,7 @@ test-oldest: install-oldest
 	@$(STEP) --show "tests with the oldest TensorFlow" $(OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -m oldest_tensorflow -k "not torch and not jax" $(TENSORFLOW_TESTS)
 
-# What other frameworks share with it is tested with the newest; so are GPUs, which need PyTorch.
+# What other frameworks share with it is tested with the newest JAX. So is CUDA, whose tests need PyTorch.
 test-jax-oldest: install-jax-oldest
 	@$(STEP) --show "tests with the oldest JAX" $(JAX_OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -k "not keras and not frameworks_of" $(filter-out %_gpu.py,$(wildcard tests/frameworks/test_jax_*.py))

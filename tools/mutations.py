@@ -1406,7 +1406,7 @@ MUTATIONS = (
     Mutation(
         "gpu-end-of-the-last-stream-alone",
         "native/engine/device_batches.cc",
-        "    HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));\n",
+        "    if (earlier->stream != stream) HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));\n",
         "",
         "a call whose batches ran on several streams has ended when the last one has",
         (native("device_streams_test", "all_its_streams"),),
@@ -1422,8 +1422,8 @@ MUTATIONS = (
     Mutation(
         "gpu-lost-and-used-again",
         "src/horovod/elastic/worker.py",
-        "error.failed_rank == session.place[0]",
-        "False",
+        "error.failed_rank == rank:",
+        "False:",
         "a worker whose GPU has failed goes on in the next world",
         (python("tests/frameworks/test_torch_gpu_elastic.py", "-k", "has_failed"),),
     ),
@@ -1466,7 +1466,7 @@ MUTATIONS = (
     Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
-        "      if (*carrier != nullptr && !in_order) (*carrier)->abort();\n",
+        "        if (!in_order) way->carriers.back()->abort();\n",
         "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),

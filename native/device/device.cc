@@ -85,15 +85,40 @@ Staging::~Staging() {
   if (device_ != nullptr) report(device_->take_back(std::move(memory_), stream_));
 }
 
-Status Device::get(const std::string& library, Ordinal ordinal, Device** out) {
+static Status open_once(const std::string& library, std::shared_ptr<const Driver>* out) {
   static std::mutex guard;
   static std::shared_ptr<const Driver> driver;
+  const std::lock_guard lock(guard);
+  if (driver == nullptr) HVD_RETURN_IF_ERROR(Driver::open(library, &driver));
+  *out = driver;
+  return {};
+}
+
+Status device_of(const std::string& library, const void* address, int* device) {
+  std::shared_ptr<const Driver> driver;
+  int devices = 0;
+  HVD_RETURN_IF_ERROR(open_once(library, &driver));
+  HVD_RETURN_IF_ERROR(driver->count_devices(&devices));  // initializes CUDA
+  // The plural form: of memory that CUDA does not know, it says so by zeros and not by an error.
+  unsigned type = 0;
+  int ordinal = -1;
+  int which[] = {kMemoryType, kDeviceOrdinal};
+  void* values[] = {&type, &ordinal};
+  HVD_RETURN_IF_ERROR(driver->checked(driver->call().attributes(2, which, values, reinterpret_cast<Address>(address)),
+                                      "cuPointerGetAttributes"));
+  *device = type == kDeviceMemory ? ordinal : -1;
+  return {};
+}
+
+Status Device::get(const std::string& library, Ordinal ordinal, Device** out) {
+  static std::mutex guard;
   // To the very end of the process: the driver has no good end.
   static auto& devices = *new std::map<Ordinal, Device*>;
   const std::lock_guard lock(guard);
   Device*& device = devices[ordinal];
   if (device == nullptr) {
-    if (driver == nullptr) HVD_RETURN_IF_ERROR(Driver::open(library, &driver));
+    std::shared_ptr<const Driver> driver;
+    HVD_RETURN_IF_ERROR(open_once(library, &driver));
     std::unique_ptr<Device> opened(new Device(driver, ordinal));
     HVD_RETURN_IF_ERROR(opened->open());
     device = opened.release();

@@ -21,6 +21,9 @@ namespace hvd::cuda {
 
 class Device;
 
+// The number of the device in whose memory an address lies; -1: in none's. `library` as for Device::get.
+Status device_of(const std::string& library, const void* address, int* device);
+
 // A moment in a stream. It goes back to the device's pool in the end, which is no harm to streams that wait for it:
 // they wait for what it stood for when they were told to.
 class Event {

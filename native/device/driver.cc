@@ -107,18 +107,6 @@ std::span<const char* const> names_of_functions() {
   return kNames;
 }
 
-Status device_of(const Driver& driver, const void* address, int* device) {
-  // The plural form: of memory that CUDA does not know, it says so by zeros and not by an error.
-  unsigned type = 0;
-  int ordinal = -1;
-  int which[] = {kMemoryType, kDeviceOrdinal};
-  void* values[] = {&type, &ordinal};
-  HVD_RETURN_IF_ERROR(driver.checked(driver.call().attributes(2, which, values, reinterpret_cast<Address>(address)),
-                                     "cuPointerGetAttributes"));
-  *device = type == kDeviceMemory ? ordinal : -1;
-  return {};
-}
-
 Current::Current(const Driver& driver, Context context) : driver_(driver) {
   status_ = driver.checked(driver.call().push(context), "cuCtxPushCurrent");
   if (status_.ok())

@@ -98,9 +98,6 @@ class Driver {
 // The library's names as its table asks for them, for a test.
 std::span<const char* const> names_of_functions();
 
-// On which device an address lies; -1: in no device's memory. CUDA must have been initialised.
-Status device_of(const Driver& driver, const void* address, int* device);
-
 // A context is current on this thread while this lives, and what is called then breaks no capture of another thread.
 class Current {
  public:

@@ -43,7 +43,7 @@ size_t output_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
 void LaunchedCalls::add(SubmissionPtr call) {
   if (call->prepared->done != nullptr) ++with_callbacks_;
   const std::lock_guard lock(mutex_);
-  if (calls_.empty()) since_ns_ = now_ns();
+  since_ns_.try_emplace(call->on_device->launch->stream, now_ns());
   calls_.push_back(std::move(call));
   ++count_;
 }
@@ -69,8 +69,11 @@ SubmissionPtr LaunchedCalls::first_ended(Status* how) const {
 void LaunchedCalls::drop(const SubmissionPtr& call) {
   const std::lock_guard lock(mutex_);
   if (call->prepared->done != nullptr) --with_callbacks_;
+  const cuda::Stream stream = call->on_device->launch->stream;
   calls_.erase(std::ranges::find(calls_, call));
-  since_ns_ = now_ns();
+  since_ns_.erase(stream);
+  const auto is_on_it = [stream](const SubmissionPtr& other) { return other->on_device->launch->stream == stream; };
+  if (std::ranges::any_of(calls_, is_on_it)) since_ns_[stream] = now_ns();
   --count_;
 }
 
@@ -78,21 +81,26 @@ std::vector<SubmissionPtr> LaunchedCalls::take_all() {
   const std::lock_guard lock(mutex_);
   std::vector<SubmissionPtr> all(calls_.begin(), calls_.end());
   calls_.clear();
+  since_ns_.clear();
   count_ = with_callbacks_ = 0;
   return all;
 }
 
 Status LaunchedCalls::find_stuck(uint64_t limit_ns, Stuck* out) const {
   const std::lock_guard lock(mutex_);
-  if (calls_.empty() || now_ns() - since_ns_ < limit_ns) return {};
-  const std::shared_ptr<Launch>& first = calls_.front()->on_device->launch;
-  if (first->carriers.empty()) return {};
-  bool has_inputs = true;
-  for (const SubmissionPtr& call : calls_) {
-    if (call->on_device->launch != first || !has_inputs) break;
-    HVD_RETURN_IF_ERROR(first->device->is_done(call->on_device->ready, &has_inputs));
+  for (const auto& [stream, since_ns] : since_ns_) {
+    if (now_ns() - since_ns < limit_ns || (out->call != nullptr && out->since_ns <= since_ns)) continue;
+    const auto is_on_it = [stream](const SubmissionPtr& call) { return call->on_device->launch->stream == stream; };
+    const auto found = std::ranges::find_if(calls_, is_on_it);
+    const std::shared_ptr<Launch>& first = (*found)->on_device->launch;
+    if (first->carriers.empty()) continue;
+    bool has_inputs = true;
+    for (const SubmissionPtr& call : calls_) {
+      if (call->on_device->launch != first || !has_inputs) continue;
+      HVD_RETURN_IF_ERROR(first->device->is_done(call->on_device->ready, &has_inputs));
+    }
+    *out = {*found, since_ns, has_inputs};
   }
-  *out = {calls_.front(), since_ns_, has_inputs};
   return {};
 }
 
@@ -172,50 +180,62 @@ Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr
   if (way == GpuWay::kHost || (reduces(kind) && !nccl::can_reduce(reduction, kind))) return {};
   const bool in_levels = settings_.gpu_levels != nccl::Levels::kNone && kind == HVD_ALLREDUCE &&
                          nccl::has_levels(set.topology) && nccl::can_reduce_in_levels(reduction);
-  const size_t lane = set.gpu.batches % settings_.nccl_streams;
-  if (lane >= set.gpu.lanes.size()) set.gpu.lanes.resize(lane + 1);
-  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.lanes[lane].in_levels : set.gpu.lanes[lane].whole;
+  ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.in_levels : set.gpu.whole;
   if (!found.tried) {
-    if (!parts_.empty()) set.gpu.device = parts_.begin()->first;
-    HVD_RETURN_IF_ERROR(meet(&set, lane, &found));
+    if (!parts_.empty() && !set.gpu.whole.tried && !set.gpu.in_levels.tried) set.gpu.device = parts_.begin()->first;
+    HVD_RETURN_IF_ERROR(meet(&set, &found));
   }
-  carrier_ = found.carrier;
-  stream_ = set.gpu.lanes[lane].stream;
-  if (carrier_ != nullptr) ++set.gpu.batches;
+  if (!found.carriers.empty()) {
+    const size_t turn = found.batches++ % found.carriers.size();
+    carrier_ = found.carriers[turn];
+    HVD_RETURN_IF_ERROR(set.gpu.device->stream(turn, &stream_));
+  }
   in_levels_ = in_levels && carrier_ != nullptr;
   if (found.tried && carrier_ == nullptr && way == GpuWay::kNccl) return {HVD_UNAVAILABLE, found.why_not};
   return {};
 }
 
-// Collective over the members of the set, at the same place in the log.
-Status DeviceBatches::meet(ProcessSet* set, size_t lane, ProcessSet::OnGpu::Way* way) {
+// Collective over the members of the set, at the same place in the log. All streams at once: NCCL allocates memory when
+// its ranks meet, which can wait for a kernel that runs.
+Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
+  Status joined;
+  while (joined.ok() && way->carriers.size() < settings_.nccl_streams) {
+    std::shared_ptr<nccl::NcclCommunicator> carrier;
+    joined = meet_on(*set, way->carriers.size(), way == &set->gpu.in_levels, &carrier);
+    if (carrier != nullptr) way->carriers.push_back(std::move(carrier));
+  }
+  way->tried = joined.code() != HVD_JOINED;
+  if (!way->tried) return {};  // until it uses one, the others' tensors go through host memory
+  if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
+  const size_t streams = way->carriers.size();
+  way->why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
+  if (set->member == 0 && settings_.warnings) {
+    warn(streams > 0 ? "NCCL has " + std::to_string(streams) + " of " + std::to_string(settings_.nccl_streams) +
+                           " streams: " + joined.text()
+                     : way->why_not +
+                           "\nhint: they go through host memory, which is slower; "
+                           "HOROVOD_GPU_OPERATIONS=HOST asks for that",
+         settings_.log_time);
+  }
+  return {};
+}
+
+Status DeviceBatches::meet_on(const ProcessSet& set, size_t stream, bool in_levels,
+                              std::shared_ptr<nccl::NcclCommunicator>* carrier) {
   nccl::Parts parts;
-  cuda::Device* const device = parts.device = set->gpu.device;
+  parts.device = set.gpu.device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
   parts.inside = inside_nccl_;
-  if (device != nullptr) {
-    cuda::Stream& stream = set->gpu.lanes[lane].stream;
-    HVD_RETURN_IF_ERROR(device->stream(lane, &stream));
-    parts.stream = stream;
+  if (parts.device != nullptr) {
+    HVD_RETURN_IF_ERROR(parts.device->stream(stream, &parts.stream));
     const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);
     if (!opened.ok()) parts.why = opened.text();
   }
-  const Status joined = join(*set, parts, way == &set->gpu.lanes[lane].in_levels, &way->carrier);
-  way->tried = joined.code() != HVD_JOINED;
-  if (joined.ok()) {
-    const std::lock_guard lock(carriers_mutex_);
-    std::erase_if(carriers_, [](const auto& carrier) { return carrier.expired(); });
-    carriers_.push_back(way->carrier);
-  }
-  if (!way->tried) return {};  // until it uses one, the others' tensors go through host memory
-  if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
-  way->why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
-  if (set->member == 0 && settings_.warnings) {
-    warn(way->why_not +
-             "\nhint: they go through host memory, which is slower; HOROVOD_GPU_OPERATIONS=HOST asks for that",
-         settings_.log_time);
-  }
+  HVD_RETURN_IF_ERROR(join(set, parts, in_levels, carrier));
+  const std::lock_guard lock(carriers_mutex_);
+  std::erase_if(carriers_, [](const auto& each) { return each.expired(); });
+  carriers_.push_back(*carrier);
   return {};
 }
 
@@ -249,7 +269,8 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
       return {HVD_INVALID_ARGUMENT, "a process gives NCCL tensors of one GPU, got GPU " +
                                         std::to_string(gpu.device->ordinal()) + " and GPU " +
                                         std::to_string(device->ordinal()) +
-                                        "\nhint: call torch.cuda.set_device(hvd.local_rank()) first"};
+                                        "\nhint: give each rank a GPU of its own, by "
+                                        "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
     }
     HVD_RETURN_IF_ERROR(wait_for_inputs(*device, part, stream_));
     for (const Tensor& tensor : part.tensors) {
@@ -278,8 +299,8 @@ Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
   std::set<const Launch*> before;
   for (const Tensor& tensor : tensors) {
     const std::shared_ptr<Launch>& earlier = tensor.submission->on_device->launch;
-    if (earlier == nullptr || earlier->stream == stream || !before.insert(earlier.get()).second) continue;
-    HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));
+    if (earlier == nullptr || !before.insert(earlier.get()).second) continue;
+    if (earlier->stream != stream) HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));
     launch->carriers.insert(launch->carriers.end(), earlier->carriers.begin(), earlier->carriers.end());
   }
   HVD_RETURN_IF_ERROR(device.record(stream, &launch->done));
@@ -322,7 +343,9 @@ Status DeviceBatches::begin(cuda::Device& device, Part* part) {
   for (const Tensor& tensor : part->tensors) {
     bytes += aligned(tensor.input_bytes) + (is_in_place(tensor) ? 0 : aligned(tensor.output_bytes));
   }
-  HVD_RETURN_IF_ERROR(device.stream(0, &part->stream));
+  // Not behind what waits in NCCL for its input: the batches that follow wait for these copies.
+  const size_t stream = settings_.nccl_streams == 1 ? 0 : settings_.nccl_streams;
+  HVD_RETURN_IF_ERROR(device.stream(stream, &part->stream));
   HVD_RETURN_IF_ERROR(device.lend(bytes, part->stream, &part->staging));
 
   HVD_RETURN_IF_ERROR(wait_for_inputs(device, *part, part->stream));

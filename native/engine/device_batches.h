@@ -38,14 +38,14 @@ namespace hvd {
 class LaunchedCalls {
  public:
   void add(SubmissionPtr call);
-  // One that has ended, in the order of its stream, and how; null: the GPU is not that far yet. It stays until it is
+  // A call that has ended, and how; null: none has. Of each stream, the first one ends first. It stays until it is
   // dropped: handle its error before you drop it.
   SubmissionPtr first_ended(Status* how) const;
   void drop(const SubmissionPtr& call);
   std::vector<SubmissionPtr> take_all();
   SubmissionPtr last() const;  // null: there is none
   bool is_empty() const { return count_.load(std::memory_order_relaxed) == 0; }
-  // The call that has to end next, if the GPU has ended nothing for longer than the limit, and NCCL carries it.
+  // The call that has to end next on a stream, if none has ended there for longer than the limit, and NCCL carries it.
   struct Stuck {
     SubmissionPtr call;  // null: there is none
     uint64_t since_ns = 0;
@@ -58,7 +58,7 @@ class LaunchedCalls {
  private:
   mutable std::mutex mutex_;
   std::deque<SubmissionPtr> calls_;
-  uint64_t since_ns_ = 0;  // when the GPU got to the first one, or ended one before it
+  std::map<cuda::Stream, uint64_t> since_ns_;  // when the GPU got to the first one of each, or ended one before it
   std::atomic<int> count_{0}, with_callbacks_{0};
 };
 
@@ -103,7 +103,9 @@ class DeviceBatches {
   // What of NCCL carries the batch, null: nothing. The same answer on all members.
   Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status look_for_inputs(bool* ready) const;
-  Status meet(ProcessSet* set, size_t lane, ProcessSet::OnGpu::Way* way);
+  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way);
+  Status meet_on(const ProcessSet& set, size_t stream, bool in_levels,
+                 std::shared_ptr<nccl::NcclCommunicator>* carrier);
   Status join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,
               std::shared_ptr<nccl::NcclCommunicator>* out);
   Status run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed);

@@ -347,7 +347,7 @@ void Engine::complete(const SubmissionPtr& submission, Status status) {
   say(finished);
 }
 
-// Its name is free for the next call, whose work comes after this one's on the GPU.
+// Its name is free for the next call.
 void Engine::launched(const SubmissionPtr& submission) {
   const Member::Finished finished = leave(submission);
   launched_.add(submission);

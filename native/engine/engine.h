@@ -111,6 +111,7 @@ class Engine : private Readers, private Driver {
   Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
   void announce(const Member::Announcement& announcement, bool driving = false);
   Status refuse_if_over();
+  Status checked_for_all(Status status, const std::string& name);
   static uint64_t deadline_in(int32_t timeout_ms);
   Status wait_for(const std::atomic<bool>& done, uint64_t deadline_ns);
   Status await_launched(int32_t timeout_ms);

@@ -258,10 +258,10 @@ Status Engine::stop(uint32_t timeout_ms) {
 void Engine::drop_communicators(bool in_order) {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : sets_) {
-    for (ProcessSet::OnGpu::Lane& lane : set->gpu.lanes) {
-      for (auto* const carrier : {&lane.whole.carrier, &lane.in_levels.carrier}) {
-        if (*carrier != nullptr && !in_order) (*carrier)->abort();
-        carrier->reset();  // lives on in what it has launched
+    for (auto* const way : {&set->gpu.whole, &set->gpu.in_levels}) {
+      while (!way->carriers.empty()) {  // the newest first, as NCCL has it
+        if (!in_order) way->carriers.back()->abort();
+        way->carriers.pop_back();  // lives on in what it has launched
       }
     }
     set->communicator.reset();

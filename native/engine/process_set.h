@@ -29,16 +29,13 @@ struct ProcessSet {
   struct OnGpu {
     struct Way {
       bool tried = false;
-      std::string why_not;  // if there is no carrier
-      std::shared_ptr<nccl::NcclCommunicator> carrier;
-    };
-    struct Lane {
-      cuda::Stream stream = nullptr;
-      Way whole, in_levels;
+      std::string why_not;  // if there are no carriers
+      // Each has a stream, which all sets share; batches take turns.
+      std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
+      uint64_t batches = 0;
     };
     cuda::Device* device = nullptr;
-    std::vector<Lane> lanes;        // batches by NCCL take turns
-    uint64_t batches = 0;           // by NCCL, until now
+    Way whole, in_levels;
   } gpu;                            // from its first batch on a GPU on
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;

@@ -202,6 +202,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
     sets_.erase(number);
   }
   removed->communicator.reset();  // prepared requests may keep the rest
+  removed->gpu = {};
   removed->area.reset();
   // Nobody has it mapped any more.
   HVD_RETURN_IF_ERROR(world_->communicator->barrier());

@@ -55,8 +55,8 @@ struct Gathered {
 struct Launch {
   cuda::Device* device = nullptr;
   cuda::Stream stream = nullptr;
-  cuda::Event done;  // also what was launched for its calls before, on other streams
-  std::vector<std::shared_ptr<const nccl::NcclCommunicator>> carriers;  // of all that; none: it was staged
+  cuda::Event done;  // of this batch, and of the batches before that its calls had a part in
+  std::vector<std::shared_ptr<const nccl::NcclCommunicator>> carriers;  // of the same batches; staged ones have none
 };
 
 // A call's tensors on a GPU. Its `inputs` and `outputs` are addresses of host memory, while it is staged there.

@@ -211,6 +211,14 @@ static Status take_moment(const Prepared& prepared, cuda::Stream stream, std::un
   return prepared.device->record(stream, &(*out)->ready);
 }
 
+// A GPU that has failed for a caller has done so for the operations of other ranks as well.
+Status Engine::checked_for_all(Status status, const std::string& name) {
+  if (status.ok()) return status;
+  ending_->poison(of_this_rank(std::move(status)).while_doing(quote_name(name)));
+  ending_->remember(ending_->cause());
+  return ending_->cause();
+}
+
 Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
                       uint32_t flags, hvd_handle* handle, void* user, cuda::Stream stream) {
   auto submission = std::make_shared<Submission>();
@@ -218,12 +226,7 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
   if (outputs != nullptr) submission->outputs.assign(outputs, outputs + tensors);
   HVD_RETURN_IF_ERROR(check_addresses(*prepared, submission->inputs, submission->outputs, map_.rank));
-  if (Status moment = of_this_rank(take_moment(*prepared, stream, &submission->on_device)); !moment.ok()) {
-    // The GPU has failed, for the operations of other ranks as well.
-    ending_->poison(std::move(moment).while_doing(quote_name(prepared->name)));
-    ending_->remember(ending_->cause());
-    return ending_->cause();
-  }
+  HVD_RETURN_IF_ERROR(checked_for_all(take_moment(*prepared, stream, &submission->on_device), prepared->name));
   if (submission->on_device != nullptr) {
     submission->outputs.resize(tensors);
     submission->on_device->inputs = std::exchange(submission->inputs, std::vector<const void*>(tensors));
@@ -339,11 +342,7 @@ Status Engine::poll_launch(hvd_handle handle) {
 }
 
 Status Engine::device_of(const void* address, int32_t* device) const {
-  std::shared_ptr<const cuda::Driver> driver;
-  int devices = 0;
-  HVD_RETURN_IF_ERROR(cuda::Driver::open(options_.settings.cuda_library, &driver));
-  HVD_RETURN_IF_ERROR(driver->count_devices(&devices));
-  HVD_RETURN_IF_ERROR(cuda::device_of(*driver, address, device));
+  HVD_RETURN_IF_ERROR(cuda::device_of(options_.settings.cuda_library, address, device));
   return *device < 0 ? invalid("the address lies in no GPU's memory") : Status();
 }
 
@@ -360,7 +359,8 @@ Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t ti
   const OnDevice& there = *submission->on_device;
   HVD_RETURN_IF_ERROR(wait_for(there.is_launched, deadline_in(timeout_ms)));
   if (there.launch == nullptr) return submission->status;  // it failed before
-  HVD_RETURN_IF_ERROR(there.launch->device->wait(stream, there.launch->done));
+  HVD_RETURN_IF_ERROR(
+      checked_for_all(there.launch->device->wait(stream, there.launch->done), submission->prepared->name));
   return submission->done.load() ? submission->status : Status();
 }
 
@@ -398,7 +398,7 @@ Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::St
   const TensorSpec spec{prepared.tensors[index].dtype, result->shape};
   const size_t bytes = static_cast<size_t>(spec.count()) * element_size(spec.dtype);
   if (bytes == 0) return {};
-  HVD_RETURN_IF_ERROR(prepared.device->copy(to, result->memory(), bytes, stream));
+  HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
   result->on_device.use_on(stream);
   return {};
 }

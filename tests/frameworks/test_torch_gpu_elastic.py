@@ -14,8 +14,8 @@ from support.elastic_jobs import ElasticJob
 
 pytest.importorskip("torch", reason="not run: torch is not installed")
 
-# After n steps the weight is -n, if none is lost or done twice: the gradients' average is 1. No rank has that gradient
-# by itself. `ACT`: code for the moment before a gradient is reduced.
+# After n steps the weight is -n, if none is lost or done twice: the average of the gradients is 1, and each rank's own
+# gradient is something else. `ACT`: code for the moment before a gradient is reduced.
 SCRIPT = """
 import os, sys, threading, time
 sys.path.insert(0, os.environ["TESTS"])
@@ -99,8 +99,9 @@ def test_what_nccl_left_behind_when_it_was_aborted_is_saved_by_nobody(tmp_path: 
         assert "1 loss survived" in job.finish()
 
 
-def test_a_worker_whose_gpu_has_failed_is_replaced(tmp_path: Path) -> None:
-    fails = "if worker == 1 and state.step == 5: standin.library().standin_fail(b'cuEventQuery', 0, 700, 1 << 30)"
+@pytest.mark.parametrize("call", ["cuEventQuery", "cuStreamWaitEvent"])
+def test_a_worker_whose_gpu_has_failed_is_replaced(tmp_path: Path, call: str) -> None:
+    fails = f"if worker == 1 and state.step == 5: standin.library().standin_fail(b'{call}', 0, 700, 1 << 30)"
     with job_of(tmp_path, "-np", "2", "--min-np", "1", act=fails) as job:
         job.wait_for_world(2)
         job.wait_for_line(r"enter 0 0 1 [56] ")

@@ -47,7 +47,7 @@ TEST(what_waits_for_its_input_does_not_hold_up_the_next_stream) {
   expect_no_races();
 }
 
-// Its tensors have types that cannot go together, and a type that NCCL does not know.
+// Its tensors have three types, of which NCCL does not know one: three batches.
 TEST(a_call_has_ended_when_all_its_streams_have) {
   run_world(make_world(2, Wiring::kSharedMemory, with_streams(3)), [](Engine& engine, int rank) {
     const Gpu gpu(rank);
@@ -70,6 +70,32 @@ TEST(a_call_has_ended_when_all_its_streams_have) {
     }
   });
   expect_no_races();
+}
+
+TEST(a_stream_that_cannot_be_made_leaves_the_others) {
+  EngineSettings settings = with_streams(2);
+  settings.warnings = false;
+  standin_fail("ncclCommInitRankConfig", 2, 5, 2);  // the second stream's
+  run_world(make_world(2, Wiring::kSharedMemory, settings), [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const values = gpu.floats(16);
+    for (int step = 0; step < 3; ++step) {
+      standin_fill(gpu.stream, values, 16, 1);
+      EXPECT(reduce("values", gpu, values).run(engine, 0).ok());
+      EXPECT(gpu.read(values, 16)[15] == 2);
+    }
+    EXPECT(engine.statistics().find("\"batches_by_nccl\": 3,") != std::string::npos);
+  });
+  expect_no_races();
+}
+
+TEST(a_process_gives_nccl_one_gpu_whatever_the_stream) {
+  run_world(make_world(2, Wiring::kSharedMemory, with_streams(2)), [](Engine& engine, int rank) {
+    const Gpu mine(rank), other(rank + 2);
+    EXPECT(reduce("first", mine, mine.floats(16)).run(engine, 0).ok());
+    EXPECT(has(reduce("second", other, other.floats(16)).run(engine, 0), HVD_INVALID_ARGUMENT,
+               {"a process gives NCCL tensors of one GPU", rank == 0 ? "got GPU 0 and GPU 2" : "got GPU"}));
+  });
 }
 
 TEST_MAIN

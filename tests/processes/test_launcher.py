@@ -370,11 +370,11 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
 
 def test_flags_without_effect_are_told_and_the_job_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("autotune: {enabled: true}\nparams: {cycle_time_ms: 4}\n")
-    flags = ["-np", "2", "--config-file", "config.yaml", "--num-nccl-streams", "2"]
+    flags = ["-np", "2", "--config-file", "config.yaml", "--gloo-timeout-seconds", "2"]
     done = run_job(tmp_path, flags, python("print(os.environ['HOROVOD_CYCLE_TIME'])"))
     assert (done.code, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:4.0", "[1]<stdout>:4.0"]), done
-    streams, tuning = done.stderr.splitlines()
-    assert streams.startswith("horovodrun: --num-nccl-streams has no effect: ")
+    timeout, tuning = done.stderr.splitlines()
+    assert timeout.startswith("horovodrun: --gloo-timeout-seconds has no effect: ")
     assert tuning.startswith("horovodrun: autotune.enabled has no effect: ")
 
 

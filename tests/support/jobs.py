@@ -119,14 +119,15 @@ class Job:
             self._lines[stream].put(self._text[stream][-1])
 
     def wait_for_line(self, pattern: str, stream: str = "stdout", count: int = 1) -> list[re.Match[str]]:
-        """Blocks until `count` lines of the stream matched, in any order among others, behind those read before."""
+        """Blocks until `count` lines of the stream have matched; they may come among others. Reads each line once."""
         deadline = time.monotonic() + TIMEOUT_S
         found: list[re.Match[str]] = []
         while len(found) < count:
+            may_come = time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers)
             try:
                 line = self._lines[stream].get(timeout=0.1)
             except queue.Empty:
-                if time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers):
+                if may_come:
                     continue
                 raise AssertionError(f"{len(found)} of {count} lines like {pattern!r} came\n{self.shown()}") from None
             match = re.search(pattern, line)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """XLA as a program for CUDA calls a handler: the structs of its foreign function interface, filled in by hand.
 
-call(kind=1, name=b"x", tensors=[(x, y)], stream=s)     # None, or the text of the error
+call([(x, y)], stream, kind=1, name="x")     # None, or the text of the error
 
-Only here can a machine without a GPU have such a call. The layout is that of XLA's header, not of our own.
+A machine without a GPU cannot have such a call from XLA itself. The layout is that of XLA's header, not of our own.
 """
 
 from __future__ import annotations

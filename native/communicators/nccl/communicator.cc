@@ -390,7 +390,8 @@ Status compare(const std::vector<Card>& cards) {
       if (std::memcmp(cards[m].gpu, cards[other].gpu, sizeof cards[m].gpu) != 0) continue;
       return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(other)) + " and " +
                                    member_in_words(static_cast<int>(m)) +
-                                   " use the same GPU\nhint: call torch.cuda.set_device(hvd.local_rank()) first"};
+                                   " use the same GPU\nhint: give each rank a GPU of its own, by "
+                                   "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
     }
   }
   return {};

@@ -281,7 +281,7 @@ HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, 
    flight stays its own. */
 HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status);
 
-/* The number of the GPU in whose memory an address lies; HVD_INVALID_ARGUMENT if it lies in none's. */
+/* The number of the GPU in whose memory an address lies; HVD_INVALID_ARGUMENT if it is no GPU's memory. */
 HVD_EXPORT int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own

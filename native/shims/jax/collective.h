@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective inside of what XLA compiles: what XLA's call says, and what it is told (step 4 of a gradient's way, for
-// JAX). The order in which a rank starts its calls is XLA's business (src/horovod/jax/compiled.py).
+// A collective inside of what XLA compiles: how XLA's call is read, and how it is answered (step 4 of a gradient's way,
+// for JAX). The order in which a rank starts its calls is XLA's business (src/horovod/jax/compiled.py).
 #pragma once
 
 #include <cstdint>

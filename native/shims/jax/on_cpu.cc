@@ -113,7 +113,7 @@ void finished(void* user, const hvd_status* outcome) {
 int start(Call* call, hvd_status* status) {
   const std::shared_lock held(generation().mutex);
   call->context = generation().context;
-  const int code = submit(call->collective, {finished, call}, &call->handle, status);
+  const int code = submit(&call->collective, {finished, call}, &call->handle, status);
   if (code == HVD_OK) hvd_wait(call->context, call->handle, kMomentMs, nullptr);
   return code;
 }

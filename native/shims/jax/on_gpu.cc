@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The handler for tensors on a GPU. It submits, waits until the operation is launched, and has XLA's stream wait for its
-// end: the host does not. Its thread enqueues a program's work one call after the other. So a call that would return
-// earlier could let nothing overtake it.
+// end: the host does not. XLA's thread enqueues a program's work one call after the other, so to return before the
+// launch would gain nothing.
 //
 // What fails after the launch is told by the next call.
-#include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <thread>
 
 #include "shims/jax/requests.h"
 
@@ -15,25 +13,10 @@ namespace hvd::jax {
 
 namespace {
 
-constexpr int kSliceMs = 20;  // between two, the generation may end
+constexpr int kSliceMs = 1000;
 
-// The device of the tensors that have elements.
-int find_device(Collective* collective, hvd_status* status) {
-  for (const hvd_tensor& tensor : collective->tensors) {
-    bool is_empty = false;
-    for (int32_t d = 0; d < tensor.ndim; ++d) is_empty = is_empty || tensor.shape[d] == 0;
-    if (!is_empty) return hvd_device_of(generation().context, tensor.input, &collective->device, status);
-  }
-  return HVD_OK;
-}
-
-int start(Collective* collective, void* stream, hvd_handle* handle, hvd_status* status) {
-  if (generation().context != nullptr && find_device(collective, status) != HVD_OK) return status->code;
-  return submit(*collective, {nullptr, nullptr, stream}, handle, status);
-}
-
-int take_results(const Collective& collective, void* stream, hvd_handle handle, hvd_status* status) {
-  hvd_context* const context = generation().context;
+int take_results(const Collective& collective, hvd_context* context, void* stream, hvd_handle handle,
+                 hvd_status* status) {
   for (size_t i = 0; i < collective.tensors.size(); ++i) {
     hvd_result result{};
     result.size = sizeof result;
@@ -47,23 +30,21 @@ int take_results(const Collective& collective, void* stream, hvd_handle handle, 
 }
 
 int launch(Collective* collective, void* stream, hvd_status* status) {
+  hvd_context* context = nullptr;
   hvd_handle handle = 0;
-  std::shared_lock held(generation().mutex);
-  const uint64_t number = generation().number;
-  int code = start(collective, stream, &handle, status);
-  if (code != HVD_OK) return code;
-  while ((code = hvd_wait_on_stream(generation().context, handle, stream, kSliceMs, status)) == HVD_PENDING) {
-    held.unlock();
-    std::this_thread::yield();
-    held.lock();
-    if (generation().number != number) {
-      set_failure(status, HVD_NOT_RUNNING,
-                  "Horovod was shut down while a compiled function waited for the other ranks.");
-      return HVD_NOT_RUNNING;
-    }
+  {
+    const std::shared_lock held(generation().mutex);
+    context = generation().context;
+    const int code = submit(collective, {.stream = stream, .on_gpu = true}, &handle, status);
+    if (code != HVD_OK) return code;
+    hvd_hold(context);
   }
-  if (code == HVD_OK && is_ragged(collective->kind)) code = take_results(*collective, stream, handle, status);
-  hvd_release(generation().context, handle);
+  // The generation may end now, and Python may free its context.
+  int code = HVD_PENDING;
+  while (code == HVD_PENDING) code = hvd_wait_on_stream(context, handle, stream, kSliceMs, status);
+  if (code == HVD_OK && is_ragged(collective->kind)) code = take_results(*collective, context, stream, handle, status);
+  hvd_release(context, handle);
+  hvd_free(context);
   return code;
 }
 

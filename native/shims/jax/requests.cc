@@ -75,20 +75,24 @@ hvd_request request_of(const Collective& collective, const Caller& caller) {
   return request;
 }
 
-// The prepared request of a key. Null if it comes for the first time, and is not for a GPU.
+int prepare(const Collective& collective, const Caller& caller, hvd_entry** entry, hvd_status* status) {
+  const hvd_request request = request_of(collective, caller);
+  return hvd_prepare(generation().context, &request, entry, status);
+}
+
+// The prepared request of a key; null for the first call.
 int find_entry(const Collective& collective, const Caller& caller, hvd_entry** entry, hvd_status* status) {
   auto& entries = generation().entries;
   std::string key = key_of(collective);
   const std::lock_guard lock(generation().entries_mutex);
-  auto found = entries.find(key);
+  const auto found = entries.find(key);
   if (found == entries.end()) {
     if (entries.size() >= kMostKeys) std::erase_if(entries, [](const auto& item) { return item.second == nullptr; });
-    found = entries.emplace(std::move(key), nullptr).first;
-    if (collective.device < 0) return HVD_OK;
+    entries.emplace(std::move(key), nullptr);
+    return HVD_OK;
   }
   if (found->second == nullptr) {
-    const hvd_request request = request_of(collective, caller);
-    const int code = hvd_prepare(generation().context, &request, &found->second, status);
+    const int code = prepare(collective, caller, &found->second, status);
     if (code != HVD_OK) return code;
   }
   *entry = found->second;
@@ -107,7 +111,20 @@ int submit_entry(const Collective& collective, const Caller& caller, hvd_entry* 
                              caller.stream, handle, status);
 }
 
-int submit_somehow(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
+int submit_once(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
+  if (!caller.on_gpu) {
+    const hvd_request request = request_of(collective, caller);
+    return hvd_submit(generation().context, &request, handle, status);
+  }
+  hvd_entry* entry = nullptr;  // only with one can a stream be given
+  int code = prepare(collective, caller, &entry, status);
+  if (code != HVD_OK) return code;
+  code = submit_entry(collective, caller, entry, handle, status);
+  hvd_release_entry(generation().context, entry);
+  return code;
+}
+
+int submit_known(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
   hvd_entry* entry = nullptr;
   int code = find_entry(collective, caller, &entry, status);
   if (code != HVD_OK) return code;
@@ -115,17 +132,23 @@ int submit_somehow(const Collective& collective, const Caller& caller, hvd_handl
     code = submit_entry(collective, caller, entry, handle, status);
     if (code != HVD_INVALID_ARGUMENT || collective.process_set == 0) return code;
     // The process set has been removed since, and another one may have its number.
-    {
-      const std::lock_guard lock(generation().entries_mutex);
-      generation().entries.erase(key_of(collective));
-    }
-    if (collective.device >= 0) {
-      code = find_entry(collective, caller, &entry, status);
-      return code == HVD_OK ? submit_entry(collective, caller, entry, handle, status) : code;
-    }
+    const std::lock_guard lock(generation().entries_mutex);
+    generation().entries.erase(key_of(collective));
   }
-  const hvd_request request = request_of(collective, caller);
-  return hvd_submit(generation().context, &request, handle, status);
+  return submit_once(collective, caller, handle, status);
+}
+
+// That of the tensors that have elements. If none has, any will do.
+int find_device(Collective* collective, hvd_status* status) {
+  static std::atomic<int32_t> last{0};
+  collective->device = last.load();
+  for (const hvd_tensor& tensor : collective->tensors) {
+    if (std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim) continue;
+    const int code = hvd_device_of(generation().context, tensor.input, &collective->device, status);
+    if (code == HVD_OK) last.store(collective->device);
+    return code;
+  }
+  return HVD_OK;
 }
 
 }  // namespace
@@ -135,15 +158,17 @@ Generation& generation() {
   return *one;
 }
 
-int submit(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
+int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
   calls.fetch_add(1);
   if (generation().context == nullptr) {
     set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
     return HVD_NOT_RUNNING;
   }
-  const int code =
-      is_same_place(collective, status) ? submit_somehow(collective, caller, handle, status) : status->code;
-  if (code != HVD_OK) shims::tell_refusal(generation().context, collective.name, collective.process_set, *status);
+  int code = caller.on_gpu ? find_device(collective, status) : HVD_OK;
+  if (code == HVD_OK) {
+    code = is_same_place(*collective, status) ? submit_known(*collective, caller, handle, status) : status->code;
+  }
+  if (code != HVD_OK) shims::tell_refusal(generation().context, collective->name, collective->process_set, *status);
   return code;
 }
 

@@ -20,14 +20,17 @@ struct Generation : shims::Generation {
 };
 Generation& generation();
 
-// Who submits. `done` gets `user`, unless it is null. `stream` (CUstream) has made the inputs, if they lie on a GPU.
+// Who submits. If `done` is not null, it is called with `user`. On a GPU, the inputs are what `stream` (CUstream) has
+// computed by now.
 struct Caller {
   hvd_done_fn done = nullptr;
   void* user = nullptr;
   void* stream = nullptr;
+  bool on_gpu = false;
 };
 
-// Submits it in the running generation; the peers are told of what is wrong with it. The caller holds the generation.
-int submit(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status);
+// Submits it in the running generation, and finds the device. If the call is wrong, the peers are told. The caller holds
+// the generation.
+int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd_status* status);
 
 }  // namespace hvd::jax

@@ -136,8 +136,8 @@ class Settings(ElasticSettings):
         kinds.switch(),
         False,
         "Between hosts with equally many ranks, GPUs reduce by NCCL inside each host only, and hosts among each other "
-        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one. Tensors in host memory travel "
-        "like that by themselves.",
+        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one. Tensors in host memory always "
+        "travel in two levels.",
         flag="--hierarchical-allreduce",
         yaml="params.hierarchical_allreduce",
     )
@@ -153,8 +153,7 @@ class Settings(ElasticSettings):
         "HOROVOD_NUM_NCCL_STREAMS",
         kinds.integer(1),
         1,
-        "How many streams NCCL has on a GPU, for each process set; its batches take turns. Each costs what a "
-        "communicator of NCCL needs of the GPU's memory.",
+        "How many streams NCCL has on a GPU; batches take turns. Each costs the memory of a communicator of NCCL.",
         flag="--num-nccl-streams",
         yaml="library_options.num_nccl_streams",
     )

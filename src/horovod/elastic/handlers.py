@@ -20,6 +20,9 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    def finish(self) -> None:
+        """Blocks until the value has been computed, if that goes on in the background. Called before save()."""
+
     def save(self) -> None:
         """Copies the value, for restore()."""
         raise NotImplementedError
@@ -57,7 +60,9 @@ class HandledState(ObjectState):
         super().__init__(bcast_object, get_rank, **kwargs)
 
     def save(self) -> None:
-        settle_gpus()
+        for handler in self._handlers.values():
+            handler.finish()
+        settle_gpus()  # before the first value is replaced
         for handler in self._handlers.values():
             handler.save()
         super().save()

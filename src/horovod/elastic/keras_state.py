@@ -52,10 +52,10 @@ class KerasModelState(HandledState):
 
 
 class _Model(VariablesHandler):
-    def save(self) -> None:
+    def finish(self) -> None:
         if hasattr(self.value, "jax_state_sync"):
             self.value.jax_state_sync()  # while it is trained, JAX holds the values elsewhere: the optimizer's, too
-        super().save()
+        super().finish()
 
 
 class _Optimizer(VariablesHandler):

@@ -36,7 +36,7 @@ def saves(sync: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def settle_gpus() -> None:
-    """Waits until what this rank's GPU was given has ended. What is saved before might be of a loss that nobody knows.
+    """Waits until this rank's GPU has done all that was launched, since a step that was aborted must not be saved.
 
     Raises HorovodInternalError if it has not ended well.
     """

@@ -59,6 +59,12 @@ class VariablesHandler(StateHandler):
         self._saved: list[Array] = []
         self.save()
 
+    def finish(self) -> None:
+        for variable in self._kept(self.value):
+            wait = getattr(getattr(variable, "value", None), "block_until_ready", None)  # Keras on JAX
+            if wait is not None:
+                wait()
+
     def save(self) -> None:
         self._saved = self._access.read(self._kept(self.value))
 

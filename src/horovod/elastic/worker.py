@@ -72,7 +72,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
     is_another = session.place != place
     known: set[int] = set()  # members of the last world in which there was training
     while True:
-        orderly, why = False, ""
+        orderly, why, rank = False, "", session.place[0]
         with session.telling(lambda number, flags: _tell(state, number, flags)):
             try:
                 if is_another:
@@ -81,14 +81,15 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
                     _sync(session, state, world, known)
                 known = _numbers(world)
                 result = func()
+                settle_gpus()
                 if session.finish():
                     return result
                 state.restore()
             except HorovodInternalError as error:
                 if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
                     raise  # nobody is lost: the ranks' calls differ, and would differ again
-                if isinstance(error, DeviceLostError) and error.failed_rank == session.place[0]:
-                    raise  # another process may be able to use the GPU, this one is not
+                if isinstance(error, DeviceLostError) and error.failed_rank == rank:
+                    raise  # this process cannot use the GPU any more; another one may
                 why = sessions.reason_of(error)  # not the error itself: it holds the function's frames
                 state.restore()
             except HostsUpdatedInterrupt:

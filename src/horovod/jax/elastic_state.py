@@ -51,10 +51,11 @@ class _NnxHandler(StateHandler):
         self._saved: Any = None
         self.save()
 
+    def finish(self) -> None:
+        jax.block_until_ready(tree_util.tree_leaves(_nnx().state(self.value)))
+
     def save(self) -> None:
-        state = _nnx().state(self.value)
-        jax.block_until_ready(tree_util.tree_leaves(state))
-        self._saved = _copied(state)
+        self._saved = _copied(_nnx().state(self.value))
 
     def restore(self) -> None:
         _nnx().update(self.value, _copied(self._saved))

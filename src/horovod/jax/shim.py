@@ -135,9 +135,11 @@ def calls() -> int:
 
 
 def uses_gpus() -> None:
-    """A function is compiled whose calls lie on a GPU: a commit has to wait for them."""
+    """Notes that compiled functions launch operations on a GPU, for which a commit has to wait."""
     global _on_gpus
-    _on_gpus = contexts.current().uses_gpus = True
+    _on_gpus = True
+    if contexts.is_initialized():
+        contexts.current().uses_gpus = True
 
 
 _world: tuple[int, int] | None = None
@@ -162,7 +164,7 @@ def _attach(context: Context | None) -> None:
     native.library().hvd_jax_attach(None if context is None else context.pointer)
     if context is None:
         return
-    context.uses_gpus = _on_gpus
+    context.uses_gpus = context.uses_gpus or _on_gpus
     if _world not in (None, (context.rank, context.size)):
         jax.clear_caches()  # the shapes of results are constants of compiled functions
     _world = context.rank, context.size

@@ -38,7 +38,7 @@ _SWITCH = (_on_or_off, "true or false")
 _TEXT = (str, "text")
 
 _TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
-_SHAPED = "data between hosts takes the hierarchical way by itself, and NCCL gathers among all GPUs"
+_SHAPED = "data in host memory always takes the hierarchical way between hosts; NCCL finds its own"
 _THREADS = "horovodrun's own transports use no MPI"
 _TIMEOUTS = "--start-timeout limits the start, HOROVOD_LOST_TIMEOUT_SECONDS the silence of a rank"
 
