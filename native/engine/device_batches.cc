@@ -90,7 +90,7 @@ Status LaunchedCalls::find_stuck(uint64_t limit_ns, Stuck* out) const {
   const std::lock_guard lock(mutex_);
   for (const auto& [stream, since_ns] : since_ns_) {
     if (now_ns() - since_ns < limit_ns || (out->call != nullptr && out->since_ns <= since_ns)) continue;
-    const auto is_on_it = [stream](const SubmissionPtr& call) { return call->on_device->launch->stream == stream; };
+    const auto is_on_it = [at = stream](const SubmissionPtr& call) { return call->on_device->launch->stream == at; };
     const auto found = std::ranges::find_if(calls_, is_on_it);
     const std::shared_ptr<Launch>& first = (*found)->on_device->launch;
     if (first->carriers.empty()) continue;
