@@ -87,9 +87,18 @@ import datetime, json, os, sys, time
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# torchrun's store outlives its processes: by the same names, restarted ones would find the addresses of those before.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+dist.init_process_group(
+    "gloo",
+    store=dist.PrefixStore(str(restarts), store),
+    rank=int(os.environ["RANK"]),
+    world_size=int(os.environ["WORLD_SIZE"]),
+    timeout=datetime.timedelta(seconds=60),
+)
 ledger = open(f"ledger.{os.getpid()}", "a", buffering=1)
-generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+generation = restarts + 1
 tensor, first = torch.ones(1000), True
 over = torch.zeros(1)
 while not over.item():

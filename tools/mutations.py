@@ -1099,8 +1099,8 @@ MUTATIONS = (
     Mutation(
         "tensorflow-gradients-in-program-order",
         "native/shims/tensorflow/ops.cc",
-        "create<HVD_ALLREDUCE, true>, false));",
-        "create<HVD_ALLREDUCE, true>, true));",
+        "          !is_gradient,\n",
+        "          true,\n",
         "gradients are stateful nodes: the one that is written first holds up all others",
         (
             python("tests/frameworks/test_tensorflow_traps.py", "-k", "stateful_but_for_gradients"),
@@ -1462,6 +1462,14 @@ MUTATIONS = (
         "  if (!in_levels) return joined;\n",
         "a generation reduces by the NCCL communicator of one that has ended",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "next_generation"),),
+    ),
+    Mutation(
+        "tensorflow-gpu-inputs-not-waited-for",
+        "native/shims/tensorflow/kernel.cc",
+        "                                       user, stream, handle, status);",
+        "                                       user, nullptr, handle, status);",
+        "on a GPU, TensorFlow's tensors are reduced before they have been computed",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "still_computes and best"),),
     ),
     Mutation(
         "gpu-work-not-aborted-with-the-job",

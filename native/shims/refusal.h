@@ -12,7 +12,7 @@ namespace hvd::shims {
 
 // `name`: as the peers know it; empty: matched by order. Nothing if `status` is no error of this rank's call alone.
 inline void tell_refusal(hvd_context* context, const std::string& name, int32_t process_set, const hvd_status& status) {
-  if (status.code != HVD_INVALID_ARGUMENT) return;
+  if (status.code != HVD_INVALID_ARGUMENT && status.code != HVD_UNAVAILABLE) return;
   // The text for the peers begins with rank and operation, too.
   const std::string shown = name.empty() ? ": " : ", `" + name + "`: ";
   const char* const found = std::strstr(status.text, shown.c_str());

@@ -6,7 +6,6 @@ bits are those of the reference, if no term is rounded: NCCL multiplies an Avera
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from contract import test_join as joining
 from contract import test_process_sets as process_sets
 from contract import test_results as results
 from support import frameworks, reference, standin
+from support import gpu_worlds as gpu_worlds_of
 from support.extent import THOROUGH
 from support.world import World, WorldPool
 
@@ -29,30 +29,19 @@ OF_RESULTS += [("best", 3, "float32"), ("best", 4, "float32"), ("host", 2, "floa
 
 
 def world_of(worlds: WorldPool, way: str, size: int) -> World:
-    transport = {3: "tcp", 4: "3+1"}.get(size, "shm")
-    more = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    return worlds(size, standin.environment(way, **more))
+    return gpu_worlds_of.world_of(worlds, standin.environment, way, size)
 
 
 @pytest.fixture
 def gpu_worlds(worlds: WorldPool) -> Any:
-    """In place of the pool, for the contract's tests: a world for each size whatever transport they ask for."""
-
-    def world(size: int, env: Mapping[str, str] | None = None) -> World:
-        return world_of(worlds, "best", size)
-
-    return world
-
-
-def same_but_for_rounding(a: Any, b: Any) -> bool:
-    return reference.same_bits(a, b) or (a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6))
+    return gpu_worlds_of.any_transport(worlds, standin.environment)
 
 
 @pytest.mark.parametrize(("way", "size", "dtype"), OF_RESULTS)
 def test_results(worlds: WorldPool, way: str, size: int, dtype: str) -> None:
     def run() -> tuple[list[str], str, dict[str, Any]]:
         gpu = frameworks.load(NAME)
-        same = same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
+        same = reference.same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
         wrong, _ = results.wrong_rows_of(gpu, dtype, same)
         return wrong, standin.races(), gpu.hvd.statistics()
 
@@ -69,7 +58,7 @@ def test_results_on_two_levels(worlds: WorldPool, levels: str) -> None:
 
     def run() -> tuple[list[str], str, int]:
         gpu = frameworks.load(NAME)
-        wrong, _ = results.wrong_rows_of(gpu, "float32", same_but_for_rounding)
+        wrong, _ = results.wrong_rows_of(gpu, "float32", reference.same_but_for_rounding)
         return wrong, standin.races(), gpu.hvd.statistics()["batches_in_levels"]
 
     world = worlds(4, standin.environment("best", HOROVOD_TRANSPORT="2+2", **{levels: "1"}))
@@ -98,9 +87,7 @@ def test_results_over_sets(gpu_worlds: Any) -> None:
 def test_special_floats(worlds: WorldPool) -> None:
     """Through host memory."""
 
-    def on_host(size: int, env: Mapping[str, str] | None = None) -> World:
-        return world_of(worlds, "host", size)
-
+    on_host: Any = gpu_worlds_of.any_transport(worlds, standin.environment, "host")
     results.test_special_floats_propagate_and_zeros_keep_their_sign(on_host, NAME)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 // The driver and the device layer, over the stand-in; and that the stand-in's check finds what it is for.
 #include "device/device.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -101,6 +102,27 @@ TEST(an_address_tells_its_device) {
   void* const memory = standin_allocate(2, 16);
   EXPECT(cuda::device_of(HVD_STANDIN, static_cast<std::byte*>(memory) + 8, &where).ok() && where == 2);
   standin_free(memory);
+}
+
+TEST(a_wait_stays_one_for_the_record_that_it_saw_whatever_the_event_is_used_for_then) {
+  const Stream first = framework_stream(), second = framework_stream(), third = framework_stream();
+  float *const values = floats(16), *const copy = floats(16);
+  standin_hold(first);
+  standin_fill(first, values, 16, 3);
+  {
+    Event done;
+    EXPECT(device().record(first, &done).ok());
+    EXPECT(device().wait(second, done).ok());
+  }
+  standin_copy(second, copy, values, 16 * sizeof(float));
+  Event again;  // the pool gives the same one
+  EXPECT(device().record(third, &again).ok());
+  standin_drain(third);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the second one could go on if it did not wait
+  standin_release(first);
+  standin_drain(second);
+  EXPECT(copy[15] == 3);
+  EXPECT(races().empty());
 }
 
 TEST(work_goes_in_the_order_of_events_while_the_host_goes_on) {

@@ -169,7 +169,7 @@ TEST(stop_ends_the_waits_of_other_threads) {
 TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
   for (const Wiring wiring : kWirings) {
     in_child(30, [&] {
-      Latch inside, stopped;
+      Latch inside, submitted, stopped;
       std::atomic<int> rank_0_done{0};
       run_world(make_world(2, wiring), [&](Engine& engine, int rank) {
         std::vector<float> values(4, 1), large(400000, 1);
@@ -185,12 +185,14 @@ TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
         if (rank == 1) first.done(block, &context);
         EXPECT(first.tensor(values, HVD_FLOAT32).submit(engine, &handles[0]).ok());
         EXPECT(Call(HVD_BROADCAST, "second").root(1).tensor(large, HVD_FLOAT32).submit(engine, &handles[1]).ok());
+        if (rank == 1) submitted.open();
         std::thread waiting([&] {
           EXPECT(!engine.wait(handles[1], 20000).ok());
           if (rank == 0) rank_0_done.store(1);
         });
         if (rank == 0) {
           inside.wait();
+          submitted.wait();
           const uint64_t start_ns = now_ns();
           EXPECT(engine.stop(300).ok());
           expect_within(1.5, start_ns, "a stop that may take 0.3 s");

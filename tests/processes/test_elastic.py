@@ -175,18 +175,21 @@ def test_an_exception_in_one_worker_is_a_loss(tmp_path: Path) -> None:
         assert "worker 1 on localhost exited with code 1" in job.finish()
 
 
-def failed(tmp_path: Path, *flags: str, act: str = "", env: dict[str, str] | None = None, script: str = "") -> str:
-    """What was said on stderr by a job that must fail."""
+def failed(
+    tmp_path: Path, *flags: str, act: str = "", env: dict[str, str] | None = None, script: str = "", code: int = 1
+) -> str:
+    """What was said on stderr by a job that must fail, with this exit code."""
     more = {"script": script} if script else {}
     with ElasticJob(tmp_path, *flags, act=act, env=env, **more) as job:
         done = job.wait()
-        assert done.code == 1, job.shown()
+        assert done.code == code, job.shown()
         return done.stderr
 
 
 def test_the_same_exception_everywhere_ends_the_job_with_its_text(tmp_path: Path) -> None:
     said = failed(tmp_path, "-np", "3", "--min-np", "1", act="if state.step == 5: raise KeyError('a bad sample')")
     assert re.search(r"raised the same exception at the same place of the training: KeyError: 'a bad sample' at ", said)
+    assert re.search(r"(?m)^\[\d\]<stderr>:KeyError: 'a bad sample'$", said), "the end of a traceback"
     assert said.endswith("more: horovodrun --explain elastic-script\n")
 
 
@@ -206,6 +209,22 @@ def test_a_worker_whose_error_does_not_end_its_process_is_ended(tmp_path: Path) 
         assert "worker 1 on localhost was killed: it ran on for 30 s after its error (ValueError: bad " in job.finish()
 
 
+def test_a_process_that_stays_after_the_training_is_spoken_of(tmp_path: Path) -> None:
+    act = (
+        "if state.step == 0 and worker == 1:\n"
+        "    import threading\n"
+        "    def stay():\n"
+        "        while not os.path.exists('go'): time.sleep(0.05)\n"
+        "    threading.Thread(target=stay).start()\n"
+    )
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", act=act) as job:
+        job.wait_for_world(2)
+        (job.directory / "end").touch()
+        job.wait_for_text(r"the training has ended; waiting for the end of the processes of workers 1 \(pid \d+\)")
+        (job.directory / "go").touch()
+        job.finish()
+
+
 def test_the_only_holder_of_the_state_is_not_ended_because_it_stands_still(tmp_path: Path) -> None:
     env = {"HOROVOD_FROZEN_TIMEOUT_SECONDS": "1"}
     with ElasticJob(tmp_path, "-np", "1", "--min-np", "1", env=env) as job:
@@ -217,12 +236,28 @@ def test_the_only_holder_of_the_state_is_not_ended_because_it_stands_still(tmp_p
         job.finish()
 
 
+def test_no_worker_is_ended_if_all_stand_still(tmp_path: Path) -> None:
+    env = {"HOROVOD_FROZEN_TIMEOUT_SECONDS": "1.5"}
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", env=env) as job:
+        pids = job.wait_for_world(2).values()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        job.wait_for_text("was stopped by SIGSTOP; the job waits for it")
+        time.sleep(2.5)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)  # a person is not quicker
+        said = job.finish()
+    assert "was killed" not in said and "and not continued" not in said
+
+
 def test_a_script_that_cannot_start_ends_the_job(tmp_path: Path) -> None:
     said = failed(tmp_path, "-np", "2", "--min-np", "1", script="import no_such_module\n")
     assert "ModuleNotFoundError: No module named 'no_such_module'" in said
     assert re.search(
-        "horovodrun: the elastic job has ended: workers have failed on every host .localhost.: "
-        "worker . on localhost exited with code 1 and worker . on localhost exited with code 1\n"
+        "horovodrun: the elastic job has ended: no worker has got to hvd.init..: "
+        "worker . on localhost exited with code 1 .ModuleNotFoundError: No module named 'no_such_module'. and "
+        "worker . on localhost exited with code 1 .ModuleNotFoundError: No module named 'no_such_module'.\n"
         "more: horovodrun --explain elastic-no-host-left\n$",
         said,
     )
@@ -232,9 +267,9 @@ KILL_ALL = "if state.step == 5 and worker < 2: os.kill(os.getpid(), signal.SIGKI
 
 
 def test_when_all_are_lost_the_state_is(tmp_path: Path) -> None:
-    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=KILL_ALL)
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=KILL_ALL, code=128 + signal.SIGKILL)
     assert re.search(
-        "horovodrun: the elastic job has ended: every worker that held the state has ended: "
+        "horovodrun: the elastic job has ended: all workers have ended: "
         "worker . on localhost was killed by SIGKILL and worker . on localhost was killed by SIGKILL\n"
         "more: horovodrun --explain elastic-state-lost\n$",
         said,
@@ -252,7 +287,7 @@ def test_when_all_are_lost_the_job_may_start_afresh(tmp_path: Path) -> None:
 
 def test_too_few_slots_for_too_long_end_the_job(tmp_path: Path) -> None:
     flags = ["-np", "2", "--min-np", "2", "-H", f"{ONE}:1,{TWO}:1", "--elastic-timeout", "1"]
-    said = failed(tmp_path, *flags, act="if worker == 1 and state.step == 5: os._exit(7)")
+    said = failed(tmp_path, *flags, act="if worker == 1 and state.step == 5: os._exit(7)", code=7)
     assert "it waited too long for 1 more slot: 1 can be used, 2 needed (--min-np)\n" in said
     assert said.endswith("more: horovodrun --explain elastic-too-few-slots\n")
 
@@ -314,8 +349,8 @@ def train(steps):
     @hvd.elastic.run
     def loop(state):
         while state.step < steps:
-            if state.step == 5 and os.environ["HOROVOD_ELASTIC_WORKER"] == "1":
-                os.kill(os.getpid(), signal.SIGKILL)
+            worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
+            exec(os.environ["ACT"])
             state.step += 1
             state.commit()
             time.sleep(0.05)
@@ -328,12 +363,34 @@ if __name__ == "__main__":
 """
 
 
-def test_horovod_run_gives_the_results_of_the_last_world(tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text(RUN)
+def call_run(folder: Path, act: str) -> subprocess.CompletedProcess[str]:
+    """Runs horovod.run with a function that acts before each of its steps. `act` may use os, worker and state."""
+    (folder / "run.py").write_text(RUN)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "run.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    return subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=folder,
+        env={**environment, "ACT": act},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
+
+
+def test_horovod_run_gives_the_results_of_the_last_world(tmp_path: Path) -> None:
+    done = call_run(tmp_path, "if state.step == 5 and worker == 1: os.kill(os.getpid(), 9)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] in ("[(0, 2, 100), (1, 2, 100)]", "[(0, 1, 100)]"), done.stdout
     assert "1 loss survived: worker 1 on localhost was killed by SIGKILL" in done.stderr
+
+
+def test_horovod_run_raises_what_has_ended_the_job_and_not_what_it_survived(tmp_path: Path) -> None:
+    survived = "if state.step == 3 and worker == 1: raise KeyError('survived')\n"
+    done = call_run(tmp_path, survived + "if state.step == 20: os.kill(os.getpid(), 9)")
+    last = done.stderr.partition("RuntimeError: horovod.run: the job ended with exit code 137\n")[2]
+    assert "held the state has ended: worker 0 on localhost was killed by SIGKILL" in last, done.stderr
+
+
+def test_horovod_run_raises_the_error_that_comes_again_at_the_same_place(tmp_path: Path) -> None:
+    done = call_run(tmp_path, "if state.step == 3: raise KeyError('bad sample')")
+    assert done.stderr.splitlines()[-1] == "KeyError: 'bad sample'", done.stderr

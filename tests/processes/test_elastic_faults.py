@@ -65,7 +65,7 @@ def script_with(fault: str) -> str:
     [
         (OTHER_THRESHOLD, "worker 1 on localhost exited with code 1"),
         (NO_MEMORY, "worker 1 on localhost exited with code 1"),
-        (OTHER_SHAPE, "the training goes on without worker 1, whose state differs: "),
+        (OTHER_SHAPE, "worker 1 cannot join, for its state differs: "),
         (KILLED_IN_INIT, "worker 1 on localhost was killed by SIGKILL"),
     ],
 )

@@ -31,7 +31,25 @@ def test_a_script_whose_last_worker_fails_ends(tmp_path: Path) -> None:
         "sys.exit(0) if hvd.rank() == 0 else time.sleep(1)\nsys.exit(3)\n"
     )
     done = run_job(tmp_path, "-np", "2", "--min-np", "1", [sys.executable, "train.py"])
-    assert done.code == 1 and done.stderr.endswith("more: horovodrun --explain elastic-state-lost\n"), done.stderr
+    assert done.code == 3 and done.stderr.endswith("more: horovodrun --explain elastic-state-lost\n"), done.stderr
+
+
+def test_the_last_words_of_a_worker_are_heard_before_its_end(tmp_path: Path) -> None:
+    """The agent finds all of it at once: more than it reads at a time, and the end."""
+    script = (
+        "import fcntl, os, sys, time\nfcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 1 << 20)\n"
+        "print('agent', os.getppid(), flush=True)\n"
+        "while not os.path.exists('end'): time.sleep(0.01)\n"
+        "sys.stderr.write(f'{0:99}\\n' * 5000)\nraise ValueError('the last words')\n"
+    )
+    with ElasticJob(tmp_path, "-np", "1", "--min-np", "1", script=script) as job:
+        (found,) = job.wait_for_line(r"agent (\d+)")
+        agent = int(found[1])
+        os.kill(agent, signal.SIGSTOP)
+        (tmp_path / "end").touch()
+        time.sleep(1)
+        os.kill(agent, signal.SIGCONT)
+        assert "worker 0 on localhost exited with code 1 (ValueError: the last words)" in job.wait().stderr
 
 
 def test_a_joiner_that_hangs_is_ended_and_another_one_joins(tmp_path: Path) -> None:

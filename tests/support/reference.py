@@ -128,3 +128,7 @@ def same_bits(a: Array, b: Array) -> bool:
         return False
     a, b = a.astype(np.float64), b.astype(np.float64)
     return bool(np.all((a == b) & (np.signbit(a) == np.signbit(b)) | np.isnan(a) & np.isnan(b)))
+
+
+def same_but_for_rounding(a: Array, b: Array) -> bool:
+    return same_bits(a, b) or (a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6))

@@ -14,88 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
-import os
-import shutil
-import subprocess
 import threading
 import traceback
 from collections.abc import Iterator
-from ctypes import c_char_p, c_int, c_int64, c_size_t, c_void_p
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.standin_library import DEVICES as DEVICES
+from support.standin_library import environment as environment
+from support.standin_library import library as library
+from support.standin_library import races as races
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 pytree = torch.utils._pytree
-
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "tests" / "native" / "standin"
-LIBRARY = ROOT / "build" / "standin" / "libhvd_standin.so"
-DEVICES = 4
-
-
-def environment(way: str = "best", **more: str) -> dict[str, str]:
-    """Of worlds with GPUs. Builds the stand-in if it is not there, or older than its sources."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("not run: no C++ compiler")
-    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-    with open(LIBRARY.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        newest = max(source.stat().st_mtime for source in SOURCES.iterdir())
-        if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
-            made = LIBRARY.with_suffix(".new")
-            words = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{ROOT / 'native'}"]
-            subprocess.run([*words, *map(str, sorted(SOURCES.glob("*.cc"))), "-o", str(made)], check=True)
-            made.rename(LIBRARY)
-    named = {"HOROVOD_CUDA_LIBRARY": str(LIBRARY), "HOROVOD_NCCL_LIBRARY": str(LIBRARY)}
-    return {**named, "HOROVOD_GPU_OPERATIONS": way, **more}
-
-
-class Counts(ctypes.Structure):
-    _fields_ = [
-        (name, c_int64)
-        for name in ("streams", "events", "allocations", "pinned", "pageable_copies", "launches", "unique_ids")
-    ]
-
-
-_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "standin_races": (c_char_p, []),
-    "standin_forget": (None, []),
-    "standin_fail": (None, [c_char_p, c_int, c_int, c_int]),
-    "standin_block": (None, [c_char_p, c_int, c_int]),
-    "standin_nccl_version": (None, [c_int]),
-    "standin_stream": (c_void_p, [c_int]),
-    "standin_hold": (None, [c_void_p]),
-    "standin_release": (None, [c_void_p]),
-    "standin_drain": (None, [c_void_p]),
-    "standin_allocate": (c_void_p, [c_int, c_size_t]),
-    "standin_copy": (None, [c_void_p, c_void_p, c_void_p, c_size_t]),
-    "standin_touch": (None, [c_void_p, c_void_p, c_size_t, c_int]),
-    "standin_order": (None, [c_void_p, c_void_p]),
-    "standin_free_on": (None, [c_void_p, c_void_p]),
-    "standin_count": (Counts, []),
-}
-_opened: list[Any] = []
-
-
-def library() -> Any:
-    """The stand-in, in a rank."""
-    if not _opened:
-        opened = ctypes.CDLL(os.environ["HOROVOD_CUDA_LIBRARY"])
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(opened, name)
-            function.restype, function.argtypes = result, arguments
-        _opened.append(opened)
-    return _opened[0]
-
-
-def races() -> str:
-    """Accesses without an order since the last call, a line for each."""
-    text: bytes = library().standin_races()
-    return text.decode()
 
 
 class Gpu:

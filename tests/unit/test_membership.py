@@ -6,64 +6,12 @@ test_membership_model.py has the protocol in all orders of events; this has what
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from support.membership import TWO_HOSTS, Driver
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, Rules, waits
-from horovod.elastic.membership import begin, step
+from horovod.elastic.job import GATHER, LIVE, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, waits
 from horovod.elastic.ranks import identities
-
-TWO_HOSTS = (("a", 2), ("b", 2))
-
-
-class Driver:
-    """A driver and what it has ordered. Workers answer as they should unless a test says otherwise."""
-
-    def __init__(self, hosts: tuple[tuple[str, int], ...] = TWO_HOSTS, **rules: Any) -> None:
-        slots = sum(count for _, count in hosts)
-        self.rules = Rules(**{"np": slots, "min_np": 1, **rules})
-        self.job, self.orders = begin(hosts, self.rules)
-
-    def on(self, *events: m.Event) -> list[m.Order]:
-        """The orders that follow from these events."""
-        found: list[m.Order] = []
-        for event in events:
-            self.job, orders = step(self.job, event, self.rules)
-            found += orders
-        self.orders = tuple(found)
-        return found
-
-    def all_attend(self) -> Driver:
-        self.on(*(m.Attend(worker.number, 0, m.NO_STATE) for worker in self.job.workers))
-        return self
-
-    def leave(self, *numbers: int, cut: int = 1, orderly: bool = True) -> list[m.Order]:
-        state = (self.job.generation, cut)
-        return self.on(*(m.Attend(number, self.job.generation, state, orderly) for number in numbers))
-
-    def ends(self, *numbers: int, at_s: float = 0.0) -> list[m.Order]:
-        return self.on(*(m.Ended(number, "was killed (SIGKILL)", at_s) for number in numbers))
-
-    @property
-    def record(self) -> m.World:
-        assert self.job.record is not None
-        return self.job.record
-
-    @property
-    def ranks(self) -> list[int]:
-        return [worker.number for worker in self.record.members]
-
-    def told(self, kind: type) -> list[int]:
-        return [order.worker for order in self.orders if isinstance(order, m.Tell) and isinstance(order.message, kind)]
-
-    def started(self) -> list[m.Place]:
-        return [order.worker.place for order in self.orders if isinstance(order, m.Start)]
-
-    @property
-    def outcome(self) -> str:
-        return next((order.outcome for order in self.orders if isinstance(order, m.End)), "")
 
 
 def test_the_first_world_has_all_that_were_started_in_the_order_of_hosts() -> None:
@@ -168,6 +116,20 @@ def test_two_that_cannot_connect_to_each_other_twice_go_on_without_one_of_them()
     driver.ends(3)
     assert driver.job.generation == 3 and driver.ranks == [0, 1], "its host has the blame"
     assert driver.told(m.Stop) == [2]
+
+
+def test_links_that_were_open_when_the_hosts_were_separated_do_not_count() -> None:
+    """Then the first of three worlds in a row breaks without naming anybody."""
+    driver = Driver((("a", 1), ("b", 1), ("c", 1))).all_attend()
+    trouble = {0: (), 1: (2,), 2: (1,)}
+    for generation in (1, 2, 3):
+        assert driver.job.generation == generation
+        driver.on(
+            *(m.Attend(one, generation, (1, 0), False, trouble[one] if generation > 1 else ()) for one in range(3))
+        )
+    assert driver.orders[-1].worker == 2, "the job does not end"  # type: ignore[union-attr]
+    driver.ends(2)
+    assert driver.job.generation == 4 and driver.ranks == [0, 1]
 
 
 def test_nobody_is_ended_if_too_few_were_left_then() -> None:
@@ -360,6 +322,16 @@ def test_members_that_do_not_come_are_killed_and_only_then_is_there_a_new_world(
     assert driver.on(m.Timeout(m.Timer.STRAGGLERS)) == [m.Kill(2)] and driver.job.phase == GATHER
     driver.ends(2)
     assert driver.ranks == [0, 1]
+
+
+def test_a_wait_for_the_only_ones_with_the_state_says_so() -> None:
+    driver = Driver((("a", 1),), max_np=2).all_attend()
+    driver.on(m.Listed((("a", 1), ("b", 1))), m.Attend(1, 0, m.NO_STATE))
+    driver.leave(0)
+    assert driver.ranks == [0, 1] and driver.record.base == (1, 1)
+    driver.on(m.Attend(1, 2, m.NO_STATE, False))  # its synchronisation has failed
+    wait = waits(driver.job, driver.rules)
+    assert wait == ("workers of generation 2: 0 on a; nobody else has the state", m.Timer.STRAGGLERS)
 
 
 def test_too_few_slots_for_too_long_end_the_job_with_the_flag() -> None:

@@ -28,22 +28,23 @@ MACHINE = {"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}
 def test_a_kill_within_the_jobs_limit_is_told_from_one_elsewhere(tmp_path: Path, layout: dict[str, str]) -> None:
     write(tmp_path, {**layout, **MACHINE})
     counter = memory.KillCounter(tmp_path)
-    assert counter.since_start() == memory.NOBODY
+    assert counter.scope_of_kill() == memory.NOBODY
     write(tmp_path, {"proc/vmstat": "oom_kill 10\n"})
-    assert counter.since_start() == memory.ON_MACHINE
+    assert counter.scope_of_kill() == memory.ON_MACHINE
     name = next(name for name in layout if name.startswith("sys"))
-    write(tmp_path, {name: layout[name].replace("oom_kill 2", "oom_kill 3")})
-    assert counter.since_start() == memory.IN_CGROUP
+    write(tmp_path, {name: layout[name].replace("oom_kill 2", "oom_kill 3"), "proc/vmstat": "oom_kill 11\n"})
+    assert counter.scope_of_kill() == memory.IN_CGROUP
+    assert counter.scope_of_kill() == memory.NOBODY, "one kill, one process"
 
 
 def test_a_kernel_that_shows_no_counter_is_not_taken_for_one_that_counted_none(tmp_path: Path) -> None:
-    assert memory.KillCounter(tmp_path).since_start() == memory.UNKNOWN
+    assert memory.KillCounter(tmp_path).scope_of_kill() == memory.UNKNOWN
     write(tmp_path, {**VERSION_2, "sys/fs/cgroup/job/7/memory.events": "low 0\n", "proc/vmstat": "oom_kill many\n"})
-    assert memory.KillCounter(tmp_path).since_start() == memory.UNKNOWN
+    assert memory.KillCounter(tmp_path).scope_of_kill() == memory.UNKNOWN
 
 
 def test_a_counter_that_disappears_is_unknown(tmp_path: Path) -> None:
     write(tmp_path, VERSION_2)
     counter = memory.KillCounter(tmp_path)
     (tmp_path / "sys/fs/cgroup/job/7/memory.events").unlink()
-    assert counter.since_start() == memory.UNKNOWN
+    assert counter.scope_of_kill() == memory.UNKNOWN

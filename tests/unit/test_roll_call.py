@@ -49,7 +49,9 @@ def test_a_late_host_is_reported_with_what_came_from_it() -> None:
     report = call.report()
     assert report is not None
     lines = report.splitlines()
+    assert lines[0] == "host a is not ready; nothing was started"
     assert lines[1] == "  a did not answer within 2 s; the last that came from it was: checking your quota ..."
+    assert str(call.report("it gets no workers")).startswith("host a is not ready; it gets no workers\n")
     assert lines[2].startswith("    hint: does a file system hang there, or a start file of the shell (~/.bashrc)?")
 
 

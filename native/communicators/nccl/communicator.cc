@@ -47,9 +47,12 @@ Op op_of(ReduceOp op) {
       return kMin;
     case HVD_MAX:
       return kMax;
-    default:
+    case HVD_AVERAGE:
+    case HVD_SUM:
+    case HVD_ADASUM:
       return kSum;
   }
+  return kSum;  // no operation has another number
 }
 
 bool is_half(DataType dtype) { return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16; }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shims/jax/requests.h"
 
-#include <algorithm>
 #include <atomic>
 #include <utility>
 #include <vector>
 
+#include "shims/on_gpu.h"
 #include "shims/refusal.h"
 
 namespace hvd::jax {
@@ -99,56 +99,19 @@ int find_entry(const Collective& collective, const Caller& caller, hvd_entry** e
   return HVD_OK;
 }
 
-int submit_entry(const Collective& collective, const Caller& caller, hvd_entry* entry, hvd_handle* handle,
-                 hvd_status* status) {
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
-  for (const hvd_tensor& tensor : collective.tensors) {
-    inputs.push_back(tensor.input);
-    outputs.push_back(tensor.output);
-  }
-  return hvd_submit_entry_on(generation().context, entry, inputs.data(), outputs.data(), kFlags, caller.user,
-                             caller.stream, handle, status);
-}
-
-int submit_once(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
-  if (!caller.on_gpu) {
-    const hvd_request request = request_of(collective, caller);
-    return hvd_submit(generation().context, &request, handle, status);
-  }
-  hvd_entry* entry = nullptr;  // only with one can a stream be given
-  int code = prepare(collective, caller, &entry, status);
-  if (code != HVD_OK) return code;
-  code = submit_entry(collective, caller, entry, handle, status);
-  hvd_release_entry(generation().context, entry);
-  return code;
-}
-
 int submit_known(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
   hvd_entry* entry = nullptr;
   int code = find_entry(collective, caller, &entry, status);
   if (code != HVD_OK) return code;
   if (entry != nullptr) {
-    code = submit_entry(collective, caller, entry, handle, status);
+    code = shims::submit_entry(generation().context, entry, collective.tensors, kFlags, caller.user, caller.stream,
+                               handle, status);
     if (code != HVD_INVALID_ARGUMENT || collective.process_set == 0) return code;
     // The process set has been removed since, and another one may have its number.
     const std::lock_guard lock(generation().entries_mutex);
     generation().entries.erase(key_of(collective));
   }
-  return submit_once(collective, caller, handle, status);
-}
-
-// That of the tensors that have elements. If none has, any will do.
-int find_device(Collective* collective, hvd_status* status) {
-  static std::atomic<int32_t> last{0};
-  collective->device = last.load();
-  for (const hvd_tensor& tensor : collective->tensors) {
-    if (std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim) continue;
-    const int code = hvd_device_of(generation().context, tensor.input, &collective->device, status);
-    if (code == HVD_OK) last.store(collective->device);
-    return code;
-  }
-  return HVD_OK;
+  return shims::submit_once(generation().context, request_of(collective, caller), caller.stream, handle, status);
 }
 
 }  // namespace
@@ -164,7 +127,10 @@ int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd
     set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
     return HVD_NOT_RUNNING;
   }
-  int code = caller.on_gpu ? find_device(collective, status) : HVD_OK;
+  int code = HVD_OK;
+  if (caller.on_gpu) {
+    code = shims::find_device(generation().context, collective->tensors, &collective->device, status);
+  }
   if (code == HVD_OK) {
     code = is_same_place(*collective, status) ? submit_known(*collective, caller, handle, status) : status->code;
   }

@@ -7,13 +7,11 @@
 // TensorFlow's own libraries.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <atomic>
-#include <cstring>
 #include <utility>
 
 #include "shims/tensorflow/api.h"
+#include "shims/tensorflow/known_function.h"
 
 namespace hvd::tensorflow {
 
@@ -49,19 +47,6 @@ class DoneCallback {
     void (*invoker)(const void*);
   };
   static_assert(sizeof(Layout) == 32);
-
-  // Whether it is one of TensorFlow's. To look that up takes half a millisecond in a library of its size, and it is
-  // nearly always the same function.
-  static bool is_known(const void* function, std::atomic<const void*>* known) {
-    if (function == known->load(std::memory_order_relaxed)) return function != nullptr;
-    Dl_info info;
-    if (function == nullptr || dladdr(function, &info) == 0 || info.dli_fname == nullptr ||
-        std::strstr(info.dli_fname, "tensorflow") == nullptr) {
-      return false;
-    }
-    known->store(function, std::memory_order_relaxed);
-    return true;
-  }
 
   static inline std::atomic<const void*> known_manager{nullptr}, known_invoker{nullptr};
 

@@ -2,8 +2,10 @@
 #include "shims/tensorflow/kernel.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
+#include "shims/on_gpu.h"
 #include "shims/refusal.h"
 #include "shims/tensorflow/done_callback.h"
 
@@ -11,6 +13,7 @@ namespace hvd::tensorflow {
 
 shims::Generation generation;
 std::atomic<int32_t> local_rank{0}, local_size{1};
+std::atomic<EigenDevice> eigen_device{nullptr};
 
 namespace {
 
@@ -49,6 +52,7 @@ Code code_of(int code) {
     case HVD_MISMATCH:
     case HVD_REFUSED:
     case HVD_JOINED:
+    case HVD_UNAVAILABLE:
       return kFailedPrecondition;
     case HVD_OUT_OF_MEMORY:
       return kResourceExhausted;
@@ -67,6 +71,8 @@ struct Invocation {
   std::vector<TensorPtr> inputs, outputs;
   std::vector<std::vector<int64_t>> shapes;  // of the inputs
   std::vector<int64_t> splits;
+  bool on_gpu = false;  // are the tensors
+  void* stream = nullptr;
 
   void end() { done.run(); }
 };
@@ -126,6 +132,35 @@ bool make_outputs(Invocation* invocation, TF_Status* status) {
 
 void finished(void* user, const hvd_status* outcome);
 
+void set_failure(hvd_status* status, int code, const char* text) {
+  status->code = code;
+  std::snprintf(status->text, sizeof status->text, "%s", text);
+}
+
+// What a request on a GPU's tensors has beyond others.
+int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* status) {
+  request->place = HVD_ON_CUDA;
+  if (!find_stream(eigen_device.load(), invocation->context, &invocation->stream)) {
+    set_failure(status, HVD_UNAVAILABLE,
+                "it is not known where this TensorFlow release keeps the stream of a GPU\n"
+                "hint: HOROVOD_TENSORFLOW_GPU=host takes the tensors through host memory");
+    return HVD_UNAVAILABLE;
+  }
+  return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, &request->device, status);
+}
+
+// Once, on rank 0.
+void tell_of_host_memory(hvd_context* engine) {
+  static std::atomic<bool> told{false};
+  int32_t members = 0, member = -1;
+  if (told.load() || hvd_process_set_place(engine, 0, &members, &member, nullptr) != HVD_OK) return;
+  if (told.exchange(true) || member != 0 || members == 1) return;
+  std::fputs(
+      "horovod: warning: TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow\n"
+      "hint: HOROVOD_TENSORFLOW_GPU=device leaves them there (not yet run on a GPU)\n",
+      stderr);
+}
+
 bool submit(Invocation* invocation) {
   const Collective& collective = invocation->kernel->collective();
   std::vector<hvd_tensor> tensors(invocation->inputs.size());
@@ -157,8 +192,11 @@ bool submit(Invocation* invocation) {
     request.flags = HVD_URGENT;
 
   hvd_status status = new_hvd_status();
+  int code = invocation->on_gpu ? place_on_gpu(invocation, &request, &status) : HVD_OK;
   // Once submitted, the invocation may be gone.
-  const int code = invocation->kernel->submit(&request, invocation, &invocation->handle, &status);
+  if (code == HVD_OK) {
+    code = invocation->kernel->submit(&request, invocation, invocation->stream, &invocation->handle, &status);
+  }
   if (code == HVD_OK) return true;
   shims::tell_refusal(invocation->engine, collective.name, collective.process_set, status);
   fail(invocation->context, status);
@@ -195,7 +233,16 @@ bool take_results(Invocation* invocation, TF_Status* status) {
     for (const int64_t length : shape) bytes *= static_cast<size_t>(length);
     const TensorPtr output = allocate(invocation->context, i, tf.TensorType(input), shape, bytes, status);
     if (tf.GetCode(status) != kOk) return false;
-    if (bytes > 0) std::memcpy(tf.TensorData(output.get()), result.data, bytes);
+    void* const to = tf.TensorData(output.get());
+    if (invocation->on_gpu) {
+      if (hvd_copy_result(invocation->engine, invocation->handle, static_cast<uint32_t>(i), to, invocation->stream,
+                          &why) != HVD_OK) {
+        tf.SetStatus(status, kUnknown, why.text);
+        return false;
+      }
+    } else if (bytes > 0) {
+      std::memcpy(to, result.data, bytes);
+    }
     for (int32_t m = 0; m < members; ++m) {
       if (is_alltoall) {
         static_cast<int32_t*>(tf.TensorData(rows.get()))[m] = static_cast<int32_t>(result.rows[m]);
@@ -231,7 +278,11 @@ bool start(Invocation* invocation) {
   }
   invocation->engine = generation.context;
   const StatusPtr status = new_status();
-  if (!take_inputs(invocation, status.get()) || !make_outputs(invocation, status.get())) {
+  const bool has_inputs = take_inputs(invocation, status.get());
+  const bool is_placed = invocation->kernel->collective().on_gpu && !invocation->inputs.empty();
+  invocation->on_gpu = is_placed && eigen_device.load() != nullptr;
+  if (is_placed && !invocation->on_gpu) tell_of_host_memory(invocation->engine);
+  if (!has_inputs || !make_outputs(invocation, status.get())) {
     tf.OpKernelContext_Failure(invocation->context, status.get());
     return false;
   }
@@ -240,8 +291,8 @@ bool start(Invocation* invocation) {
 
 }  // namespace
 
-int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_status* status) {
-  std::vector<int64_t> key;
+int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
+  std::vector<int64_t> key = {request->place, request->device};
   for (uint32_t i = 0; i < request->ntensors; ++i) {
     const hvd_tensor& tensor = request->tensors[i];
     key.push_back(tensor.dtype);
@@ -249,8 +300,6 @@ int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_sta
     key.insert(key.end(), tensor.shape, tensor.shape + tensor.ndim);
   }
   key.insert(key.end(), request->splits, request->splits + request->nsplits);
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
   hvd_entry* entry = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -266,13 +315,9 @@ int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_sta
     entry = entry_;
   }
   request->user = user;
-  if (entry == nullptr) return hvd_submit(generation.context, request, handle, status);
-  for (uint32_t i = 0; i < request->ntensors; ++i) {
-    inputs.push_back(request->tensors[i].input);
-    outputs.push_back(request->tensors[i].output);
-  }
-  const int code = hvd_submit_entry_for(generation.context, entry, inputs.data(), outputs.data(), request->flags, user,
-                                        handle, status);
+  if (entry == nullptr) return shims::submit_once(generation.context, *request, stream, handle, status);
+  const int code = shims::submit_entry(generation.context, entry, {request->tensors, request->ntensors}, request->flags,
+                                       user, stream, handle, status);
   if (code != HVD_INVALID_ARGUMENT || collective_.process_set == 0) return code;
   // The process set has been removed since, and another one may have its number.
   {
@@ -282,7 +327,7 @@ int Kernel::submit(hvd_request* request, void* user, hvd_handle* handle, hvd_sta
       key_.clear();
     }
   }
-  return hvd_submit(generation.context, request, handle, status);
+  return shims::submit_once(generation.context, *request, stream, handle, status);
 }
 
 void compute_collective(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {

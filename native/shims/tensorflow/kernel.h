@@ -14,6 +14,7 @@
 
 #include "shims/generation.h"
 #include "shims/tensorflow/api.h"
+#include "shims/tensorflow/gpu_stream.h"
 #include "shims/tensorflow/steps.h"
 
 namespace hvd::tensorflow {
@@ -21,6 +22,8 @@ namespace hvd::tensorflow {
 // The running generation, and this rank's place on its host, which is set before it is attached.
 extern shims::Generation generation;
 extern std::atomic<int32_t> local_rank, local_size;
+// Where kernels on a GPU take its stream; null: they get their tensors in host memory.
+extern std::atomic<EigenDevice> eigen_device;
 
 // A node's attributes. Fixed for the kernel's life.
 struct Collective {
@@ -32,6 +35,7 @@ struct Collective {
   double prescale = 1.0, postscale = 1.0;
   int first_tensor = 0;  // inputs before it are no tensors of the operation
   bool is_gradient = false;
+  bool on_gpu = false;         // a kernel for a GPU, whose tensors are there if eigen_device is set
   std::shared_ptr<Step> step;  // gradients: the others of the same step
 };
 
@@ -40,8 +44,9 @@ class Kernel {
   explicit Kernel(Collective collective) : collective_(std::move(collective)) {}
   const Collective& collective() const { return collective_; }
 
-  // Submits; `user` goes to finished(). Needs the generation held shared.
-  int submit(hvd_request* request, void* user, hvd_handle* handle, hvd_status* status);
+  // Submits; `user` goes to finished(). On a GPU, the inputs are what `stream` has computed by now. Needs the generation
+  // held shared.
+  int submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status);
 
  private:
   const Collective collective_;

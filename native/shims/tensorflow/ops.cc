@@ -48,11 +48,12 @@ double factor_attribute(TF_OpKernelConstruction* construction, const char* name,
   return value;
 }
 
-template <hvd_kind kind, bool is_gradient = false>
+template <hvd_kind kind, bool is_gradient, bool on_gpu>
 void* create(TF_OpKernelConstruction* construction) {
   const StatusPtr status = new_status();
   Collective collective;
   collective.kind = kind;
+  collective.on_gpu = on_gpu;
   collective.name = string_attribute(construction, "tensor_name", status.get());
   collective.process_set = static_cast<int32_t>(integer_attribute(construction, "process_set", status.get()));
   if (kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER) {
@@ -138,7 +139,7 @@ struct Signature {
   std::initializer_list<const char*> inputs, outputs, attributes;
   InferShapes shapes;
   bool is_stateful;
-  CreateKernel create;
+  CreateKernel create, create_on_gpu;
   ComputeKernelAsync compute_async;
   ComputeKernel compute;
   DeleteKernel destroy;
@@ -152,6 +153,27 @@ void expect_registered(const char* what, TF_Status* status) {
   if (tf.GetCode(status) != kOk) throw std::string(what) + " cannot be registered: " + tf.Message(status);
 }
 
+bool is_tensor(const char* argument) { return std::strcmp(argument + std::strcspn(argument, ":"), ": T") == 0; }
+
+void add_kernel(const Signature& signature, const char* device, bool in_host_memory) {
+  const bool on_gpu = std::strcmp(device, "GPU") == 0;
+  const CreateKernel create = on_gpu ? signature.create_on_gpu : signature.create;
+  TF_KernelBuilder* kernel =
+      signature.compute_async != nullptr
+          ? tf.NewAsyncKernelBuilder(signature.name, device, create, signature.compute_async, signature.destroy)
+          : tf.NewKernelBuilder(signature.name, device, create, signature.compute, signature.destroy);
+  for (const auto& arguments : {signature.inputs, signature.outputs}) {
+    for (const char* argument : arguments) {
+      if (on_gpu && (in_host_memory || !is_tensor(argument))) {
+        tf.KernelBuilder_HostMemory(kernel, argument_name(argument).c_str());
+      }
+    }
+  }
+  const StatusPtr status = new_status();
+  tf.RegisterKernelBuilder((std::string(signature.name) + device).c_str(), kernel, status.get());
+  expect_registered(signature.name, status.get());
+}
+
 void add(const Signature& signature) {
   TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(signature.name);
   for (const char* input : signature.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
@@ -163,71 +185,75 @@ void add(const Signature& signature) {
   const StatusPtr status = new_status();
   tf.RegisterOpDefinition(builder, status.get());
   expect_registered(signature.name, status.get());
-
-  // On a GPU, too, the data is taken from host memory: TensorFlow copies it there and back.
-  for (const char* device : {"CPU", "GPU"}) {
-    TF_KernelBuilder* kernel =
-        signature.compute_async != nullptr
-            ? tf.NewAsyncKernelBuilder(signature.name, device, signature.create, signature.compute_async,
-                                       signature.destroy)
-            : tf.NewKernelBuilder(signature.name, device, signature.create, signature.compute, signature.destroy);
-    if (std::strcmp(device, "GPU") == 0) {
-      for (const char* input : signature.inputs) tf.KernelBuilder_HostMemory(kernel, argument_name(input).c_str());
-      for (const char* output : signature.outputs) tf.KernelBuilder_HostMemory(kernel, argument_name(output).c_str());
-    }
-    tf.RegisterKernelBuilder((std::string(signature.name) + device).c_str(), kernel, status.get());
-    expect_registered(signature.name, status.get());
-  }
+  add_kernel(signature, "CPU", true);
 }
 
+void add_on_gpu(const Signature& signature) { add_kernel(signature, "GPU", eigen_device.load() == nullptr); }
+
+template <hvd_kind kind, bool is_gradient = false>
 Signature collective(const char* name, std::initializer_list<const char*> inputs,
                      std::initializer_list<const char*> outputs, std::initializer_list<const char*> attributes,
-                     InferShapes shapes, CreateKernel create, bool is_stateful = true) {
-  return {name,    inputs,           outputs, attributes, shapes, is_stateful, create, compute_collective,
-          nullptr, delete_collective};
+                     InferShapes shapes) {
+  return {name,
+          inputs,
+          outputs,
+          attributes,
+          shapes,
+          !is_gradient,
+          create<kind, is_gradient, false>,
+          create<kind, is_gradient, true>,
+          compute_collective,
+          nullptr,
+          delete_collective};
 }
 
 #define HVD_NAME "tensor_name: string = ''", "process_set: int = 0"
 #define HVD_REDUCTION HVD_NAME, "reduce_op: int", "prescale: string = '1'", "postscale: string = '1'"
 #define HVD_TYPES(types) "T: list(" types ") >= 1"
 
-void add_all() {
-  add(collective("HorovodAllreduce", {"tensors: T"}, {"reduced: T"}, {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION},
-                 same_shapes<0>, create<HVD_ALLREDUCE>));
-  add(collective("HorovodReduceGradient", {"anchor: int32", "tensors: T"}, {"reduced: T"},
-                 {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION, "step: string", "gradients_of_step: int"}, same_shapes<1>,
-                 create<HVD_ALLREDUCE, true>, false));
-  add(collective("HorovodReducescatter", {"tensors: T"}, {"rows: T"}, {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION},
-                 all_other_rows<0>, create<HVD_REDUCESCATTER>));
-  add(collective("HorovodAllgather", {"tensors: T"}, {"gathered: T", "rows: int64"}, {HVD_TYPES(HVD_MOVED), HVD_NAME},
-                 all_other_rows<0>, create<HVD_ALLGATHER>));
-  add(collective("HorovodAlltoall", {"tensor: T", "splits: int64"}, {"received: T", "received_splits: int32"},
-                 {"T: " HVD_MOVED, HVD_NAME}, all_other_rows<1>, create<HVD_ALLTOALL>));
-  add(collective("HorovodBroadcast", {"tensors: T"}, {"copies: T"}, {HVD_TYPES(HVD_MOVED), HVD_NAME, "root_rank: int"},
-                 same_shapes<0>, create<HVD_BROADCAST>));
-  add(collective("HorovodBarrier", {}, {}, {HVD_NAME}, nothing, create<HVD_BARRIER>));
-  add({"HorovodPlace",
-       {},
-       {"place: int32"},
-       {"what: string", "process_set: int = 0"},
-       scalar,
-       true,
-       create_place,
-       nullptr,
-       compute_place,
-       delete_place});
+void for_each_operation(void (*visit)(const Signature&)) {
+  visit(collective<HVD_ALLREDUCE>("HorovodAllreduce", {"tensors: T"}, {"reduced: T"},
+                                  {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION}, same_shapes<0>));
+  visit(collective<HVD_ALLREDUCE, true>(
+      "HorovodReduceGradient", {"anchor: int32", "tensors: T"}, {"reduced: T"},
+      {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION, "step: string", "gradients_of_step: int"}, same_shapes<1>));
+  visit(collective<HVD_REDUCESCATTER>("HorovodReducescatter", {"tensors: T"}, {"rows: T"},
+                                      {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION}, all_other_rows<0>));
+  visit(collective<HVD_ALLGATHER>("HorovodAllgather", {"tensors: T"}, {"gathered: T", "rows: int64"},
+                                  {HVD_TYPES(HVD_MOVED), HVD_NAME}, all_other_rows<0>));
+  visit(collective<HVD_ALLTOALL>("HorovodAlltoall", {"tensor: T", "splits: int64"},
+                                 {"received: T", "received_splits: int32"}, {"T: " HVD_MOVED, HVD_NAME},
+                                 all_other_rows<1>));
+  visit(collective<HVD_BROADCAST>("HorovodBroadcast", {"tensors: T"}, {"copies: T"},
+                                  {HVD_TYPES(HVD_MOVED), HVD_NAME, "root_rank: int"}, same_shapes<0>));
+  visit(collective<HVD_BARRIER>("HorovodBarrier", {}, {}, {HVD_NAME}, nothing));
+  visit({"HorovodPlace",
+         {},
+         {"place: int32"},
+         {"what: string", "process_set: int = 0"},
+         scalar,
+         true,
+         create_place,
+         create_place,
+         nullptr,
+         compute_place,
+         delete_place});
 }
 
-// At the time that tf.load_op_library opens this library. Why the operations are not there; empty if they are.
-const std::string kRegistrationError = [] {
-  std::string missing = load_api();
-  if (!missing.empty()) return missing;
+// Why it did not succeed; empty if it did.
+std::string registered(void (*visit)(const Signature&)) {
   try {
-    add_all();
+    for_each_operation(visit);
   } catch (const std::string& why) {
     return why;
   }
-  return std::string();
+  return "";
+}
+
+// At the time that tf.load_op_library opens this library. Why the operations are not there; empty if they are.
+std::string registration_error = [] {
+  std::string missing = load_api();
+  return missing.empty() ? registered(add) : missing;
 }();
 
 }  // namespace
@@ -236,7 +262,15 @@ const std::string kRegistrationError = [] {
 
 extern "C" {
 
-HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::kRegistrationError.c_str(); }
+HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::registration_error.c_str(); }
+
+// Once, before hvd_tensorflow_error: the kernels for GPUs. `eigen_device`: see gpu_stream.h; null: TensorFlow copies
+// their tensors to host memory and back.
+HVD_EXPORT void hvd_tensorflow_take_gpus(hvd::tensorflow::EigenDevice eigen_device) {
+  if (!hvd::tensorflow::registration_error.empty()) return;
+  hvd::tensorflow::eigen_device = eigen_device;
+  hvd::tensorflow::registration_error = hvd::tensorflow::registered(hvd::tensorflow::add_on_gpu);
+}
 
 // The generation that operations belong to from here on. Null: they fail, and those in flight end with hvd_stop, which is
 // to follow.

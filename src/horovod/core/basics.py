@@ -80,7 +80,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
                 _start(settings, comm, process_sets)
             elif _elastic_init is None:
                 raise StartError(
-                    f"worker {settings.worker} of an elastic job has not imported horovod.elastic", "start-settings"
+                    f"worker {settings.worker} of an elastic job has not imported horovod.elastic\n"
+                    "hint: horovod.core has no elastic training; import the package of a framework that has, such as "
+                    "horovod.torch",
+                    "start-settings",
                 )
             else:
                 _elastic_init(settings, lambda assignment: _enter(settings, comm, process_sets, assignment))

@@ -27,9 +27,10 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-state-lost",
         "All workers that held the training state are gone",
         _LAUNCHER,
-        ("every worker that held the state has ended",),
+        ("every worker that held the state has ended", "the elastic job has ended: all workers have ended"),
         "An elastic job keeps its state in the memory of its workers. When the last of them ends, nothing is left to "
-        "go on from. Read above how the workers ended: if all of them did at once, it was most likely the script.",
+        "go on from. Read above how the workers ended: if all of them did at once, it was most likely the script, "
+        "perhaps before its training began.",
         (
             "Fix what ended the workers; their own last lines stand above.",
             "HOROVOD_ELASTIC_STATE_LOSS=restart lets new workers train from the start, or from a checkpoint that the "
@@ -40,11 +41,16 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-no-host-left",
         "Workers have failed on every host of an elastic job",
         _LAUNCHER,
-        ("workers have failed on every host", "is no longer used: ... failed there"),
+        (
+            "workers have failed on every host",
+            "no worker has got to hvd.init()",
+            "is no longer used: ... failed there",
+        ),
         "A host on which workers have failed is no longer used. If that is so of all hosts, and no worker is left, the "
         "job ends. If workers fail before they train, the cause is the script or the installation.",
         (
-            "Read the workers' own last lines, further up.",
+            "Read the workers' own last lines, further up. If none got to hvd.init(), look at the command, at the "
+            "script's first lines, and whether it calls hvd.init().",
             "`--blacklist-cooldown-range 10 100` lets hosts come back after a while.",
         ),
     ),

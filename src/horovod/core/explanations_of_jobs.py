@@ -105,6 +105,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         (
             "not ready; nothing was started",
+            "is not ready; it gets no workers",
             "cannot be reached by",
             "has no Python at",
             "cannot import horovod",

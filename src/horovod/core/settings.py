@@ -128,6 +128,13 @@ class Settings(ElasticSettings):
     gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
     gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
     gpu_reducescatter: str = setting("HOROVOD_GPU_REDUCESCATTER", kinds.choice(*GPU_WAYS), "", "For reducescatter.")
+    tensorflow_gpu: str = setting(
+        "HOROVOD_TENSORFLOW_GPU",
+        kinds.choice("host", "device"),
+        "host",
+        "Where Horovod gets tensors that TensorFlow has on a GPU. host: TensorFlow copies them to host memory and "
+        "back. device: there, so that they travel as HOROVOD_GPU_OPERATIONS says; not yet run on a GPU.",
+    )
     cuda_library: str = setting(
         "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
     )

@@ -161,8 +161,8 @@ class Driver:
         """The hosts that can be used now, with their slots."""
         self.happens(Listed(tuple(hosts)))
 
-    def worker_ended(self, number: int, how: str, well: bool) -> None:
-        """A process is gone. `how` completes "worker 3 ..."; `well`: its script came to its end.
+    def worker_ended(self, number: int, how: str, well: bool, error: str = "") -> None:
+        """A process is gone. `how` completes "worker 3 ..."; `well`: its script came to its end. `error`: if not, why.
 
         A member that has ended well has finished its share, also without the wrapper around its training. What it
         leaves behind is a loss only if the others have to meet again.
@@ -170,7 +170,8 @@ class Driver:
         if well and number not in self.job.come:
             how = f"{how} without joining the training"
         raised = self._raised.pop(number, None)
-        how = how if raised is None or well else f"{how} ({raised.error})"
+        error = error if raised is None else raised.error
+        how = how if well or not error else f"{how} ({error})"
         ended = Ended(number, how, time.monotonic())
         if well and number in self.job.members and self.job.phase == LIVE:
             self._left_well[number] = ended

@@ -26,6 +26,7 @@ __all__ = [
     "Job",
     "Rules",
     "Waits",
+    "all_have_failed",
     "because",
     "holds_state",
     "is_full",
@@ -181,7 +182,8 @@ def waits(job: Job, rules: Rules) -> Waits | None:
         return None
     late = missing(job)
     if late:
-        return Waits(f"workers of generation {job.generation}: {names(late)}", Timer.STRAGGLERS)
+        alone = "" if any(holds_state(job, number) for number, _ in job.waiting) else "; nobody else has the state"
+        return Waits(f"workers of generation {job.generation}: {names(late)}{alone}", Timer.STRAGGLERS)
     least, slots = needed(job, rules), len(job.listed)
     if slots < least:
         flag = "--min-np" if job.generation else "-np"
@@ -214,6 +216,13 @@ def reasons(job: Job) -> str:
 def because(job: Job) -> str:
     """That, as the end of a sentence."""
     return f": {reasons(job)}" if job.reasons else ""
+
+
+def all_have_failed(job: Job) -> str:
+    """Why a job ends whose hosts have all failed."""
+    hosts = ", ".join(host for host, _ in job.hosts)
+    what = f"workers have failed on every host ({hosts})" if job.generation else "no worker has got to hvd.init()"
+    return what + because(job)
 
 
 def usual_reason(job: Job) -> str:

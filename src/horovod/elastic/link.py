@@ -57,7 +57,8 @@ _log = logging.getLogger("horovod")
 _LISTEN_S = 60.0  # then it asks again
 _RETRY_S = 0.2
 _ERROR_CHARACTERS = 500
-_INSTALLED = re.compile(r"/(site|dist)-packages/")
+# Also this package, if it runs from its sources.
+_INSTALLED = re.compile(r"/(site|dist)-packages/|^" + re.escape(os.path.dirname(os.path.dirname(__file__)) + os.sep))
 _STACK_FRAMES, _STACK_CHARACTERS = 12, 8000
 # A start that fails for a reason of this process' own would fail again. But what the ranks disagree about is told to
 # all of them.

@@ -35,6 +35,7 @@ from horovod.elastic.job import (
     TOO_FEW_SLOTS,
     Job,
     Rules,
+    all_have_failed,
     because,
     holds_state,
     is_full,
@@ -298,8 +299,7 @@ def _use_places(turn: _Turn) -> None:
             _announce(turn, REMOVED)
     all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in withheld for host, _ in job.hosts)
     if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
-        hosts = ", ".join(host for host, _ in job.hosts)
-        _finish(turn, NO_HOST_LEFT, f"workers have failed on every host ({hosts}){because(job)}")
+        _finish(turn, NO_HOST_LEFT, all_have_failed(job))
         return
     if not job.started and len(listed) < turn.rules.np:
         return
@@ -363,11 +363,11 @@ def _form(turn: _Turn) -> None:
     states = {held[worker.number] for worker in members}
     numbers = frozenset(worker.number for worker in members)
     barren = job.barren + 1 if _broke_by_itself(job, held[root]) else 0
+    if barren and _end_one_that_is_apart(turn, members):
+        return
     if barren == _MOST_BARREN:
         text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
         _finish(turn, NO_WORLD, text + because(job))
-        return
-    if barren and _end_one_that_is_apart(turn, members):
         return
     generation = job.generation + 1
     record = World(
@@ -452,11 +452,11 @@ def _stop(turn: _Turn, number: int) -> None:
 
 def _lose_state(turn: _Turn) -> None:
     if not turn.rules.restart:
-        _finish(turn, STATE_LOST, f"every worker that held the state has ended{because(turn.job)}")
+        what = "every worker that held the state has ended" if turn.job.generation > 1 else "all workers have ended"
+        _finish(turn, STATE_LOST, what + because(turn.job))
         return
-    turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), left=frozenset())
-    turn.set(lost=False, announced=0, settling=False)
-    turn.set(reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
+    turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), left=frozenset(), lost=False)
+    turn.set(announced=0, settling=False, reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
 
 
 def _finish(turn: _Turn, outcome: str, text: str) -> None:

@@ -26,7 +26,7 @@ from horovod.elastic.messages import ADDED, REMOVED
 __all__ = ["ObjectState", "State", "saves", "settle_gpus"]
 
 _FLAGS = ADDED | REMOVED
-_AGREE = "elastic.agree"  # what ranks that wait at a cut wait in: a stall report names it
+_AGREE = "commit() or check_host_updates()"  # the name under which a stall report speaks of ranks that wait at a cut
 
 
 def saves(sync: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -61,8 +61,8 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Adds functions without arguments, which run after every change of the world, before sync().
 
-        They are the place to adapt the learning rate or to make the data loader anew. In a worker that joins, they run
-        only if its rank or size is not what it was told in hvd.init().
+        They are the place to adapt the learning rate or to make the data loader anew. They run in all workers, also in
+        one that joins.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -153,6 +153,9 @@ class ObjectState(State):
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         self._saved_state: dict[str, Any] = kwargs
         for name, value in kwargs.items():
+            if name.startswith("_") or callable(getattr(type(self), name, None)):
+                why = "begins with an underscore" if name.startswith("_") else "is that of a method"
+                raise InvalidRequestError(f"{type(self).__name__}: no value can be called {quoted(name)}, which {why}")
             setattr(self, name, value)
         super().__init__(bcast_object, get_rank)
         self._saved_state = self._copied(kwargs)

@@ -66,10 +66,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
 
 def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
-    place = session.place
     world = session.world or session.join(orderly=False)
-    # A script may have used the rank and the size that were planned for a joiner.
-    is_another = session.place != place
+    # Also in a worker that joins, as in all others: a callback may call operations.
+    is_another = world.generation > 1
     known: set[int] = set()  # members of the last world in which there was training
     while True:
         orderly, why, rank = False, "", session.place[0]
@@ -107,7 +106,8 @@ def _sync(session: Session, state: State, world: World, known: set[int]) -> None
         if session.held == NO_STATE or not new:
             raise
         # The others have done this before. So it is for those that are new to end, and for the others to go on.
-        text = f"the training goes on without worker {', '.join(map(str, new))}, whose state differs: {text_of(error)}"
+        joiners = f"worker {new[0]}" if len(new) == 1 else f"one of the workers {', '.join(map(str, new))}"
+        text = f"{joiners} cannot join, for its state differs: {text_of(error)}"
         _log.warning("horovod: warning: %s", text)
         raise RankLostError(text) from error
     if not getattr(type(state).sync, "saves", False):

@@ -313,10 +313,10 @@ class Agent:
     # what the ranks do
 
     def _on_output(self, descriptor: int) -> None:
-        data = _read(descriptor)
-        if data is None:
+        output = self._outputs.get(descriptor)  # its end may have been read since it was seen to be ready
+        data = None if output is None else _read(descriptor)
+        if output is None or data is None:
             return
-        output = self._outputs[descriptor]
         text = output.decode(data, final=not data)
         if text or not data:
             self._tell(event="output", rank=output.rank, stream=output.stream, text=text, end=not data)
@@ -325,6 +325,12 @@ class Agent:
                 self._selector.unregister(descriptor)
             os.close(descriptor)
             del self._outputs[descriptor]
+
+    def _read_rest(self, rank: int) -> None:
+        """What a rank has said may be why it has ended: the launcher hears that first. Its children may still talk."""
+        for _ in range(_BACKLOG_BYTES // _READ_BYTES):
+            for descriptor in [known for known, output in self._outputs.items() if output.rank == rank]:
+                self._on_output(descriptor)
 
     def _on_signal(self, descriptor: int) -> None:
         numbers = _read(descriptor) or b""
@@ -350,12 +356,13 @@ class Agent:
             self._tell(event="continued", rank=rank)
         else:
             del self._ranks[pid]
+            self._read_rest(rank)
             self._rank_ends.pop(pid, None)
             if self._stays:
                 processes.signal_session(pid, signal.SIGKILL)  # what it leaves behind must not outlive it in its slot
             code = os.waitstatus_to_exitcode(status)
             self._processes.pop(pid).returncode = code  # else it would be waited for once more
-            memory = self._kills.since_start() if code == -signal.SIGKILL else UNKNOWN
+            memory = self._kills.scope_of_kill() if code == -signal.SIGKILL else UNKNOWN
             self._tell(event="exit", rank=rank, code=code, memory=memory)
 
     # the end

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import re
 import selectors
 import time
 from collections.abc import Callable
@@ -34,13 +35,17 @@ from horovod.launcher.memory import IN_CGROUP
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.supervision import KeepWords, Supervision
 
-__all__ = ["ElasticJob"]
+__all__ = ["HAS_ENDED", "ElasticJob"]
 
+HAS_ENDED = "the elastic job has ended"  # then the reason
 _SEE_OFF_S = 3.0  # a worker that was told to stop may take this long, and the grace of horovodrun's signals
 # A lost host's agent ends its workers by itself, a moment later than this one notices: then rank 0 is surely gone.
 _FENCE_S = 2.0
 _RETRY_S = 30.0  # a host that was not ready is asked again
 _KEPT_EXITS = 16  # of so many workers it is known how they ended, and their last lines
+_TELL_LEFT_S = 10.0  # processes that are still there so long after the end of training are spoken of
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*|$)")
+_LONGEST_ERROR = 200  # characters
 
 
 @dataclasses.dataclass
@@ -100,6 +105,7 @@ class ElasticJob(Supervision):
         self._hosts: dict[str, _Host] = {}  # first those that are listed, as they are listed
         self._fenced: list[tuple[float, int, str]] = []  # when workers of a lost host have surely ended, and how
         self._outcome: tuple[str, str] | None = None
+        self._tell_left_at: float | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()  # from other threads, for this one
         self.server.listen(lambda worker, word: self._soon(lambda: self._on_word(worker, word)))
 
@@ -146,6 +152,7 @@ class ElasticJob(Supervision):
             return []
         times = [host.ask_at for host in self._hosts.values() if host.ask_at is not None]
         times += [at for at, _, _ in self._fenced]
+        times += [] if self._tell_left_at is None else [self._tell_left_at]
         limit_s = self.job.frozen_timeout_s
         times += [
             one.stopped_at + limit_s
@@ -171,6 +178,13 @@ class ElasticJob(Supervision):
                 signal_name = processes.signal_name(one.stopped_by)
                 self.kill(one.worker.number, f"was stopped by {signal_name} and not continued")
         self._driver.on_time()
+        if self._tell_left_at is not None and self._tell_left_at <= now:
+            self._tell_left_at = None
+            left = ", ".join(f"{one.worker.number} (pid {one.pid})" for one in self._processes.values())
+            self.warn(
+                f"the training has ended; waiting for the end of the processes of workers {left}\n"
+                "hint: a thread that is no daemon, or what follows on the training, keeps a process alive"
+            )
 
     def on_own_pause(self, seconds: float) -> None:
         self._driver.put_off(seconds)
@@ -199,7 +213,7 @@ class ElasticJob(Supervision):
             self.agents.call([name])
 
     def on_roll_call(self, call: RollCall) -> None:
-        problems = call.report()
+        problems = call.report("it gets no workers")
         (name,) = call.hosts
         host = self._hosts[name]
         host.is_called = host.is_first = False
@@ -225,7 +239,7 @@ class ElasticJob(Supervision):
         if not self._is_fixed or self._awaits_first() or not problems or self._driver.job.started:
             return
         if sum(host.slots for host in hosts if host.is_ready) < self._plan.rules.np:
-            self.could_not_start("\n".join(problems), 1)
+            self.could_not_start("\n".join(["too few hosts are ready; nothing was started", *problems]), 1)
 
     def _warn_of_problems(self) -> None:
         """Once, unless they are others. Those of fixed hosts may be why the job ends, until all have answered."""
@@ -311,12 +325,18 @@ class ElasticJob(Supervision):
             del self._exits[old]
             self.pids.pop(old, None)
             self.outputs.forget(old)
-        self._ended(rank, how, well=code == 0)
+        self._ended(rank, how, well=code == 0, error=self._last_error(rank) if code > 0 else "")
 
-    def _ended(self, number: int, how: str, well: bool) -> None:
+    def _last_error(self, number: int) -> str:
+        """What a Python script has died of, if that is its last line on stderr."""
+        lines = self.outputs.last_lines(number)
+        found = _ERROR.match(lines[-1].text) if lines else None
+        return found[0][:_LONGEST_ERROR] if found else ""
+
+    def _ended(self, number: int, how: str, well: bool, error: str = "") -> None:
         self._processes.pop(number, None)
         if not self.asked:
-            self._driver.worker_ended(number, how, well)
+            self._driver.worker_ended(number, how, well, error)
 
     def on_stop(self, agent: AgentLink, rank: int, pid: int, number: int) -> None:
         one = self._processes.get(rank)
@@ -338,6 +358,10 @@ class ElasticJob(Supervision):
 
     def on_continued(self, rank: int) -> None:
         if rank in self._processes and not self.asked:
+            # If all stand still, nobody's time is over. It begins when one of them goes on.
+            for one in self._processes.values():
+                if one.stopped_at is not None and self._is_alone(one.worker.number):
+                    one.stopped_at = time.monotonic()
             self._processes[rank].stopped_at = None
         self.say(f"worker {rank} continues")
 
@@ -381,7 +405,9 @@ class ElasticJob(Supervision):
 
     def over(self, outcome: str, text: str) -> None:
         self._outcome = outcome, text
-        if outcome != SUCCESS:
+        self._tell_left_at = time.monotonic() + _TELL_LEFT_S if outcome == SUCCESS else None
+        # A script that has raised may still print where. All are being seen off by now.
+        if outcome not in (SUCCESS, SCRIPT):
             self.terminate()
 
     def tell(self, text: str) -> None:
@@ -410,14 +436,14 @@ class ElasticJob(Supervision):
                     ]
                 )
             )
-            return late.code if late.code > 0 else 128 - late.code
+            return late.exit_code
         failed = self._culprit(outcome, text)
         lines = [] if failed is None else self._last_words(failed)
         lines += [f"horovodrun: {survived}"] if survived else []
-        lines.append(f"horovodrun: the elastic job has ended: {text}")
+        lines.append(f"horovodrun: {HAS_ENDED}: {text}")
         lines.append(explain_command(outcome))
         self.conclude_with("\n".join(lines))
-        return 1
+        return failed.exit_code if failed is not None and failed.failed else 1
 
     def _losses(self, when: str) -> str:
         """The losses after which the job went on, the last of them in words."""

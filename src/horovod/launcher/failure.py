@@ -105,6 +105,10 @@ class RankExit:
     def failed(self) -> bool:
         return self.code != 0 and not self.asked
 
+    @property
+    def exit_code(self) -> int:
+        return _exit_code(self.code)
+
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
@@ -123,7 +127,12 @@ class Cause:
 
     @property
     def exit_code(self) -> int:
-        return self.code if self.code >= 0 else 128 - self.code
+        return _exit_code(self.code)
+
+
+def _exit_code(code: int) -> int:
+    """As a shell gives it: 128 + the number of a signal."""
+    return code if code >= 0 else 128 - code
 
 
 def root_cause(

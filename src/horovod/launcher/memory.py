@@ -9,7 +9,7 @@ from horovod.launcher.control_group import control_group
 
 __all__ = ["IN_CGROUP", "NOBODY", "ON_MACHINE", "UNKNOWN", "KillCounter"]
 
-# Answers of `since_start`, which travel from agent to launcher.
+# Answers of `scope_of_kill`, which travel from agent to launcher.
 IN_CGROUP = "cgroup"  # a process under the same memory limit as this one
 ON_MACHINE = "machine"  # some process of this machine
 NOBODY = "nobody"
@@ -17,22 +17,25 @@ UNKNOWN = "unknown"  # the kernel shows no counter here
 
 
 class KillCounter:
-    """Counts from its construction. `root` stands for / in tests."""
+    """Counts from its construction, and each kill for one process only. `root` stands for / in tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._files = {IN_CGROUP: _cgroup_file(root), ON_MACHINE: root / "proc/vmstat"}
         self._before = {scope: _count(file) for scope, file in self._files.items()}
 
-    def since_start(self) -> str:
-        known = False
+    def scope_of_kill(self) -> str:
+        """Where a kill was counted that explains the end of no other process yet."""
+        known, found = False, ""
         for scope, before in self._before.items():
             now = _count(self._files[scope])
             if before is None or now is None:
                 continue
             known = True
             if now > before:
-                return scope
-        return NOBODY if known else UNKNOWN
+                # The machine's counter has those of groups, too.
+                self._before[scope] = before + 1
+                found = found or scope
+        return found or (NOBODY if known else UNKNOWN)
 
 
 def _cgroup_file(root: Path) -> Path | None:

@@ -64,15 +64,16 @@ class RollCall:
         """The first of the addresses that every host reached."""
         return next((one for one in self._addresses if not any(one in why for why in self._unreached.values())), None)
 
-    def report(self) -> str | None:
-        """All that is wrong, host by host; None if the job can start."""
+    def report(self, then: str = "nothing was started") -> str | None:
+        """All that is wrong, host by host; None if the job can start. `then`: what follows from it."""
         problems = {host: found for host, found in self._problems.items() if found}
         if not problems and self._addresses and self.address() is None:
             problems = self._unreachable()
         if not problems:
             return None
         count = len(self._problems)
-        lines = [f"{len(problems)} of {count} host{'s are' if count > 1 else ' is'} not ready; nothing was started"]
+        which = f"{len(problems)} of {count} hosts are" if count > 1 else f"host {self.hosts[0]} is"
+        lines = [f"{which} not ready; {then}"]
         for host, found in problems.items():
             for text, hint in found:
                 lines += [f"  {host} {text}", f"    hint: {hint}"]

@@ -27,11 +27,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.exceptions import HorovodInternalError
+from horovod.core.exceptions import HorovodInternalError, text_of
 from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import Settings
 from horovod.launcher import cli, processes
+from horovod.launcher.elastic_job import HAS_ENDED
 from horovod.launcher.exchange import Exchange
 from horovod.launcher.foreign import ForeignCommand
 from horovod.launcher.hosts import is_local
@@ -143,10 +144,7 @@ def run(
             code = _supervised(last_words, [], [*flags, *command, *paths])
         answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
         words = Path(last_words).read_text(errors="replace")
-    if plan is not None and code == 0:
-        # What lost workers have left is not of the last world.
-        answers = [answer for answer in answers if answer is not None and answer.error is None]
-    return _results(answers, code, words)
+    return _results(answers, code, words) if plan is None else _elastic_results(answers, code, words)
 
 
 def _most_workers(plan: ElasticPlan) -> int:
@@ -231,6 +229,20 @@ def _answer(rank: int, path: str) -> Answer | None:
         return Answer(rank, error=RuntimeError(f"the result of rank {rank} cannot be loaded: {error!r}"))
     assert isinstance(answer, Answer)
     return answer
+
+
+def _elastic_results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
+    """Those of the last world. The error of a lost worker counts only if it is why the job has ended."""
+    reason = words.rpartition(HAS_ENDED)[2]
+    counted = [one for one in answers if one is not None and (one.error is None or _is_in(reason, one.error))]
+    if code != 0 and not any(one.error for one in counted):
+        raise RuntimeError(f"horovod.run: the job ended with exit code {code}\n{words.rstrip()}")
+    return _results([*counted], code, words)
+
+
+def _is_in(reason: str, error: Exception) -> bool:
+    # The job's end names errors by one line, and the longest are cut.
+    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0][:100] in reason
 
 
 def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:

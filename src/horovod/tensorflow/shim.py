@@ -16,6 +16,7 @@ import tensorflow as tf
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
+from horovod.tensorflow import gpus
 
 __all__ = ["library", "library_path", "operations"]
 
@@ -34,6 +35,7 @@ def operations() -> Any:
         module = tf.load_op_library(path)  # registers: it must be the first to open the library
     except (tf.errors.NotFoundError, OSError) as error:
         raise ImportError(f"Horovod's kernels for TensorFlow cannot be opened: {error}\nhint: install again") from error
+    _opened().hvd_tensorflow_take_gpus(gpus.eigen_device())
     why = _opened().hvd_tensorflow_error().decode()
     if why:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
@@ -51,6 +53,8 @@ def library() -> ctypes.CDLL:
 def _opened() -> ctypes.CDLL:
     opened = ctypes.CDLL(library_path())
     opened.hvd_tensorflow_error.restype = ctypes.c_char_p
+    opened.hvd_tensorflow_take_gpus.argtypes = [ctypes.c_void_p]
+    opened.hvd_tensorflow_take_gpus.restype = None
     opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
     opened.hvd_tensorflow_attach.restype = None
     opened.hvd_tensorflow_xla_plan.argtypes = [ctypes.c_void_p]

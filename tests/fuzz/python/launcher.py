@@ -85,3 +85,4 @@ def _failure(data: bytes, exits: list[RankExit]) -> None:
         text = report(cause, exits, "host", last_lines)
         assert f"horovodrun: rank {cause.rank} on host host " in text
     assert isinstance(cause.exit_code, int)
+    assert all(one.exit_code > 0 for one in exits if one.failed)

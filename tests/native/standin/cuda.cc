@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -193,17 +194,13 @@ int cuEventRecord(EventBody* event, StreamBody* stream) {
   const std::lock_guard lock(state().mutex);
   state().order.begin(on->number, on->clock);
   event->clock = on->clock;
-  uint64_t time = 0;
-  {
-    const std::lock_guard guard(event->mutex);
-    time = ++event->recorded;
-  }
-  on->push([event, time] {
+  event->last = std::make_shared<Mark>();
+  on->push([mark = event->last] {
     {
-      const std::lock_guard guard(event->mutex);
-      event->done = std::max(event->done, time);
+      const std::lock_guard guard(mark->mutex);
+      mark->is_done = true;
     }
-    event->changed.notify_all();
+    mark->changed.notify_all();
   });
   return kSuccess;
 }
@@ -213,25 +210,25 @@ int cuStreamWaitEvent(StreamBody* stream, EventBody* event, unsigned) {
   const std::lock_guard lock(state().mutex);
   state().order.begin(on->number, on->clock);
   standin::merge(on->clock, event->clock);
-  uint64_t time = 0;
-  {
-    const std::lock_guard guard(event->mutex);
-    time = event->recorded;
-  }
-  on->push([event, time] {
-    std::unique_lock guard(event->mutex);
-    event->changed.wait(guard, [&] { return event->done >= time; });
+  if (event->last == nullptr) return kSuccess;
+  on->push([mark = event->last] {
+    std::unique_lock guard(mark->mutex);
+    mark->changed.wait(guard, [&] { return mark->is_done; });
   });
   return kSuccess;
 }
 
 int cuEventQuery(EventBody* event) {
-  STANDIN_ENTER("cuEventQuery")
+  if (!initialized.load()) return kNotInitialized;
   const std::lock_guard lock(state().mutex);
-  {
-    const std::lock_guard guard(event->mutex);
-    if (event->done < event->recorded) return kNotReady;
+  bool is_done = true;
+  if (event->last != nullptr) {
+    const std::lock_guard guard(event->last->mutex);
+    is_done = event->last->is_done;
   }
+  // Afterwards: what a test plans before it lets work go counts for whoever sees this work done.
+  if (const int planned = planned_failure("cuEventQuery"); planned != 0) return planned;
+  if (!is_done) return kNotReady;
   state().order.host_learns(event->clock);
   return kSuccess;
 }

@@ -257,11 +257,15 @@ int ncclCommDestroy(CommBody* comm) {
   return kSuccess;
 }
 
-// Its work ends soon; what it shared stays mapped, since that work may still look at it.
+// Its work ends soon. It stays, since that work may still look at it.
 int ncclCommAbort(CommBody* comm) {
+  static std::mutex mutex;
+  static auto* const kept = new std::set<CommBody*>;
   STANDIN_NCCL("ncclCommAbort")
   standin::block_as_planned("ncclCommAbort", never);
   comm->aborted = true;
+  const std::lock_guard lock(mutex);
+  kept->insert(comm);
   return kSuccess;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -36,12 +37,17 @@ struct StreamBody {
   bool held_ = false, busy_ = false;
 };
 
-struct EventBody {
-  ContextBody* context = nullptr;
+// One record of an event. A stream waits for that, whatever becomes of the event meanwhile.
+struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;  // how often; guarded by mutex
-  standin::Clock clock;             // of the last time; guarded by State::mutex
+  bool is_done = false;  // guarded by mutex
+};
+
+struct EventBody {
+  ContextBody* context = nullptr;
+  std::shared_ptr<Mark> last;  // null: never recorded; guarded by State::mutex
+  standin::Clock clock;        // of that time; guarded by State::mutex
 };
 
 namespace standin {

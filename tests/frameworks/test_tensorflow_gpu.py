@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow's tensors on GPUs, which the stand-in has: TensorFlow runs the kernels there by itself, in functions and
+eagerly. The tables and the tests of the contract are its own. Where TensorFlow has no kernel for a GPU, it copies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+from contract import test_errors as errors
+from contract import test_join as joining
+from contract import test_results as results
+from support import frameworks, reference, tensorflow_on_gpu
+from support import gpu_worlds as gpu_worlds_of
+from support import standin_library as standin
+from support.extent import THOROUGH
+from support.jobs import run_job
+from support.world import World, WorldPool
+
+from horovod.core.native import DTYPE_NAMES
+
+EAGERLY, TRACED = "tensorflow_gpu", "tensorflow_gpu_function"
+OF_RESULTS: list[Any] = [pytest.param("best", 2, EAGERLY, "float32", marks=pytest.mark.oldest_tensorflow)]
+OF_RESULTS += [("best", 2, EAGERLY, dtype) for dtype in DTYPE_NAMES if THOROUGH or dtype in ("bfloat16", "int16")]
+OF_RESULTS += [("best", 2, TRACED, "float32"), ("best", 3, EAGERLY, "float32"), ("host", 2, EAGERLY, "float32")]
+
+
+def world_of(worlds: WorldPool, way: str, size: int) -> World:
+    return gpu_worlds_of.world_of(worlds, tensorflow_on_gpu.environment, way, size)
+
+
+@pytest.fixture
+def gpu_worlds(worlds: WorldPool) -> Any:
+    return gpu_worlds_of.any_transport(worlds, tensorflow_on_gpu.environment)
+
+
+@pytest.mark.parametrize(("way", "size", "framework", "dtype"), OF_RESULTS)
+def test_results(worlds: WorldPool, way: str, size: int, framework: str, dtype: str) -> None:
+    def run() -> tuple[list[str], str, dict[str, Any]]:
+        gpu = frameworks.load(framework)
+        same = reference.same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
+        wrong, _ = results.wrong_rows_of(gpu, dtype, same)
+        return wrong, standin.races(), gpu.hvd.statistics()
+
+    for wrong, races, statistics in world_of(worlds, way, size).run(run):
+        assert wrong == [] and races == ""
+        # NCCL reduces no int16.
+        assert (statistics["batches_by_nccl"] > 0) == (way == "best")
+        assert statistics["batches_staged"] > 0 or dtype != "int16"
+
+
+def test_results_over_sets(gpu_worlds: Any) -> None:
+    results.test_results_over_overlapping_sets_are_those_of_the_reference(gpu_worlds, EAGERLY, 3, "tcp", "float32")
+
+
+@pytest.mark.parametrize("framework", [EAGERLY, TRACED])
+@pytest.mark.parametrize("case", [case for case in errors.DISAGREEMENTS if case in ("shape", "dtype", "op")])
+def test_disagreements(gpu_worlds: Any, framework: str, case: str) -> None:
+    errors.test_every_rank_is_told_who_disagrees_about_what(gpu_worlds, framework, 2, "", case)
+
+
+def test_join(gpu_worlds: Any) -> None:
+    joining.test_every_allreduce_gets_zeros_from_who_has_joined(gpu_worlds, EAGERLY, 2, "")
+
+
+@pytest.mark.parametrize("way", ["best", "host"])
+def test_what_the_gpu_still_computes_is_waited_for(worlds: WorldPool, way: str) -> None:
+    """The results of operations, too, are input of the GPU's next work."""
+
+    def run() -> tuple[list[float], str]:
+        import tensorflow as tf
+
+        gpu = frameworks.load(EAGERLY)
+        hvd = gpu.hvd
+
+        @tf.function
+        def step(values: Any) -> Any:
+            with tf.device("GPU:0"):
+                for _ in range(3):
+                    values = -hvd.allreduce(-values, op=hvd.Sum)
+                return -hvd.allgather(-values)[:2]
+
+        for _ in range(5):
+            result = step(gpu.tensor(np.array([1.0 + hvd.rank(), 2.0], np.float32)))
+        return result.numpy().tolist(), standin.races()
+
+    # Of two ranks: 1 + 2, and twice that in each of the next two steps; likewise for 2 + 2.
+    assert world_of(worlds, way, 2).run(run) == [([12.0, 16.0], "")] * 2
+
+
+def test_training_is_that_of_host_memory(worlds: WorldPool) -> None:
+    """A function with a tape, as users write it. TensorFlow's CPU packages run all but the gradients on the CPU."""
+
+    def run() -> tuple[list[float], str, int]:
+        import tensorflow as tf
+
+        gpu = frameworks.load(EAGERLY)
+        hvd = gpu.hvd
+        rank = hvd.rank()
+        with tf.device("CPU:0"):
+            weights = tf.Variable([[1.0 + rank], [2.0]])
+            bias = tf.Variable(0.5 * (1 + rank))
+        rows = tf.constant(np.arange(8, dtype=np.float32).reshape(4, 2) + rank)
+        hvd.broadcast_variables([weights, bias], root_rank=0)
+
+        @tf.function
+        def step() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                with tf.device("GPU:0"):
+                    shown = tf.identity(weights), tf.identity(bias)
+                with tf.device("CPU:0"):
+                    loss = tf.reduce_mean((rows @ shown[0] + shown[1] - 1.0) ** 2)
+            gradients = tape.gradient(loss, [weights, bias])
+            weights.assign_sub(0.01 * gradients[0])
+            bias.assign_sub(0.01 * gradients[1])
+            return loss
+
+        for _ in range(3):
+            step()
+        result = [*weights.numpy().ravel().tolist(), float(bias.numpy())]
+        return result, standin.races(), hvd.statistics()["batches_by_nccl"]
+
+    weights, bias = np.array([[1.0], [2.0]]), 0.5
+    for _ in range(3):
+        given = [np.arange(8.0).reshape(4, 2) + rank for rank in range(2)]
+        off = [rows @ weights + bias - 1.0 for rows in given]
+        gradient = sum(2 * rows.T @ one / 4 for rows, one in zip(given, off, strict=True)) / 2
+        weights, bias = weights - 0.01 * gradient, bias - 0.01 * sum(2 * one.mean() for one in off) / 2
+    for result, races, by_nccl in world_of(worlds, "best", 2).run(run):
+        assert races == "" and by_nccl > 0
+        np.testing.assert_allclose(result, [*weights.ravel(), bias], rtol=1e-4)
+
+
+def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks() -> None:
+    def run() -> str:
+        import ctypes
+
+        tensorflow_on_gpu.with_gpus()
+        from horovod.tensorflow import gpus
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            unknown = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda context: None)
+            run.kept = unknown  # type: ignore[attr-defined]
+            gpus.exported = lambda: ctypes.cast(unknown, ctypes.c_void_p).value
+        gpu = frameworks.load(EAGERLY)
+        try:
+            gpu.hvd.allreduce(gpu.tensor(np.ones(3, np.float32)), name="x")
+        except gpu.hvd.HorovodInternalError as error:
+            return str(error)
+        return "no error"
+
+    with World(2, tensorflow_on_gpu.environment()) as world:
+        first, second = world.run(run)
+    assert "where this TensorFlow release keeps the stream of a GPU" in second, second
+    assert "HOROVOD_TENSORFLOW_GPU=host" in second
+    assert "rank 1" in first and "keeps the stream" in first, first
+
+
+def test_through_host_memory_is_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from support import frameworks, tensorflow_on_gpu\n"
+        "import numpy as np\n"
+        "gpu = frameworks.load('tensorflow_gpu')\n"
+        "for step in range(3):\n"
+        "    assert gpu.hvd.allreduce(gpu.tensor(np.ones(3, np.float32)), op=gpu.hvd.Sum).numpy().tolist() == [2] * 3\n"
+    )
+    environment = {**tensorflow_on_gpu.environment(), "HOROVOD_TENSORFLOW_GPU": "host"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(standin.ROOT / "tests"), *filter(None, sys.path)])
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=environment)
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow") == 1
+    assert "[0]<stderr>:hint: HOROVOD_TENSORFLOW_GPU=device" in done.stderr
