@@ -337,7 +337,9 @@ int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hv
 }
 
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
+  const int code = guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
+  if (code != HVD_PENDING) hvd::fault_point("waited");  // the caller has not come back yet
+  return code;
 }
 
 int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {

@@ -4,9 +4,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
+#include <thread>
 
 #include "platform/clock.h"
 
@@ -33,9 +36,15 @@ bool parse_number(const std::string& text, unsigned long* out) {
   return !text.empty() && text[0] != '-' && *end == '\0';
 }
 
+// The number behind `name` in an action such as exit3.
+bool has_number(const std::string& action, const char* name, unsigned long* number) {
+  return action.starts_with(name) && parse_number(action.substr(std::strlen(name)), number);
+}
+
 bool known(const std::string& action) {
-  unsigned long code = 0;
-  return action == "kill" || action == "stop" || (action.starts_with("exit") && parse_number(action.substr(4), &code));
+  unsigned long number = 0;
+  return action == "kill" || action == "stop" || has_number(action, "exit", &number) ||
+         has_number(action, "pause", &number);
 }
 
 }  // namespace
@@ -69,19 +78,23 @@ bool arm_fault_point(const std::string& specification) {
 }
 
 void reach_fault_point(const char* name) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   if (fault.point != name || fault.passes_left == 0 || --fault.passes_left > 0) return;
   const int victim = fault.pid != 0 ? fault.pid : static_cast<int>(getpid());
   char text[160];
   const int length = std::snprintf(text, sizeof text, "horovod: fault point %s: %s of process %d at %.6f\n", name,
                                    fault.action.c_str(), victim, now_seconds());
   [[maybe_unused]] const ssize_t ignored = write(STDERR_FILENO, text, static_cast<size_t>(length));
+  unsigned long number = 0;
   if (fault.action == "kill") {
     kill(victim, SIGKILL);
   } else if (fault.action == "stop") {
     kill(victim, SIGSTOP);
-  } else {
-    _exit(std::atoi(fault.action.c_str() + 4));
+  } else if (has_number(fault.action, "exit", &number)) {
+    _exit(static_cast<int>(number));
+  } else if (has_number(fault.action, "pause", &number)) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(number));
   }
 }
 

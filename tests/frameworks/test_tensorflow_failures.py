@@ -54,7 +54,7 @@ def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path
 
 # Rank 0's thread waits inside of what XLA has compiled, for a rank that does not call.
 SHUT_DOWN_MEANWHILE = """
-import threading
+import os, threading
 import tensorflow as tf
 import horovod.tensorflow as hvd
 from horovod.tensorflow import xla
@@ -70,7 +70,9 @@ def wait():
         step(tf.ones(3))
     except tf.errors.OpError as error:
         refused.append(str(error))
-for _ in range(50):
+if hvd.rank() == 0:
+    os.environ["HOROVOD_FAULT_POINT"] = "waited:pause500"  # from the next init on
+for _ in range(3):
     if hvd.rank() == 0:
         thread = threading.Thread(target=wait)
         before = xla.calls()
@@ -86,12 +88,16 @@ print("refused", len(refused))
 
 
 def test_a_shutdown_leaves_memory_to_a_compiled_step_that_still_waits(tmp_path: Path) -> None:
-    """The allocator fills what is freed, so that nobody reads there what was right a moment ago."""
+    """The step is held where its wait has ended, until the context is freed.
+
+    The allocator fills what is freed, so that nobody reads there what was right a moment ago.
+    """
     (tmp_path / "train.py").write_text(SHUT_DOWN_MEANWHILE)
     env = {**TENSORFLOW_ENV, "MALLOC_PERTURB_": "165"}
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
     assert done.code == 0, done.stderr
-    assert "[0]<stdout>:refused 50" in done.stdout
+    assert "[0]<stdout>:refused 3" in done.stdout
+    assert done.stderr.count("fault point waited: pause500") == 2
 
 
 DIFFERENT_MODELS = """

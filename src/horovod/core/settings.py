@@ -242,8 +242,8 @@ class Settings(ElasticSettings):
         "HOROVOD_FAULT_POINT",
         kinds.text(),
         "",
-        "POINT[@N]:kill, :stop or :exitN ends or stops this process at its Nth pass through a named moment, counted "
-        "from its first init on. For tests.",
+        "POINT[@N]:kill, :stop, :exitN or :pauseN (milliseconds) ends, stops or holds up this process at its Nth pass "
+        "through a named moment, counted from its first init on. For tests.",
     )
     log_level: str = setting(
         "HOROVOD_LOG_LEVEL",
