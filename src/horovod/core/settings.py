@@ -118,8 +118,8 @@ class Settings(ElasticSettings):
         kinds.choice(*GPU_WAYS),
         "best",
         "How tensors travel that lie on GPUs. nccl: by NCCL, or an error. host: through host memory (mpi means the "
-        "same). best: by NCCL if all ranks of the operation have it, each with a GPU of its own, else through host "
-        "memory.",
+        "same). best: by NCCL if all ranks of the operation have it and, before NCCL 2.30, each has a GPU of its own; "
+        "else through host memory.",
     )
     gpu_allreduce: str = setting(
         "HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same for allreduce alone; so those that follow."
