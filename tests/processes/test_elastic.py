@@ -80,15 +80,17 @@ def test_a_frozen_worker_is_replaced(tmp_path: Path) -> None:
 
 def test_a_survivor_that_is_long_in_its_own_code_is_asked_where(tmp_path: Path) -> None:
     act = (
-        "if state.step == 10 and worker == 1: time.sleep(5)\n"
+        "if state.step == 10 and worker == 1:\n"
+        "    while not os.path.exists('asked'): time.sleep(0.01)\n"
         "if state.step == 10 and worker == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    env = {"HOROVOD_ELASTIC_STRAGGLER_SECONDS": "6"}
+    env = {"HOROVOD_ELASTIC_STRAGGLER_SECONDS": "8"}
     with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", act=act, env=env) as job:
         job.wait_for_world(3)
         job.wait_for_text(
-            '(?s)horovodrun: worker 1, which the others wait for, is at:.*File "act", line 1, in <module>'
+            '(?s)horovodrun: worker 1, which the others wait for, is at:.*File "act", line 2, in <module>'
         )
+        (job.directory / "asked").touch()
         job.wait_for_text("generation 2: worker 2 on localhost was killed by SIGKILL; ")
         job.finish()
 
@@ -267,12 +269,16 @@ KILL_ALL = "if state.step == 5 and worker < 2: os.kill(os.getpid(), signal.SIGKI
 
 
 def test_when_all_are_lost_the_state_is(tmp_path: Path) -> None:
-    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=KILL_ALL, code=128 + signal.SIGKILL)
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1") as job:
+        for pid in job.wait_for_world(2).values():
+            os.kill(pid, signal.SIGKILL)
+        done = job.wait()
+    assert done.code == 128 + signal.SIGKILL
     assert re.search(
         "horovodrun: the elastic job has ended: all workers have ended: "
         "worker . on localhost was killed by SIGKILL and worker . on localhost was killed by SIGKILL\n"
         "more: horovodrun --explain elastic-state-lost\n$",
-        said,
+        done.stderr,
     )
 
 

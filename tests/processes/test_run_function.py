@@ -225,6 +225,8 @@ def test_nothing_is_left_of_a_caller_that_is_killed(tmp_path: Path) -> None:
 
 def test_without_cloudpickle_what_needs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.delitem(sys.modules, "horovod.core.pickling", raising=False)
+    monkeypatch.delattr("horovod.core.pickling", raising=False)
     assert dumps((os.getpid, (), {}), "func")
     with pytest.raises(TypeError, match="func cannot be pickled.*\nhint: .*install cloudpickle"):
         dumps((lambda: 1, (), {}), "func")

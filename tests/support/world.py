@@ -31,6 +31,7 @@ from typing import Any
 
 import cloudpickle
 
+from horovod.core import pickling
 from horovod.core.rendezvous_server import RendezvousServer
 from horovod.core.secret import SecretFile, new_secret
 from horovod.core.settings import environment_of
@@ -171,7 +172,7 @@ class World:
             cloudpickle.register_pickle_by_value(module)
         try:
             payloads = [
-                cloudpickle.dumps((function, per_rank[rank] if per_rank is not None else arguments))
+                pickling.dumps((function, per_rank[rank] if per_rank is not None else arguments))
                 for rank in range(self.size)
             ]
         finally:

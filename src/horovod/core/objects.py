@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from horovod.core import context
+from horovod.core import context, pickling
 from horovod.core.arrays import collectives
 from horovod.core.exceptions import MismatchError
 from horovod.core.native import SYNC
@@ -34,7 +33,7 @@ def broadcast_object(
     collectives.broadcast(length, root_rank, size_name, process_set, True, SYNC).wait()
     data = np.frombuffer(payload, np.uint8).copy() if is_root else np.empty(int(length[0]), np.uint8)
     collectives.broadcast(data, root_rank, data_name, process_set, True, SYNC).wait()
-    return obj if is_root else cloudpickle.loads(data.tobytes())
+    return obj if is_root else pickling.loads(data.tobytes())
 
 
 def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -44,7 +43,7 @@ def allgather_object(obj: Any, name: str | None = None, *, process_set: ProcessS
     payload = np.frombuffer(_pickled(obj, "allgather", wire_name, process_set), np.uint8)
     data, lengths = collectives.allgather(payload, wire_name, process_set, SYNC, with_rows=True).wait()
     parts = np.split(data, np.cumsum(lengths)[:-1])
-    return [cloudpickle.loads(part.tobytes()) for part in parts]
+    return [pickling.loads(part.tobytes()) for part in parts]
 
 
 def check_same_keys(operation: str, mine: list[str], process_set: ProcessSet) -> None:
@@ -66,7 +65,7 @@ def check_same_keys(operation: str, mine: list[str], process_set: ProcessSet) ->
 
 def _pickled(obj: Any, label: str, name: str | None, process_set: ProcessSet) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(obj))
+        return pickling.dumps(obj)
     except Exception as error:
         # Pickling runs the object's own code: any exception, and the peers are waiting already.
         collectives.refuse(label, name, TypeError(f"cannot pickle {type(obj).__name__}: {error}"), process_set)

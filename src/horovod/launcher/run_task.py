@@ -42,7 +42,7 @@ def dumps(value: Any, what: str) -> bytes:
     Where it is not installed, by pickle, which does not. Raises TypeError that names `what`.
     """
     try:
-        import cloudpickle
+        from horovod.core import pickling
     except ImportError:
         dump, hint = (
             pickle.dumps,
@@ -51,9 +51,9 @@ def dumps(value: Any, what: str) -> bytes:
         if isinstance(value, tuple) and value and getattr(value[0], "__module__", None) == "__main__":
             raise TypeError(f"horovod.run: {what} is defined in the script itself{hint}") from None
     else:
-        dump, hint = cloudpickle.dumps, ""
+        dump, hint = pickling.dumps, ""
     try:
-        return bytes(dump(value))
+        return dump(value)
     except Exception as error:  # pickling runs the object's own code
         raise TypeError(f"horovod.run: {what} cannot be pickled: {error}{hint}") from error
 

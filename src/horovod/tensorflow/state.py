@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import tensorflow as tf
 
 from horovod.core import context as contexts
-from horovod.core import objects
+from horovod.core import objects, pickling
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import ops
 
@@ -100,10 +99,10 @@ def broadcast_object_fn(
     def broadcast(obj: Any) -> Any:
         run = (session or tf.compat.v1.get_default_session() or tf.compat.v1.Session()).run
         is_root = contexts.rank() == root_rank
-        payload = np.frombuffer(cloudpickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
+        payload = np.frombuffer(pickling.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
         length = run(size_node, {size: [len(payload)]})[0]
         received = run(data_node, {data: payload if is_root else np.empty(length, np.uint8)})
-        return obj if is_root else cloudpickle.loads(received.tobytes())
+        return obj if is_root else pickling.loads(received.tobytes())
 
     return broadcast
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users' objects as bytes, by cloudpickle, which takes lambdas, local functions and classes of a script by value.
+
+cloudpickle drops the file of a function's code since 3.1.3. Then tracebacks show no line of the script, and
+TensorFlow's AutoGraph, which reads the source of a function, leaves loops as they are. So the file is kept here.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections import ChainMap
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["dumps", "loads"]
+
+loads = pickle.loads
+
+
+def dumps(value: Any) -> bytes:
+    """What `loads` makes the value of. Raises whatever the value's own code raises."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[Any, ...]]:
+    make, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
+    return _code_of_file, (code.co_filename, make, arguments)
+
+
+def _code_of_file(file: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
