@@ -13,6 +13,7 @@ import pickle
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,17 +42,16 @@ def dumps(value: Any, what: str) -> bytes:
 
     Where it is not installed, by pickle, which does not. Raises TypeError that names `what`.
     """
+    dump: Callable[[Any], bytes] = pickle.dumps
+    hint = ""
     try:
         from horovod.core import pickling
     except ImportError:
-        dump, hint = (
-            pickle.dumps,
-            "\nhint: without cloudpickle a function must be importable by name: install cloudpickle",
-        )
+        hint = "\nhint: without cloudpickle a function must be importable by name: install cloudpickle"
         if isinstance(value, tuple) and value and getattr(value[0], "__module__", None) == "__main__":
             raise TypeError(f"horovod.run: {what} is defined in the script itself{hint}") from None
     else:
-        dump, hint = pickling.dumps, ""
+        dump = pickling.dumps
     try:
         return dump(value)
     except Exception as error:  # pickling runs the object's own code
