@@ -54,7 +54,7 @@ def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path
 
 # Rank 0's thread waits inside of what XLA has compiled, for a rank that does not call.
 SHUT_DOWN_MEANWHILE = """
-import os, threading
+import os, threading, time
 import tensorflow as tf
 import horovod.tensorflow as hvd
 from horovod.tensorflow import xla
@@ -72,13 +72,17 @@ def wait():
         refused.append(str(error))
 if hvd.rank() == 0:
     os.environ["HOROVOD_FAULT_POINT"] = "waited:pause500"  # from the next init on
-for _ in range(3):
+for turn in range(3):
     if hvd.rank() == 0:
         thread = threading.Thread(target=wait)
         before = xla.calls()
         thread.start()
         while xla.calls() == before:
-            pass
+            time.sleep(0.01)
+        time.sleep(0.2)  # from the call to the wait
+        open(f"waits{turn}", "w").close()
+    while not os.path.exists(f"waits{turn}"):
+        time.sleep(0.01)
     hvd.shutdown()
     if thread is not None:
         thread.join()
