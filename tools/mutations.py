@@ -474,11 +474,11 @@ MUTATIONS = (
         (python("tests/unit/test_rendezvous_store.py"),),
     ),
     Mutation(
-        "newcomer-takes-a-rank-that-is-held",
+        "generation-that-is-over-is-entered",
         "src/horovod/core/rendezvous_store.py",
-        "rank = self._rank_of[process] = min(self._vacant)",
-        "rank = self._rank_of[process] = min(self._entered, default=0)",
-        "a process that replaces another is a rank that somebody else is",
+        "if generation != self._generation:",
+        "if generation > self._generation:",
+        "a worker that is late enters the next world under the rank that it had in the last one",
         (python("tests/unit/test_rendezvous_store.py"),),
     ),
     Mutation(

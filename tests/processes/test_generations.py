@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a process is in a generation is the rendezvous' word: a newcomer joins the fifth one as the rank that is free."""
+"""Which generation this is, and where a rank is in it, is the rendezvous' word: a newcomer joins the fifth generation,
+although it is its first."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ RANK = """
 import json, os, sys
 import numpy as np
 import horovod.core as hvd
-from horovod.core import context
+from horovod.core import basics, context
+from horovod.core.bootstrap import Assignment
 
+basics.set_elastic_init(lambda settings, enter: enter(Assignment(*told, set())))
 for line in sys.stdin:
+    told = json.loads(line)
     hvd.init()
     world = context.current().world
     facts = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), world.host_of_rank, world.generation]
@@ -46,9 +50,10 @@ class Process:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen([sys.executable, "-c", RANK], env={**clean, **environment}, **pipes)
 
-    def go(self) -> None:
+    def go(self, told: tuple[int, int, int] | None = None) -> None:
+        """`told`: in an elastic job: the generation to enter, the rank there and the size."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(json.dumps(told) + "\n")
         self.process.stdin.flush()
 
     def facts(self) -> list[Any]:
@@ -102,21 +107,32 @@ def generation_of(*processes: Process) -> list[list[Any]]:
     return [process.facts() for process in processes]
 
 
+def led_generation_of(launcher: Launcher, generation: int, hosts: list[Host], *members: Process) -> list[list[Any]]:
+    """As the driver of an elastic job makes it: `members` are told their ranks, and the rendezvous their places."""
+    places = assign_ranks(hosts, len(members))
+    launcher.server.lead(generation, [dataclasses.asdict(place) for place in places])
+    for rank, process in enumerate(members):
+        process.go((generation, rank, len(members)))
+    return [process.facts() for process in members]
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_a_newcomer_joins_the_fifth_generation_in_place_of_a_rank_that_was_killed(
-    launcher: Launcher, transport: str
-) -> None:
-    places = assign_ranks([Host("localhost", 2)], 2)
-    launcher.server.assign([dataclasses.asdict(place) for place in places])
-    first, second = (launcher.start(place.environment(), HOROVOD_TRANSPORT=transport) for place in places)
-    for generation in range(4):
-        assert generation_of(first, second) == [[rank, 2, rank, 0, [0, 0], generation, 3.0] for rank in range(2)]
+def test_a_newcomer_joins_the_fifth_generation_although_it_is_its_first(launcher: Launcher, transport: str) -> None:
+    def worker(number: int) -> Process:
+        return launcher.start({}, HOROVOD_ELASTIC_WORKER=str(number), HOROVOD_TRANSPORT=transport)
+
+    together, apart = [Host("localhost", 2)], [Host("here", 1), Host("there", 1)]
+    first, second = worker(0), worker(1)
+    for generation in range(1, 5):
+        facts = led_generation_of(launcher, generation, together, first, second)
+        assert facts == [[rank, 2, rank, 0, [0, 0], generation, 3.0] for rank in range(2)]
     second.kill()
     launcher.server.gone(1, "rank 1 was killed")
-    launcher.server.replaced(1)
-    newcomer = launcher.start({}, HOROVOD_TRANSPORT=transport)  # is told nothing about itself
-    for generation in (4, 5):
-        assert generation_of(newcomer, first) == [[rank, 2, rank, 0, [0, 0], generation, 3.0] for rank in (1, 0)]
+    newcomer = worker(2)  # its environment says nothing about its place
+    facts = led_generation_of(launcher, 5, together, first, newcomer)
+    assert facts == [[rank, 2, rank, 0, [0, 0], 5, 3.0] for rank in range(2)]
+    facts = led_generation_of(launcher, 6, apart, newcomer, first)
+    assert facts == [[rank, 2, 0, rank, [0, 1], 6, 3.0] for rank in range(2)]
 
 
 def test_the_launchers_word_about_a_place_stands_over_the_environment(launcher: Launcher) -> None:

@@ -55,6 +55,8 @@ def settings(**changed: str | None) -> Settings:
 def test_an_incomplete_identity_says_what_is_missing() -> None:
     with pytest.raises(StartError, match="but HOROVOD_RANK, HOROVOD_GLOO_RENDEZVOUS_PORT is not"):
         bootstrap.connect(settings(RANK=None, GLOO_RENDEZVOUS_PORT=None))
+    with pytest.raises(StartError, match="but HOROVOD_RANK, HOROVOD_SIZE, .*, HOROVOD_CROSS_SIZE is not"):
+        bootstrap.connect(settings(**dict.fromkeys(FULL)))
 
 
 def test_a_rank_beyond_the_size_is_an_error() -> None:

@@ -381,7 +381,7 @@ def test_a_watch_tells_of_a_rank_that_is_gone_and_of_the_launchers_end() -> None
     server.gone(1, "rank 1 was killed")
     eventually(lambda: len(told) == 2)
     assert all(isinstance(one, RankGone) and one.rank == 1 for one in told)
-    server.replaced(1)
+    server.lead(1, [])
     told.clear()
     clients[0].watch("never", 60.0, told.append)
     assert clients[1].watch("is/there", 0.0, told.append) is not None

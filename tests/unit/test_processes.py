@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk over all descendants of a process."""
+"""The walk over all descendants of a process, and how one has ended."""
 
 from __future__ import annotations
 
@@ -20,3 +20,7 @@ def test_children_of_a_process_that_ends_during_the_walk_are_found(monkeypatch: 
     monkeypatch.setattr(processes, "_stat", stat)
     assert processes.descendants(10) == {12: 99}
     assert processes.descendants(20) == {}
+
+
+def test_an_exit_code_is_as_a_shell_gives_it() -> None:
+    assert [processes.shell_code(code) for code in (0, 3, 255, -2, -9)] == [0, 3, 255, 130, 137]

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from horovod.core.rendezvous_store import Store, Wait
 
 
@@ -59,7 +57,7 @@ def test_a_cancelled_wait_is_not_answered() -> None:
     assert store.expire(5.0) is None and asker.answers == []
 
 
-def test_a_rank_that_is_gone_ends_every_wait_until_it_is_replaced() -> None:
+def test_a_rank_that_is_gone_ends_every_wait_until_it_comes_again() -> None:
     store = Store()
     waiting, later = Asker(store), Asker(store)
     waiting.get("a")
@@ -69,46 +67,26 @@ def test_a_rank_that_is_gone_ends_every_wait_until_it_is_replaced() -> None:
     assert waiting.answers == [gone] and later.get("a") == gone
     store.put("a", 1)
     assert later.get("a") == {"values": {"a": 1}}  # it has all that it needs
-    store.replaced(3)
+    assert entered(store, 3, "c") == 0
     assert later.get("b") == {"values": {}, "gone": {"rank": 1, "text": "rank 1 exited"}}
-    store.replaced(1)
+    assert entered(store, 1, "b") == 0
     assert later.get("b") is None
 
 
-def entry(store: Store, rank: int | None, process: str) -> dict[str, Any]:
+def entry(store: Store, rank: int, process: str) -> dict[str, Any]:
     answer = Asker(store).ask(op="enter", rank=rank, process=process, who=f"who is {process}")
     assert answer is not None
     return dict(answer.get("entry", answer))
 
 
 def entered(store: Store, rank: int, process: str) -> int:
-    one = entry(store, rank, process)
-    assert one["rank"] == rank
-    return int(one["generation"])
+    return int(entry(store, rank, process)["generation"])
 
 
 def test_each_start_of_all_ranks_is_a_generation() -> None:
     store = Store()
     for generation in range(3):
         assert [entered(store, rank, f"p{rank}") for rank in (1, 0, 2)] == [generation] * 3
-
-
-@pytest.mark.parametrize("order", [[(0, "a"), (1, "new")], [(1, "new"), (0, "a")]], ids=["last", "first"])
-def test_a_newcomer_joins_the_generation_of_the_others_though_it_is_its_first(order: list[tuple[int, str]]) -> None:
-    store = Store()
-    for _ in range(5):
-        assert entered(store, 0, "a") == entered(store, 1, "b")
-    store.gone(1, "it was killed")
-    store.replaced(1)
-    assert [entered(store, rank, process) for rank, process in order] == [5, 5]
-
-
-def test_a_rank_that_is_replaced_before_it_came_ends_no_generation() -> None:
-    store = Store()
-    assert entered(store, 0, "a") == 0
-    store.gone(1, "it was killed")
-    store.replaced(1)
-    assert entered(store, 1, "new") == 0
 
 
 def test_a_rank_that_comes_late_to_a_failed_start_meets_the_others_in_the_next_one() -> None:
@@ -132,8 +110,8 @@ def test_a_rank_that_comes_late_does_not_join_a_start_that_others_have_given_up(
 
 def test_two_processes_of_one_rank_are_in_one_generation_and_can_find_out() -> None:
     store = Store()
-    assert entry(store, 0, "a") == {"generation": 0, "rank": 0}
-    assert entry(store, 0, "another") == {"generation": 0, "rank": 0, "other": "who is a"}
+    assert entry(store, 0, "a") == {"generation": 0}
+    assert entry(store, 0, "another") == {"generation": 0, "other": "who is a"}
 
 
 def test_what_a_start_has_left_is_forgotten_two_generations_later() -> None:
@@ -156,26 +134,10 @@ def test_who_is_missing_can_be_asked() -> None:
 def test_ranks_are_told_the_place_that_the_launcher_has_assigned() -> None:
     store = Store()
     store.assign([{"local_rank": 0}, {"local_rank": 1}])
-    assert entry(store, 1, "b") == {"generation": 0, "rank": 1, "place": {"local_rank": 1}}
-    assert entry(store, 2, "c") == {"generation": 0, "rank": 2}  # of which the launcher knows nothing
+    assert entry(store, 1, "b") == {"generation": 0, "place": {"local_rank": 1}}
+    assert entry(store, 2, "c") == {"generation": 0}  # of which the launcher knows nothing
     store.assign([{"local_rank": 0}, {"local_rank": 0}])
-    assert entry(store, 1, "b") == {"generation": 1, "rank": 1, "place": {"local_rank": 0}}
-
-
-@pytest.mark.parametrize("order", [["new", "a"], ["a", "new"]], ids=["first", "last"])
-def test_a_process_without_a_rank_gets_that_of_one_that_was_replaced_and_keeps_it(order: list[str]) -> None:
-    store = Store()
-    rank_of = {"a": 0, "b": 1, "new": None}
-    assert "error" in entry(store, None, "early")
-    for generation in range(4):
-        assert [entry(store, rank_of[one], one)["generation"] for one in ("a", "b")] == [generation] * 2
-    store.gone(1, "it was killed")
-    store.replaced(1)
-    for generation in (4, 5):
-        entries = {one: entry(store, rank_of[one], one) for one in order}
-        assert entries["new"] == {"generation": generation, "rank": 1}
-        assert entries["a"] == {"generation": generation, "rank": 0}
-    assert "error" in entry(store, None, "one too many")
+    assert entry(store, 1, "b") == {"generation": 1, "place": {"local_rank": 0}}
 
 
 def test_a_worker_gets_each_word_once_and_in_order() -> None:
@@ -227,12 +189,14 @@ def test_a_led_generation_takes_only_those_who_mean_it() -> None:
     asker = Asker(store)
     store.lead(4, [{"local_rank": 0}, {"local_rank": 1}])
     entered = asker.ask(op="enter", rank=1, process="p", who=None, generation=4)
-    assert entered == {"entry": {"generation": 4, "rank": 1, "place": {"local_rank": 1}}}
+    assert entered == {"entry": {"generation": 4, "place": {"local_rank": 1}}}
     assert "generation 3 is over" in (asker.ask(op="enter", rank=0, process="q", generation=3) or {})["error"]
     store.gone(1, "rank 1 was killed")
     assert "gone" in (asker.get("a") or {})
     store.lead(5, [])
     assert asker.get("a") is None
+    newcomer = asker.ask(op="enter", rank=1, process="new", who=None, generation=5)
+    assert newcomer == {"entry": {"generation": 5}}
 
 
 def test_old_generations_of_an_elastic_job_are_forgotten() -> None:

@@ -3,7 +3,7 @@
 
 Runs in init, before the native core. If one rank fails in one of these steps, all ranks get the same error:
 
-    enter    the rendezvous says which generation this is, and which rank and place this process has in it
+    enter    the rendezvous says which generation this is, and which place this process' rank has in it
     attach   the ranks of each host connect to the leader and map its shared memory; only if this works do they count
              as one host
     meet     every rank sends its record to its host's leader, and each leader sends one for its host to one of them,
@@ -42,7 +42,7 @@ from horovod.core.secret import read_secret
 from horovod.core.settings import Settings
 from horovod.core.start_watch import StartWatch
 from horovod.core.starters.job import Job, join
-from horovod.core.topology import Identity, Topology, identity_of, proposed_rank
+from horovod.core.topology import Identity, Topology, identity_of, rank_of
 from horovod.core.world import LAUNCHERS_WORD_S, World
 
 __all__ = ["Assignment", "connect", "record_gone"]
@@ -190,7 +190,7 @@ class _Start:
         if job is not None:
             self.rank, self.secret, self.rendezvous = job.started.rank, job.offer.secret, job.rendezvous()
         else:
-            self.rank = proposed_rank(settings) if assignment is None else assignment.rank
+            self.rank = rank_of(settings) if assignment is None else assignment.rank
             self.secret = read_secret(settings.secret_file)
             assert settings.rendezvous_port is not None
             self.rendezvous = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, self.secret)
@@ -236,7 +236,7 @@ class _Start:
     @property
     def name(self) -> str:
         """In error texts."""
-        return f"rank {self.rank}" if self.rank >= 0 else "this process"
+        return f"rank {self.rank}"
 
     def end(self) -> RankGone | ChannelError | None:
         """After a connection has ended: asks the launcher which rank ended; the launcher itself may be gone."""
@@ -269,9 +269,8 @@ class _Start:
 
     def _enter(self) -> None:
         who = {"pid": os.getpid(), "machine": socket.gethostname()}
-        proposed = None if self.rank < 0 else self.rank
-        entry = self.rendezvous.enter(proposed, self.process, who, self._remaining(), self.led)
-        self.generation, self.rank = entry["generation"], entry["rank"]
+        entry = self.rendezvous.enter(self.rank, self.process, who, self._remaining(), self.led)
+        self.generation = entry["generation"]
         if "other" in entry:
             other = entry["other"] if isinstance(entry["other"], dict) else {}
             raise StartError(

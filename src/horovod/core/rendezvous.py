@@ -175,7 +175,7 @@ class Rendezvous:
 
     def enter(
         self,
-        rank: int | None,
+        rank: int,
         process: str,
         who: Any = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
@@ -183,10 +183,9 @@ class Rendezvous:
     ) -> dict[str, Any]:
         """The generation that this process' init belongs to, whatever it has seen before, and its place there.
 
-        `rank`: the rank that this process proposes; None if the rendezvous knows it, or has a free one. `process` tells
-        two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer: generation, rank;
-        place: the place that the launcher has assigned to the rank, if any; other: `who` of a process that has entered
-        the generation as the same rank.
+        `process` tells two processes of one rank apart; `who` says in JSON which one this is. Keys of the answer:
+        generation; place: the place that the launcher has assigned to the rank, if any; other: `who` of a process that
+        has entered the generation as the same rank.
 
         `generation`: the one that this process has been told to enter, in an elastic job. It may be over.
         """
@@ -194,8 +193,8 @@ class Rendezvous:
         if generation is not None:
             request["generation"] = generation
         answer: dict[str, Any] = self._ask(request, timeout_s, "entry", dict)
-        if not isinstance(answer.get("generation"), int) or not isinstance(answer.get("rank"), int):
-            raise ChannelError(f"{self._where()} gave no generation or no rank: {answer}")
+        if not isinstance(answer.get("generation"), int):
+            raise ChannelError(f"{self._where()} gave no generation: {answer}")
         return answer
 
     def entered(self, generation: int, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[int]:

@@ -133,11 +133,6 @@ class RendezvousServer:
             self._store.gone(rank, text)
         self._wake()
 
-    def replaced(self, rank: int) -> None:
-        """Another process takes the place of this rank: see Store.replaced."""
-        with self._lock:
-            self._store.replaced(rank)
-
     def assign(self, places: list[dict[str, Any]]) -> None:
         """Sets the place that each rank is told from now on: see Store.assign."""
         with self._lock:
@@ -307,7 +302,7 @@ class RendezvousServer:
 def _follow_start(connection: _Connection, request: Any, answer: dict[str, Any]) -> None:
     """What a request says of a rank's start. Whoever is a second process of a rank has no start."""
     match request, answer:
-        case {"op": "enter"}, {"entry": {"rank": rank, **rest}} if "other" not in rest:
+        case {"op": "enter", "rank": rank}, {"entry": entry} if "other" not in entry:
             who = request.get("who")
             process = f" (process {who.get('pid')} on {who.get('machine')})" if isinstance(who, dict) else ""
             connection.starting = _Starting(rank, f"rank {rank}{process} ended in init")

@@ -60,10 +60,8 @@ class Store:
         self._numbers = itertools.count()
         self._generation = 0
         self._entered: dict[int, tuple[str, Any]] = {}  # by rank: the process in the current generation, and who it is
-        self._rank_of: dict[str, int] = {}  # by process: the rank that it was given here
-        self._vacant: set[int] = set()  # ranks whose process was replaced by one that has not come yet
         self._places: list[dict[str, Any]] = []  # by rank: what the launcher says of its place
-        self._abandoned = False  # the current generation has lost a rank, or could not start: nobody joins it any more
+        self._abandoned = False  # a rank could not start in the current generation: nobody joins it any more
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
         self._listener: WorkerListener | None = None  # in an elastic job
         self._mailboxes = Mailboxes()
@@ -110,13 +108,6 @@ class Store:
         self._deadlines = [one for one in self._deadlines if not one[2].over]
         heapq.heapify(self._deadlines)
         self._waits_for.clear()
-
-    def replaced(self, rank: int) -> None:
-        """Another process takes the place of this rank, which was gone: all meet in the next generation."""
-        self._gone.pop(rank, None)
-        self._vacant.add(rank)
-        self._rank_of = {process: held for process, held in self._rank_of.items() if held != rank}
-        self._abandoned |= rank in self._entered
 
     def assign(self, places: list[dict[str, Any]]) -> None:
         """Sets the place that a rank is told when it enters from now on.
@@ -176,7 +167,7 @@ class Store:
                 reply({"value": self.compare_and_set(key, value)})
             case {"op": "enter", "rank": int(rank), "process": str(process), "generation": int(generation)}:
                 reply(self._enter_led(generation, rank, process, request.get("who")))
-            case {"op": "enter", "rank": int() | None as rank, "process": str(process)}:
+            case {"op": "enter", "rank": int(rank), "process": str(process)}:
                 reply(self._enter(rank, process, request.get("who")))
             case {"op": "say", "worker": int(worker), "number": int(number), "word": word} if self._listener:
                 if self._mailboxes.is_new(worker, number):
@@ -198,19 +189,12 @@ class Store:
                 reply({"error": "the rendezvous does not know this request"})
         return None
 
-    def _enter(self, proposed: int | None, process: str, who: Any) -> dict[str, Any]:
-        """The generation that a process which calls init belongs to, and its rank there.
+    def _enter(self, rank: int, process: str, who: Any) -> dict[str, Any]:
+        """The generation that a process which calls init belongs to, and its place there.
 
         If the process is already in the current generation, it starts the next one. Two processes with the same rank
-        get the same generation, and the start then detects the duplicate. A process that knows no rank gets the rank of
-        a replaced process, and keeps it.
+        get the same generation, and the start then detects the duplicate.
         """
-        rank = self._rank_of.get(process) if proposed is None else proposed
-        if rank is None:
-            if not self._vacant:
-                return {"error": "no rank is free, and this process knows none that is its own"}
-            rank = self._rank_of[process] = min(self._vacant)
-        self._vacant.discard(rank)
         if self._abandoned or self._process_of(rank) == process:
             self._generation += 1
             self._entered = {}
@@ -226,7 +210,7 @@ class Store:
 
     def _entered_as(self, rank: int, process: str, who: Any) -> dict[str, Any]:
         first, other = self._entered.setdefault(rank, (process, who))
-        entry: dict[str, Any] = {"generation": self._generation, "rank": rank}
+        entry: dict[str, Any] = {"generation": self._generation}
         if 0 <= rank < len(self._places):
             entry["place"] = self._places[rank]
         if first != process:

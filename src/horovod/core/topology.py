@@ -15,7 +15,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.settings import Settings
 from horovod.core.wording import counted
 
-__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "places_of", "proposed_rank", "ranks_text"]
+__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "places_of", "rank_of", "ranks_text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +81,10 @@ class Topology:
 _NAMES = [field.name for field in dataclasses.fields(Identity)]
 
 
-def proposed_rank(settings: Settings) -> int:
-    """The rank that the environment proposes to the rendezvous; -1: none, the rendezvous knows it.
-
-    Raises StartError if the environment has a part of an identity.
-    """
+def rank_of(settings: Settings) -> int:
+    """The rank that the environment says. Raises StartError if it does not say all that a rank needs."""
     values: dict[str, Any] = {name: getattr(settings, name) for name in _NAMES}
     missing = [f"HOROVOD_{name.upper()}" for name in _NAMES if values[name] is None]
-    if len(missing) == len(_NAMES):
-        missing = []
     if settings.rendezvous_port is None:
         missing.append("HOROVOD_GLOO_RENDEZVOUS_PORT")
     if missing:
@@ -98,10 +93,7 @@ def proposed_rank(settings: Settings) -> int:
             "hint: horovodrun sets all of them; pass its environment on to the script unchanged",
             "start-settings",
         )
-    if values["rank"] is None:
-        return -1
-    _checked(Identity(**values))
-    return int(values["rank"])
+    return _checked(Identity(**values)).rank
 
 
 def identity_of(settings: Settings, assigned: Any) -> tuple[Identity, str]:

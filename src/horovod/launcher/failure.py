@@ -20,7 +20,7 @@ from horovod.core.exceptions import (
     explain_command,
 )
 from horovod.launcher import memory
-from horovod.launcher.processes import signal_name
+from horovod.launcher.processes import shell_code, signal_name
 
 __all__ = [
     "LATE",
@@ -107,7 +107,7 @@ class RankExit:
 
     @property
     def exit_code(self) -> int:
-        return _exit_code(self.code)
+        return shell_code(self.code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +127,7 @@ class Cause:
 
     @property
     def exit_code(self) -> int:
-        return _exit_code(self.code)
-
-
-def _exit_code(code: int) -> int:
-    """As a shell gives it: 128 + the number of a signal."""
-    return code if code >= 0 else 128 - code
+        return shell_code(self.code)
 
 
 def root_cause(

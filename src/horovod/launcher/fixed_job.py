@@ -250,7 +250,7 @@ class FixedJob(Supervision):
                 f"horovodrun: the agent that held the ranks of host {agent.host} {how}; all ranks have been ended\n"
                 + explain_command("agent-lost")
             )
-            return 128 - code if code < 0 else max(code, 1)
+            return max(processes.shell_code(code), 1)
         return 0
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linux's means to keep a tree of processes together: subreaper, death signal, and a walk over all descendants."""
+"""Linux's means to keep a tree of processes together: subreaper, death signal, and a walk over all descendants.
+
+Also the names of signals, and the exit code that a shell makes of one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "send_signal",
+    "shell_code",
     "signal_descendants",
     "signal_name",
     "signal_session",
@@ -113,6 +117,11 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def shell_code(code: int) -> int:
+    """An exit code of Python's, in which a signal is negative, as a shell gives it: 128 + the signal's number."""
+    return code if code >= 0 else 128 - code
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:

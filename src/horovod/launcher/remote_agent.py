@@ -37,7 +37,7 @@ class _Word:
 
 
 def main() -> int:
-    """Returns the agent's exit code, 128 + the number for a signal."""
+    """Returns the agent's exit code, as a shell gives it."""
     processes.become_subreaper()
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     keeper = os.getpid()
@@ -58,7 +58,7 @@ def main() -> int:
     _, directory = word.read()
     if os.path.isdir(directory):
         agent.remove_directory(directory)
-    return code if code >= 0 else 128 - code
+    return processes.shell_code(code)
 
 
 def _wait_for(child: int, word: _Word) -> int:

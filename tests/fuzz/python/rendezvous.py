@@ -89,7 +89,6 @@ def _serve(peer: _Peer) -> None:
             if asked % 7 == 0:
                 store.gone(asked % 3, "it ended")
             if asked % 11 == 0:
-                store.replaced(asked % 3)
                 store.assign([{"local_rank": rank} for rank in range(asked % 4)])
             if asked % 13 == 0 and waits:
                 waits[-1].cancel()
@@ -124,7 +123,7 @@ def _ask(peer: Any) -> None:
                 client.compare_and_set("key", 1)
                 assert isinstance(client.get_many(["key"]), dict)
                 client.get("key")
-                assert isinstance(client.enter(0, "process")["rank"], int)
+                assert isinstance(client.enter(0, "process")["generation"], int)
                 assert all(isinstance(rank, int) for rank in client.entered(0))
             except RankGone:
                 continue
