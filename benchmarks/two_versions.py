@@ -4,7 +4,8 @@
 
     python benchmarks/two_versions.py OLD_PYTHON NEW_PYTHON [options] -- allreduce -np 2 --sizes 4,1M
 
-OLD_PYTHON and NEW_PYTHON are the interpreters of two environments. Prints, for each row, the median over the pairs of
+OLD_PYTHON and NEW_PYTHON are the interpreters of two environments, which both have PyTorch, or both do not: with it the
+bench calls horovod.torch, without it horovod.core, which is quicker. Prints, for each row, the median over the pairs of
 the quotient old time / new time: above 1 the new version is faster.
 """
 
@@ -33,6 +34,8 @@ def main() -> None:
     parser.add_argument("bench", nargs="+", help="the benchmark and its options")
     options = parser.parse_args()
 
+    if has_torch(options.old) != has_torch(options.new):
+        parser.error("one environment has PyTorch and the other has not\nhint: install it in both, or in neither")
     seconds: dict[int, dict[str, list[float]]] = {}
     sides = {"old": (options.old, options.old_env), "new": (options.new, options.new_env)}
     for pair in range(options.pairs):
@@ -45,6 +48,12 @@ def main() -> None:
         print(described(row))
     if options.json:
         write_record(options.json, ("python", "benchmarks/two_versions.py"), {"rows": rows})
+
+
+def has_torch(python: str) -> bool:
+    """Whether this interpreter finds PyTorch."""
+    found = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    return subprocess.run([python, "-c", found], check=False).returncode == 0
 
 
 def medians(python: str, settings: list[str], bench: list[str]) -> dict[int, float]:
