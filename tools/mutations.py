@@ -1771,6 +1771,22 @@ MUTATIONS = (
         (python("tests/processes/test_elastic_faults.py", "-k", "removed_comes_to_its_end"),),
     ),
     Mutation(
+        "elastic-survived-errors-are-raised",
+        "src/horovod/launcher/run_function.py",
+        " and one.error is not None and one.worker in end.workers]",
+        " and one.error is not None]",
+        "horovod.run raises the exception of a worker whose loss the job has survived",
+        (python("tests/processes/test_elastic_run_function.py", "-k", "whose_answers_count"),),
+    ),
+    Mutation(
+        "elastic-results-lost-at-the-end",
+        "src/horovod/launcher/elastic_job.py",
+        "has_trained=True, ",
+        "",
+        "a worker that crashes after it has given its result takes all results away",
+        (python("tests/processes/test_elastic_run_function.py", "-k", "crashes_at_its_end"),),
+    ),
+    Mutation(
         "elastic-joiner-takes-others-along",
         "src/horovod/elastic/link.py",
         "                failures += not sessions.is_loss(error)",
