@@ -1787,6 +1787,14 @@ MUTATIONS = (
         (python("tests/processes/test_elastic_run_function.py", "-k", "crashes_at_its_end"),),
     ),
     Mutation(
+        "elastic-raisers-exit-with-1",
+        "src/horovod/launcher/elastic_job.py",
+        "if one.failed or one.code > 0), 1)",
+        "if one.failed), 1)",
+        "a job that two workers end by the same exception exits with 1, and not with their code",
+        (python("tests/processes/test_elastic.py", "-k", "raise_the_same"),),
+    ),
+    Mutation(
         "elastic-joiner-takes-others-along",
         "src/horovod/elastic/link.py",
         "                failures += not sessions.is_loss(error)",

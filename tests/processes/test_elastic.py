@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.elastic_jobs import ElasticJob
+from support.elastic_jobs import SCRIPT, ElasticJob
 from support.jobs import run_job
 
 ONE, TWO, THREE = "localhost", "127.0.0.1", socket.gethostname()
@@ -191,6 +191,14 @@ def test_the_same_exception_everywhere_ends_the_job_with_its_text(tmp_path: Path
     said = failed(tmp_path, "-np", "3", "--min-np", "1", act="if state.step == 5: raise KeyError('a bad sample')")
     assert re.search(r"raised the same exception at the same place of the training: KeyError: 'a bad sample' at ", said)
     assert re.search(r"(?m)^\[\d\]<stderr>:KeyError: 'a bad sample'$", said), "the end of a traceback"
+    assert said.endswith("more: horovodrun --explain elastic-script\n")
+
+
+def test_the_exit_code_is_that_of_the_workers_that_raise_the_same(tmp_path: Path) -> None:
+    caught = "try:\n    run_fn(train, None)(state)\nexcept ValueError:\n    time.sleep(0.5)\n    sys.exit(7)\n"
+    script = SCRIPT.replace("run_fn(train, None)(state)\n", caught)
+    act = "if state.step == 5: raise ValueError('bad')"
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=act, script=script, code=7)
     assert said.endswith("more: horovodrun --explain elastic-script\n")
 
 

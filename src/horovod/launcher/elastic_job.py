@@ -429,7 +429,8 @@ class ElasticJob(Supervision):
         lines.append(f"horovodrun: the elastic job has ended: {text}")
         lines.append(explain_command(outcome))
         self.conclude_with("\n".join(lines), workers=[one.rank for one in culprits])
-        return culprits[0].exit_code if culprits and culprits[0].failed else 1
+        # Those that have raised the same exception were told to stop while they ended by themselves, with their codes.
+        return next((one.exit_code for one in culprits if one.failed or one.code > 0), 1)
 
     def _end_after_training(self) -> int:
         finished = self._driver.job.finished
