@@ -1755,6 +1755,14 @@ MUTATIONS = (
         (python("tests/unit/test_membership.py", "-k", "reserve"),),
     ),
     Mutation(
+        "elastic-nobody-has-attended",
+        "src/horovod/elastic/membership.py",
+        "    turn.set(attended=True)\n",
+        "",
+        "a job whose hosts have all failed says that no worker has got to hvd.init(), though one waited there",
+        (python("tests/unit/test_membership.py", "-k", "got_to_init"),),
+    ),
+    Mutation(
         "elastic-each-start-waits-anew",
         "src/horovod/elastic/running_wait.py",
         "{Timer.STARTS: Timer.SLOTS}",
