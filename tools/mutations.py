@@ -1763,6 +1763,14 @@ MUTATIONS = (
         (python("tests/unit/test_membership.py", "-k", "got_to_init"),),
     ),
     Mutation(
+        "elastic-raisers-are-timed-at-the-end",
+        "src/horovod/elastic/driver.py",
+        "            self._raised.clear()",
+        "            pass",
+        "when the job is over, horovodrun says that a process is killed in 27 s, and ends it after 3 s",
+        (python("tests/unit/test_elastic_driver.py", "-k", "when_the_job_is_over"),),
+    ),
+    Mutation(
         "elastic-each-start-waits-anew",
         "src/horovod/elastic/running_wait.py",
         "{Timer.STARTS: Timer.SLOTS}",
