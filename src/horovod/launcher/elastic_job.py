@@ -11,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import os
-import re
 import selectors
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from horovod.elastic.messages import Worker
 from horovod.elastic.words import WordError, unpacked_said
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
-from horovod.launcher.failure import RankExit, last_words
+from horovod.launcher.failure import RankExit, last_exception, last_words
 from horovod.launcher.fixed_job import how_it_ended
 from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.memory import IN_CGROUP
@@ -43,7 +42,6 @@ _FENCE_S = 2.0
 _RETRY_S = 30.0  # a host that was not ready is asked again
 _KEPT_EXITS = 16  # of so many workers it is known how they ended, and their last lines
 _TELL_LEFT_S = 10.0  # processes that are still there so long after the end of training are spoken of
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*|$)")
 _LONGEST_ERROR = 200  # characters
 
 
@@ -322,13 +320,8 @@ class ElasticJob(Supervision):
             del self._exits[old]
             self.pids.pop(old, None)
             self.outputs.forget(old)
-        self._ended(rank, how, well=code == 0, error=self._last_error(rank) if code > 0 else "")
-
-    def _last_error(self, number: int) -> str:
-        """What a Python script has died of, if that is its last line on stderr."""
-        lines = self.outputs.last_lines(number)
-        found = _ERROR.match(lines[-1].text) if lines else None
-        return found[0][:_LONGEST_ERROR] if found else ""
+        error = last_exception(self.outputs.last_lines(rank), time.monotonic()) if code > 0 else ""
+        self._ended(rank, how, well=code == 0, error=error[:_LONGEST_ERROR])
 
     def _ended(self, number: int, how: str, well: bool, error: str = "") -> None:
         self._processes.pop(number, None)
