@@ -316,6 +316,8 @@ def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) ->
         "import os, time\nimport numpy as np\nimport horovod.core as hvd\nimport horovod.elastic.worker\n"
         "hvd.init()\nprint('planned', hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)\n"
         "hvd.allreduce(np.ones(3))\n"
+        "if hvd.rank() == 0: open('summed', 'w').close()\n"
+        "while not os.path.exists('summed'): time.sleep(0.01)\n"
         "if hvd.rank() == 1: os._exit(7)\n"
         "while not os.path.exists('end'): time.sleep(0.1)\n"
     )
