@@ -11,13 +11,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.elastic_jobs import ElasticJob
+from support.elastic_jobs import SCRIPT, ElasticJob
 from support.jobs import run_job
 
 ONE, TWO, THREE = "localhost", "127.0.0.1", socket.gethostname()
@@ -195,6 +194,14 @@ def test_the_same_exception_everywhere_ends_the_job_with_its_text(tmp_path: Path
     assert said.endswith("more: horovodrun --explain elastic-script\n")
 
 
+def test_the_exit_code_is_that_of_the_workers_that_raise_the_same(tmp_path: Path) -> None:
+    caught = "try:\n    run_fn(train, None)(state)\nexcept ValueError:\n    time.sleep(0.5)\n    sys.exit(7)\n"
+    script = SCRIPT.replace("run_fn(train, None)(state)\n", caught)
+    act = "if state.step == 5: raise ValueError('bad')"
+    said = failed(tmp_path, "-np", "2", "--min-np", "1", act=act, script=script, code=7)
+    assert said.endswith("more: horovodrun --explain elastic-script\n")
+
+
 @pytest.mark.thorough
 def test_a_worker_whose_error_does_not_end_its_process_is_ended(tmp_path: Path) -> None:
     """A thread of the script's keeps the interpreter alive."""
@@ -309,6 +316,8 @@ def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) ->
         "import os, time\nimport numpy as np\nimport horovod.core as hvd\nimport horovod.elastic.worker\n"
         "hvd.init()\nprint('planned', hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)\n"
         "hvd.allreduce(np.ones(3))\n"
+        "if hvd.rank() == 0: open('summed', 'w').close()\n"
+        "while not os.path.exists('summed'): time.sleep(0.01)\n"
         "if hvd.rank() == 1: os._exit(7)\n"
         "while not os.path.exists('end'): time.sleep(0.1)\n"
     )
@@ -340,63 +349,3 @@ def test_a_killed_launcher_takes_all_with_it(tmp_path: Path) -> None:
         job.wait_for_world(3)
         job.process.kill()
         job.assert_gone()
-
-
-RUN = """
-import os, signal, sys, time
-import horovod
-import horovod.torch as hvd
-import numpy as np
-
-def train(steps):
-    hvd.init()
-    state = hvd.elastic.TorchState(step=0)
-
-    @hvd.elastic.run
-    def loop(state):
-        while state.step < steps:
-            worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
-            exec(os.environ["ACT"])
-            state.step += 1
-            state.commit()
-            time.sleep(0.05)
-        return hvd.rank(), hvd.size(), state.step
-
-    return loop(state)
-
-if __name__ == "__main__":
-    print(horovod.run(train, (100,), np=2, min_np=1, max_np=2))
-"""
-
-
-def call_run(folder: Path, act: str) -> subprocess.CompletedProcess[str]:
-    """Runs horovod.run with a function that acts before each of its steps. `act` may use os, worker and state."""
-    (folder / "run.py").write_text(RUN)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "run.py"],
-        cwd=folder,
-        env={**environment, "ACT": act},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_horovod_run_gives_the_results_of_the_last_world(tmp_path: Path) -> None:
-    done = call_run(tmp_path, "if state.step == 5 and worker == 1: os.kill(os.getpid(), 9)")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] in ("[(0, 2, 100), (1, 2, 100)]", "[(0, 1, 100)]"), done.stdout
-    assert "1 loss survived: worker 1 on localhost was killed by SIGKILL" in done.stderr
-
-
-def test_horovod_run_raises_what_has_ended_the_job_and_not_what_it_survived(tmp_path: Path) -> None:
-    survived = "if state.step == 3 and worker == 1: raise KeyError('survived')\n"
-    done = call_run(tmp_path, survived + "if state.step == 20: os.kill(os.getpid(), 9)")
-    last = done.stderr.partition("RuntimeError: horovod.run: the job ended with exit code 137\n")[2]
-    assert "held the state has ended: worker 0 on localhost was killed by SIGKILL" in last, done.stderr
-
-
-def test_horovod_run_raises_the_error_that_comes_again_at_the_same_place(tmp_path: Path) -> None:
-    done = call_run(tmp_path, "if state.step == 3: raise KeyError('bad sample')")
-    assert done.stderr.splitlines()[-1] == "KeyError: 'bad sample'", done.stderr

@@ -155,7 +155,7 @@ def carried_out(situation: Situation, job: Job, orders: tuple[m.Order, ...]) -> 
                 processes[order.worker] = target._replace(inbox=(*target.inbox, received(order.message, processes)))
     # What is only for people makes no difference between states.
     record = dataclasses.replace(job.record, reason="") if job.record and job.record.reason else job.record
-    return situation._replace(job=job._replace(reasons=(), record=record), processes=tuple(processes))
+    return situation._replace(job=job._replace(reasons=(), attended=False, record=record), processes=tuple(processes))
 
 
 def received(message: m.Message, processes: list[Process]) -> tuple[Any, ...]:

@@ -209,6 +209,16 @@ def test_a_process_that_does_not_end_after_its_error_is_ended(monkeypatch: pytes
     assert job.driver.next_time() is not None
 
 
+def test_a_process_that_raised_is_not_spoken_of_when_the_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are being seen off then, long before its 30 s are over."""
+    job = Job(monkeypatch, ("a", 3)).attend(0, 1, 2)
+    for number in (0, 1, 2):
+        job.driver.is_said(m.Raised(number, (1, 4), "ValueError: bad sample at train.py:3"))
+    assert job.outcome == "elastic-script" and job.driver.next_time() is None
+    job.at(30.0)
+    assert not job.said and not job.killed
+
+
 def test_a_place_that_nobody_will_use_again_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, ("a", 2), blame=BLAME_WORKER).attend(0, 1)
     job.driver.worker_ended(1, "was killed by SIGKILL", well=False)

@@ -10,7 +10,17 @@ import pytest
 
 from horovod.core.exceptions import NOT_REACHED
 from horovod.launcher import memory
-from horovod.launcher.failure import LATE, Cause, Line, RankExit, describe_end, report, root_cause, waited_in_init
+from horovod.launcher.failure import (
+    LATE,
+    Cause,
+    Line,
+    RankExit,
+    describe_end,
+    last_exception,
+    report,
+    root_cause,
+    waited_in_init,
+)
 
 
 def said(*texts: str, at_s: float = 1.0) -> list[Line]:
@@ -189,6 +199,29 @@ def test_what_a_rank_said_of_its_wait_in_init_is_found() -> None:
     assert waited_in_init(said("KeyError: 'not called init'", CODE)) == ""
     assert waited_in_init(said(WAITED, "hint: x")) == ""
     assert waited_in_init(said("loads", WAITED, CODE)) == WAITED.partition(": ")[2]
+
+
+FRAMES = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    main()"]
+EXPLAINED = "horovod.core.exceptions.StartError: no memory"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([*FRAMES, "ValueError: bad", "hint: another"], "ValueError: bad"),
+        ([*FRAMES, EXPLAINED, "hint: less", "more: horovodrun --explain start-resources"], EXPLAINED),
+        ([*FRAMES, "__main__.main.<locals>.Boom", "a library says goodbye"], "__main__.main.<locals>.Boom"),
+        ([*FRAMES[1:], "queue.Empty"], "queue.Empty"),  # the tail begins in the midst of the traceback
+        ([*FRAMES, "KeyError: 1", "During handling of the above exception, ...", *FRAMES, "OSError"], "OSError"),
+        ([*FRAMES, "KeyError: 1", "Exception ignored in: <f>", *FRAMES, "OSError"], "KeyError: 1"),
+        (["Exception in thread Thread-1:", *FRAMES, "OSError", "sys.exit(3)"], ""),
+        (["ValueError: said, but not raised"], ""),
+        ([], ""),
+    ],
+)
+def test_the_exception_that_a_script_has_died_of_is_found(lines: list[str], found: str) -> None:
+    assert last_exception(said(*lines), 1.0) == found
+    assert last_exception(said(*lines), 60.0) == "", "that is long ago"
 
 
 def test_a_rank_that_exits_before_init_is_not_called_late() -> None:

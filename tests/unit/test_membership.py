@@ -10,7 +10,7 @@ import pytest
 from support.membership import TWO_HOSTS, Driver
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, waits
+from horovod.elastic.job import GATHER, LIVE, NO_HOST_LEFT, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, waits
 from horovod.elastic.ranks import identities
 
 
@@ -257,6 +257,19 @@ def test_workers_that_fail_everywhere_at_their_start_end_the_job() -> None:
     patient = Driver((("a", 1), ("b", 1)), cooldown=True)
     patient.ends(0, 1)
     assert patient.outcome == "" and waits(patient.job, patient.rules).timer == m.Timer.SLOTS  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("attends", "what"),
+    [(False, "no worker has got to hvd.init()"), (True, "workers have failed on every host (a, b)")],
+)
+def test_the_end_says_whether_any_worker_has_got_to_init(attends: bool, what: str) -> None:
+    driver = Driver((("a", 1), ("b", 1)))
+    if attends:
+        driver.on(m.Attend(0, 0, m.NO_STATE))
+    driver.ends(1, 0)
+    text = f"{what}: worker 1 on b was killed (SIGKILL) and worker 0 on a was killed (SIGKILL)"
+    assert m.End(NO_HOST_LEFT, text) in driver.orders
 
 
 def test_a_host_that_was_removed_is_not_blamed() -> None:

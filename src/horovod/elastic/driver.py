@@ -145,6 +145,8 @@ class Driver:
                 self._carry_out(order, event, before)
         while self._left_well and self.job.phase != LIVE:
             self._end(self._left_well.popitem()[1])
+        if self.job.phase == OVER:
+            self._raised.clear()  # all have been told to stop, and whoever does not is ended soon
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
     def is_said(self, said: Said) -> None:

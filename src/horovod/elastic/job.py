@@ -108,7 +108,9 @@ class Job(NamedTuple):
     withheld: frozenset[Place] = frozenset()
     failures: tuple[tuple[str, tuple[float, ...]], ...] = ()  # by host, when its workers have failed
     raised: tuple[tuple[int, StateId, str], ...] = ()  # (worker, state, error) of scripts
-    reasons: tuple[str, ...] = ()  # of the next generation; nothing is decided by them
+    # For people; nothing is decided by these.
+    reasons: tuple[str, ...] = ()  # of the next generation
+    attended: bool = False  # any worker has at least once, also one that has ended
     outcome: str = ""
 
 
@@ -221,7 +223,7 @@ def because(job: Job) -> str:
 def all_have_failed(job: Job) -> str:
     """Why a job ends whose hosts have all failed."""
     hosts = ", ".join(host for host, _ in job.hosts)
-    what = f"workers have failed on every host ({hosts})" if job.generation else "no worker has got to hvd.init()"
+    what = f"workers have failed on every host ({hosts})" if job.attended else "no worker has got to hvd.init()"
     return what + because(job)
 
 

@@ -146,6 +146,7 @@ def _answered(turn: _Turn, event: Attend | Finished | Attached) -> bool:
 
 
 def _attend(turn: _Turn, event: Attend) -> None:
+    turn.set(attended=True)
     if _answered(turn, event):
         return
     _wait(turn, event)
@@ -442,8 +443,7 @@ def _announce(turn: _Turn, flags: int) -> None:
 
 
 def _stop(turn: _Turn, number: int) -> None:
-    waiting = tuple(item for item in turn.job.waiting if item[0] != number)
-    turn.set(told=turn.job.told | {number}, waiting=waiting)
+    turn.set(told=turn.job.told | {number}, waiting=tuple(item for item in turn.job.waiting if item[0] != number))
     turn.tell(number, Stop())
 
 

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.old_flags import notes
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.room import NoRoomError, check_room
+from horovod.launcher.supervision import Conclusion, Keep
 from horovod.launcher.terminal import discard
 from horovod.launcher.usage import UsageError
 
@@ -36,11 +37,11 @@ _ERRORS = (UsageError, HostsError, NoRoomError, SettingError)
 def main(
     arguments: Sequence[str] | None = None,
     secret: bytes | None = None,
-    keep_words: Callable[[str], object] = lambda _: None,
+    keep: Keep = lambda _: None,
 ) -> int:
     """The console script: returns the exit code of the job, 2 for a command line that cannot be run.
 
-    `secret`: the job's, if the caller has to know it. `keep_words` gets what is said of a failure, too.
+    `secret`: the job's, if the caller has to know it. `keep` gets how the job ends, or why it does not begin.
     """
     _occupy_standard_streams()
     environment = current_environment()
@@ -58,13 +59,13 @@ def main(
         ready = plan.ready()
     except _ERRORS as error:
         print(f"horovodrun: {error}", file=sys.stderr)
-        keep_words(f"horovodrun: {error}")
+        keep(Conclusion(f"horovodrun: {error}"))
         return error.exit_code if isinstance(error, UsageError) else 2
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
     if isinstance(ready, ForeignCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
-    return supervise.run(ready, secret, keep_words)
+    return supervise.run(ready, secret, keep)
 
 
 def check(arguments: Sequence[str]) -> Job | ForeignCommand:

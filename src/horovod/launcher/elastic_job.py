@@ -11,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import os
-import re
 import selectors
 import time
 from collections.abc import Callable
@@ -28,23 +27,21 @@ from horovod.elastic.messages import Worker
 from horovod.elastic.words import WordError, unpacked_said
 from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
-from horovod.launcher.failure import RankExit, last_words
+from horovod.launcher.failure import RankExit, last_exception, last_words
 from horovod.launcher.fixed_job import how_it_ended
 from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.memory import IN_CGROUP
 from horovod.launcher.roll_call import RollCall
-from horovod.launcher.supervision import KeepWords, Supervision
+from horovod.launcher.supervision import Keep, Supervision
 
-__all__ = ["HAS_ENDED", "ElasticJob"]
+__all__ = ["ElasticJob"]
 
-HAS_ENDED = "the elastic job has ended"  # then the reason
 _SEE_OFF_S = 3.0  # a worker that was told to stop may take this long, and the grace of horovodrun's signals
 # A lost host's agent ends its workers by itself, a moment later than this one notices: then rank 0 is surely gone.
 _FENCE_S = 2.0
 _RETRY_S = 30.0  # a host that was not ready is asked again
 _KEPT_EXITS = 16  # of so many workers it is known how they ended, and their last lines
 _TELL_LEFT_S = 10.0  # processes that are still there so long after the end of training are spoken of
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*|$)")
 _LONGEST_ERROR = 200  # characters
 
 
@@ -88,16 +85,14 @@ class _Host:
 class ElasticJob(Supervision):
     """See Supervision; and the driver's Hands."""
 
-    def __init__(
-        self, job: Job, plan: ElasticPlan, secret: bytes, stack: contextlib.ExitStack, keep_words: KeepWords
-    ) -> None:
+    def __init__(self, job: Job, plan: ElasticPlan, secret: bytes, stack: contextlib.ExitStack, keep: Keep) -> None:
         self._plan = plan
         self._is_fixed = plan.discovery is None
         # These close after the rendezvous, whose thread writes there.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         stack.callback(os.close, self._woken)
         stack.callback(os.close, self._waker)
-        super().__init__(job, [host for host, _ in plan.hosts] if self._is_fixed else None, secret, stack, keep_words)
+        super().__init__(job, [host for host, _ in plan.hosts] if self._is_fixed else None, secret, stack, keep)
         self._stack = stack
         self._driver = Driver(plan.rules, plan.limits, self, self.server)
         self._processes: dict[int, _Process] = {}
@@ -325,13 +320,8 @@ class ElasticJob(Supervision):
             del self._exits[old]
             self.pids.pop(old, None)
             self.outputs.forget(old)
-        self._ended(rank, how, well=code == 0, error=self._last_error(rank) if code > 0 else "")
-
-    def _last_error(self, number: int) -> str:
-        """What a Python script has died of, if that is its last line on stderr."""
-        lines = self.outputs.last_lines(number)
-        found = _ERROR.match(lines[-1].text) if lines else None
-        return found[0][:_LONGEST_ERROR] if found else ""
+        error = last_exception(self.outputs.last_lines(rank), time.monotonic()) if code > 0 else ""
+        self._ended(rank, how, well=code == 0, error=error[:_LONGEST_ERROR])
 
     def _ended(self, number: int, how: str, well: bool, error: str = "") -> None:
         self._processes.pop(number, None)
@@ -423,27 +413,27 @@ class ElasticJob(Supervision):
         outcome, text = self._outcome
         survived = self._losses("survived" if outcome == SUCCESS else "earlier")
         if outcome == SUCCESS:
-            late = next((one for one in self._exits.values() if one.code != 0 and self._has_finished(one.rank)), None)
             if survived:
                 self.warn(survived)
-            if late is None:
-                return 0
-            self.conclude_with(
-                "\n".join(
-                    [
-                        *self._last_words(late),
-                        f"horovodrun: worker {late.rank} exited with code {late.code} after the training had ended",
-                    ]
-                )
-            )
-            return late.exit_code
-        failed = self._culprit(outcome, text)
-        lines = [] if failed is None else self._last_words(failed)
+            return self._end_after_training()
+        culprits = self._culprits(outcome, text)
+        lines = self._last_words(culprits[0]) if culprits else []
         lines += [f"horovodrun: {survived}"] if survived else []
-        lines.append(f"horovodrun: {HAS_ENDED}: {text}")
+        lines.append(f"horovodrun: the elastic job has ended: {text}")
         lines.append(explain_command(outcome))
-        self.conclude_with("\n".join(lines))
-        return failed.exit_code if failed is not None and failed.failed else 1
+        self.conclude_with("\n".join(lines), workers=[one.rank for one in culprits])
+        # Those that have raised the same exception were told to stop while they ended by themselves, with their codes.
+        return next((one.exit_code for one in culprits if one.failed or one.code > 0), 1)
+
+    def _end_after_training(self) -> int:
+        finished = self._driver.job.finished
+        late = next((one for one in self._exits.values() if one.code != 0 and one.rank in finished), None)
+        lines = []
+        if late is not None:
+            happened = f"worker {late.rank} exited with code {late.code} after the training had ended"
+            lines = [*self._last_words(late), f"horovodrun: {happened}"]
+        self.conclude_with("\n".join(lines), has_trained=True, workers=sorted(finished))
+        return 0 if late is None else late.exit_code
 
     def _losses(self, when: str) -> str:
         """The losses after which the job went on, the last of them in words."""
@@ -451,16 +441,13 @@ class ElasticJob(Supervision):
         last = f", the last {len(losses)}" if count > len(losses) else ""
         return f"{counted(count, 'loss', 'losses')} {when}{last}: {'; '.join(losses)}" if count else ""
 
-    def _culprit(self, outcome: str, text: str) -> RankExit | None:
-        """The worker whose end is why the job has ended, if it is one. What the job has survived is not."""
+    def _culprits(self, outcome: str, text: str) -> list[RankExit]:
+        """The workers whose ends are why the job has ended, the one to show first. None whose end it has survived."""
         if outcome == SCRIPT:
             raisers = [number for number, _, error in self._driver.job.raised if error in text]
-            return next((self._exits[number] for number in raisers if number in self._exits), None)
+            return [self._exits[number] for number in raisers if number in self._exits]
         began_s = self._driver.led_s
-        return next((one for one in reversed(self._exits.values()) if one.failed and one.time_s >= began_s), None)
+        return [one for one in reversed(self._exits.values()) if one.failed and one.time_s >= began_s]
 
     def _last_words(self, one: RankExit) -> list[str]:
         return last_words(one.rank, one, self.outputs.last_lines(one.rank), "worker")
-
-    def _has_finished(self, number: int) -> bool:
-        return number in self._driver.job.finished

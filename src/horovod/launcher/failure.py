@@ -28,6 +28,7 @@ __all__ = [
     "Line",
     "RankExit",
     "describe_end",
+    "last_exception",
     "last_words",
     "report",
     "root_cause",
@@ -63,6 +64,8 @@ _KINDS = ("RANK_LEFT", "ABORTED", LATE)
 _EQUAL_STEPS = "all ranks must make the same number of steps and collective calls"
 
 _FRAME = re.compile(r'  File ".*", line \d+')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.<>]*(:|$)")
+_NOT_FATAL = ("Exception ignored", "Exception in thread")  # in front of a traceback
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -253,6 +256,25 @@ def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name
     age = f", written {age_s:.0f} s before its end" if age_s > _OLD_S else ""
     texts = _without_frames([line.text for line in telling])
     return [f"horovodrun: the last lines of {name} {rank}'s stderr{age}:", *(f"    {text}" for text in texts)]
+
+
+def last_exception(last_lines: Sequence[Line], end_s: float) -> str:
+    """What a Python script has died of: the line after the last traceback's frames. Empty if there is none.
+
+    Its text may go on in further lines, and other lines may follow it. Old tracebacks do not count, nor those of
+    threads and of what the interpreter ignores.
+    """
+    found, in_frames, is_fatal = "", False, True
+    for before, line in itertools.pairwise([Line("", 0.0), *last_lines]):
+        if line.text.startswith("Traceback (most recent"):
+            is_fatal = not before.text.startswith(_NOT_FATAL)
+        elif _FRAME.match(line.text):
+            in_frames = True
+        elif in_frames and not line.text.startswith(" "):
+            in_frames = False
+            if is_fatal and _EXCEPTION.match(line.text) and end_s - line.time_s <= _OLD_S:
+                found = line.text
+    return found
 
 
 def _without_frames(lines: Sequence[str]) -> Sequence[str]:

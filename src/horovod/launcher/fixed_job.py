@@ -29,7 +29,7 @@ from horovod.launcher.failure import (
 from horovod.launcher.job import Job
 from horovod.launcher.policy import EndTheJob
 from horovod.launcher.roll_call import RollCall
-from horovod.launcher.supervision import KeepWords, Supervision
+from horovod.launcher.supervision import Keep, Supervision
 
 __all__ = ["FixedJob", "how_it_ended"]
 
@@ -48,9 +48,9 @@ class _Stopped:
 class FixedJob(Supervision):
     """See Supervision."""
 
-    def __init__(self, job: Job, secret: bytes, stack: contextlib.ExitStack, keep_words: KeepWords) -> None:
+    def __init__(self, job: Job, secret: bytes, stack: contextlib.ExitStack, keep: Keep) -> None:
         self._hosts = list(dict.fromkeys(one.hostname for one in job.ranks))
-        super().__init__(job, self._hosts, secret, stack, keep_words)
+        super().__init__(job, self._hosts, secret, stack, keep)
         self.server.assign([dataclasses.asdict(one) for one in job.ranks])
         self._exits: list[RankExit] = []
         self._stopped: dict[int, _Stopped] = {}  # ranks that a signal has stopped, but not the whole job's suspension

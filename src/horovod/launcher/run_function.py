@@ -16,6 +16,9 @@ other code.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import json
 import os
 import pickle
 import signal
@@ -27,17 +30,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.exceptions import HorovodInternalError, text_of
+from horovod.core.exceptions import HorovodInternalError
 from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import Settings
 from horovod.launcher import cli, processes
-from horovod.launcher.elastic_job import HAS_ENDED
 from horovod.launcher.exchange import Exchange
 from horovod.launcher.foreign import ForeignCommand
 from horovod.launcher.hosts import is_local
 from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.run_task import Answer, dumps
+from horovod.launcher.supervision import Conclusion
 
 __all__ = ["run"]
 
@@ -80,7 +83,8 @@ def run(
 ) -> list[Any]:
     """Runs func(*args, **kwargs) in `num_proc` ranks; returns the results in rank order.
 
-    With `min_num_proc` or a host discovery script the job is elastic: the results are those of the last world's ranks.
+    With `min_num_proc` or a host discovery script the job is elastic: the results are those of the last world's ranks,
+    and only an exception that has ended the job is raised, none that it has survived.
 
     `np` is another name of num_proc, `executable` the Python of the ranks, the others are horovodrun's flags. The
     function calls init() itself. The ranks, also those on other hosts, have this process' working directory,
@@ -136,15 +140,15 @@ def run(
         far = _has_other_hosts(job)
         paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
         Path(paths[0]).write_bytes(task)
-        (last_words,) = _memory(stack, ["last-words"])
+        (conclusion,) = _memory(stack, ["conclusion"])
         command = [python, "-m", "horovod.launcher.run_task"]
         if far and not isinstance(job, ForeignCommand):
-            code = _supervised(last_words, [job.network_interface, *paths], [*flags, *command])
+            code = _supervised(conclusion, [job.network_interface, *paths], [*flags, *command])
         else:
-            code = _supervised(last_words, [], [*flags, *command, *paths])
+            code = _supervised(conclusion, [], [*flags, *command, *paths])
         answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
-        words = Path(last_words).read_text(errors="replace")
-    return _results(answers, code, words) if plan is None else _elastic_results(answers, code, words)
+        end = _read(conclusion)
+    return _results(answers if plan is None else _those_that_count(answers, code, end), code, end.text)
 
 
 def _most_workers(plan: ElasticPlan) -> int:
@@ -189,11 +193,11 @@ def _shared_files(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str
     return [os.path.join(folder, name) for name in names]
 
 
-def _supervised(last_words: str, exchange: list[str], arguments: list[str]) -> int:
+def _supervised(conclusion: str, exchange: list[str], arguments: list[str]) -> int:
     """Runs horovodrun with these arguments to its end; its exit code. A KeyboardInterrupt ends the job first.
 
-    `last_words`: the file that gets the cause of a failure. `exchange`: network interfaces and paths, for ranks of
-    other machines (main).
+    `conclusion`: the file that gets the job's. `exchange`: network interfaces and paths, for ranks of other machines
+    (main).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -203,7 +207,7 @@ def _supervised(last_words: str, exchange: list[str], arguments: list[str]) -> i
             "-m",
             "horovod.launcher.run_function",
             str(os.getpid()),
-            last_words,
+            conclusion,
             str(len(exchange)),
             *exchange,
             *arguments,
@@ -231,18 +235,29 @@ def _answer(rank: int, path: str) -> Answer | None:
     return answer
 
 
-def _elastic_results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
-    """Those of the last world. The error of a lost worker counts only if it is why the job has ended."""
-    reason = words.rpartition(HAS_ENDED)[2]
-    counted = [one for one in answers if one is not None and (one.error is None or _is_in(reason, one.error))]
-    if code != 0 and not any(one.error for one in counted):
-        raise RuntimeError(f"horovod.run: the job ended with exit code {code}\n{words.rstrip()}")
-    return _results([*counted], code, words)
+def _write(path: str, conclusion: Conclusion) -> None:
+    Path(path).write_text(json.dumps(dataclasses.asdict(conclusion)))
 
 
-def _is_in(reason: str, error: Exception) -> bool:
-    # The job's end names errors by one line, and the longest are cut.
-    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0][:100] in reason
+def _read(path: str) -> Conclusion:
+    """An empty one if nothing was written, because the job was interrupted for example."""
+    text = Path(path).read_text()
+    return Conclusion(**json.loads(text)) if text else Conclusion()
+
+
+def _those_that_count(answers: list[Answer | None], code: int, end: Conclusion) -> list[Answer | None]:
+    """Of an elastic job: the answers of the last world's ranks, or the errors that have ended the training.
+
+    The others are of workers whose loss the job has survived.
+    """
+    if end.has_trained:
+        ranks = answers[: len(end.workers)]
+        # An answer that cannot be loaded names no worker.
+        return [one if one is not None and one.worker in (None, *end.workers) else None for one in ranks]
+    errors = [one for one in answers if one is not None and one.error is not None and one.worker in end.workers]
+    if not errors:
+        raise RuntimeError(f"horovod.run: the job ended with exit code {code}\n{end.text.rstrip()}")
+    return [*errors]
 
 
 def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
@@ -267,22 +282,22 @@ def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
 def main() -> int:
     """The process that supervises the job of the caller whose id is the first argument.
 
-    Next come the file for horovodrun's last words and the number of arguments for the exchange. These are there if it
+    Next come the file for the job's conclusion and the number of arguments for the exchange. These are there if the job
     has ranks on other machines: the network interface, the file with the task, and a file for each rank's answer. The
     rest is horovodrun's.
     """
     # Ctrl-C reaches the caller too, which then asks for the end once; asked twice, nobody would get any grace.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
-    last_words, count = Path(sys.argv[2]), int(sys.argv[3])
+    keep, count = functools.partial(_write, sys.argv[2]), int(sys.argv[3])
     exchange, arguments = sys.argv[4 : 4 + count], sys.argv[4 + count :]
     if not exchange:
-        return cli.main(arguments, keep_words=last_words.write_text)
+        return cli.main(arguments, keep=keep)
     secret = new_secret()
     interface, task, *answers = exchange
     address = interface_address(interface) if interface else "0.0.0.0"
     with contextlib.closing(Exchange(secret, address, task, answers)) as open_exchange:
-        return cli.main([*arguments, "--port", str(open_exchange.port)], secret, last_words.write_text)
+        return cli.main([*arguments, "--port", str(open_exchange.port)], secret, keep)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,14 @@ __all__ = ["Answer", "dumps"]
 
 @dataclasses.dataclass
 class Answer:
-    """`time_ns`: when, on the clock that all processes of a machine share."""
+    """`worker`: of an elastic job, its number. `time_ns`: when, on the clock that all processes of a machine share."""
 
     rank: int
     value: Any = None
     error: Exception | None = None
     traceback: str = ""
     time_ns: int = 0
+    worker: int | None = None
 
 
 def dumps(value: Any, what: str) -> bytes:
@@ -116,7 +117,7 @@ def _portable(answer: Answer) -> tuple[Answer, bytes]:
     except Exception as error:
         if answer.error is None:
             print(error, file=sys.stderr)
-            return _portable(Answer(answer.rank, error=error, time_ns=answer.time_ns))
+            return _portable(dataclasses.replace(answer, value=None, error=error))
         kind = type(answer.error)
         text = f"rank {answer.rank} raised {kind.__module__}.{kind.__qualname__}: {answer.error}"
         return _portable(dataclasses.replace(answer, error=RuntimeError(text)))
@@ -144,7 +145,7 @@ def main() -> int:
     else:
         caller = _Files(sys.argv[1], sys.argv[2:])
     answer = _called(rank, caller)
-    answer.rank = _last_rank(rank, settings.worker)
+    answer.rank, answer.worker = _last_rank(rank, settings.worker), settings.worker
     answer.time_ns = time.monotonic_ns()
     if answer.error is not None:
         print(answer.traceback, end="", file=sys.stderr)

@@ -9,19 +9,18 @@ from horovod.core.secret import new_secret
 from horovod.launcher.elastic_job import ElasticJob
 from horovod.launcher.fixed_job import FixedJob
 from horovod.launcher.job import Job
-from horovod.launcher.supervision import KeepWords
+from horovod.launcher.supervision import Keep
 
 __all__ = ["run"]
 
 
-def run(job: Job, secret: bytes | None = None, keep_words: KeepWords = lambda _: None) -> int:
+def run(job: Job, secret: bytes | None = None, keep: Keep = lambda _: None) -> int:
     """Runs the job to its end and returns horovodrun's exit code. Call it from the main thread: it handles signals.
 
-    `secret`: the job's, if somebody else has to know it as well. `keep_words` gets the cause of a failure as it stands
-    on the terminal.
+    `secret`: the job's, if somebody else has to know it as well. `keep` gets the job's conclusion.
     """
     secret = secret or new_secret()
     with contextlib.ExitStack() as stack:
         if job.elastic is not None:
-            return ElasticJob(job, job.elastic, secret, stack, keep_words).run()
-        return FixedJob(job, secret, stack, keep_words).run()
+            return ElasticJob(job, job.elastic, secret, stack, keep).run()
+        return FixedJob(job, secret, stack, keep).run()

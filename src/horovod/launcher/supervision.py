@@ -11,12 +11,13 @@ fixed_job.py has the rest for jobs whose ranks stay the same, elastic_job.py for
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from horovod.core.network import interface_address, own_addresses
@@ -30,26 +31,40 @@ from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 
-__all__ = ["KeepWords", "Supervision"]
+__all__ = ["Conclusion", "Keep", "Supervision"]
 
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
 _HELD_UP_S = 1.0
 
-# Takes the cause of a failure as it stands on the terminal.
-KeepWords = Callable[[str], object]
+
+@dataclasses.dataclass(frozen=True)
+class Conclusion:
+    """How a job has ended, for horovod.run. `text`: the cause of a failure as it stands on the terminal.
+
+    Of an elastic job also: `has_trained`, whether the training has come to its end. If so, `workers` are those of the
+    last world, by number; if not, those whose ends are the reason.
+    """
+
+    text: str = ""
+    has_trained: bool = False
+    workers: Sequence[int] = ()
+
+
+# Keeps it for somebody else.
+Keep = Callable[[Conclusion], object]
 
 
 class Supervision:
     """Subclasses say what events mean: `begin`, `on_*`, `act_on_time`, `times`, and `ends`."""
 
     def __init__(
-        self, job: Job, hosts: list[str] | None, secret: bytes, stack: contextlib.ExitStack, keep_words: KeepWords
+        self, job: Job, hosts: list[str] | None, secret: bytes, stack: contextlib.ExitStack, keep: Keep
     ) -> None:
         """`hosts`: all that the job will ever have; None: that is not known."""
         self.job = job
-        self._keep_words = keep_words
+        self._keep = keep
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job, hosts)
         self.server = RendezvousServer(secret, address)
@@ -308,9 +323,10 @@ class Supervision:
         self.conclude_with(f"horovodrun: {self._not_started[0]}")
         return self._not_started[1]
 
-    def conclude_with(self, text: str) -> None:
-        self._print(text)
-        self._keep_words(text)
+    def conclude_with(self, text: str, has_trained: bool = False, workers: Sequence[int] = ()) -> None:
+        if text:
+            self._print(text)
+        self._keep(Conclusion(text, has_trained, workers))
 
     def say(self, text: str) -> None:
         if self.job.verbose:
