@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from support.cluster import Host, MakeCluster
 from support.elastic_jobs import LEDGER, ElasticJob, check_items, history, ledgers
 from support.extent import SLACK_S
@@ -188,6 +189,7 @@ class Soak:
         return max(file.stat().st_mtime for file in self.job.directory.glob("ledger.*"))
 
 
+@pytest.mark.timeout(300 + 5 * EVENTS)
 def test_random_events(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(3).hosts
     flags = ["-np", "6", "--min-np", "1", "--blacklist-cooldown-range", "1", "2"]
