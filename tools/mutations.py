@@ -1472,6 +1472,17 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "still_computes and best"),),
     ),
     Mutation(
+        "gpu-of-empty-tensors-guessed",
+        "native/shims/on_gpu.h",
+        "  return hvd_device_of_stream(context, stream, device, status);",
+        "  *device = 0;\n  return HVD_OK;",
+        "a rank whose first tensors on a GPU are empty uses another rank's GPU, and the job ends",
+        (
+            python("tests/frameworks/test_tensorflow_gpu.py", "-k", "begin_with_empty"),
+            python("tests/frameworks/test_jax_gpu.py", "-k", "begin_with_empty"),
+        ),
+    ),
+    Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
         "        if (!in_order) way->carriers.back()->abort();\n",

@@ -346,6 +346,10 @@ Status Engine::device_of(const void* address, int32_t* device) const {
   return *device < 0 ? invalid("the address lies in no GPU's memory") : Status();
 }
 
+Status Engine::device_of_stream(cuda::Stream stream, int32_t* device) const {
+  return cuda::device_of_stream(options_.settings.cuda_library, stream, device);
+}
+
 Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};

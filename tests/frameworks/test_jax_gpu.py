@@ -103,6 +103,19 @@ def test_each_operation(world: World) -> None:
     ]
 
 
+def test_a_program_may_begin_with_empty_tensors() -> None:
+    """They have no address that tells the GPU, and no operation came before."""
+
+    def run() -> tuple[list[str | None], str]:
+        started()
+        errors = [on_stream((rows(), rows()), kind=ALLREDUCE, op=SUM, name="nothing")]
+        errors.append(on_stream((rows(1), rows(0)), kind=ALLREDUCE, op=SUM, name="something"))
+        return errors, standin.races()
+
+    with World(2, {**frameworks.TENSORFLOW_ENV, **standin.environment("nccl")}) as world:
+        assert world.run(run) == [([None, None], "")] * 2
+
+
 def test_what_cannot_be_done_is_an_error_on_all_ranks(world: World) -> None:
     def run() -> list[str | None]:
         rank = started().rank()

@@ -95,6 +95,19 @@ def test_what_the_gpu_still_computes_is_waited_for(worlds: WorldPool, way: str) 
     assert world_of(worlds, way, 2).run(run) == [([12.0, 16.0], "")] * 2
 
 
+def test_a_rank_may_begin_with_empty_tensors() -> None:
+    """They have no address that tells the GPU, and no operation came before."""
+
+    def run() -> tuple[list[list[float]], str, int]:
+        gpu = frameworks.load(EAGERLY)
+        mine = np.full((2 * (1 - gpu.hvd.rank()), 3), 5.0, np.float32)
+        gathered = gpu.hvd.allgather(gpu.tensor(mine), name="rows").numpy().tolist()
+        return gathered, standin.races(), gpu.hvd.statistics()["batches_by_nccl"]
+
+    with World(2, tensorflow_on_gpu.environment()) as world:
+        assert world.run(run) == [([[5.0] * 3] * 2, "", 1)] * 2
+
+
 def test_training_is_that_of_host_memory(worlds: WorldPool) -> None:
     """A function with a tape, as users write it. TensorFlow's CPU packages run all but the gradients on the CPU."""
 

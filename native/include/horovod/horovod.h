@@ -283,6 +283,9 @@ HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* st
 
 /* The number of the GPU in whose memory an address lies; HVD_INVALID_ARGUMENT if it is no GPU's memory. */
 HVD_EXPORT int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status);
+/* The number of the GPU that a stream (CUstream) belongs to: tensors without elements have no address. A default stream
+   is that of the context which is current on the calling thread; an error if none is. */
+HVD_EXPORT int hvd_device_of_stream(hvd_context* context, void* stream, int32_t* device, hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */

@@ -137,7 +137,7 @@ void set_failure(hvd_status* status, int code, const char* text) {
   std::snprintf(status->text, sizeof status->text, "%s", text);
 }
 
-// What a request on a GPU's tensors has beyond others.
+// Says on which GPU the tensors of a request lie, and finds the stream that computes them.
 int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* status) {
   request->place = HVD_ON_CUDA;
   if (!find_stream(eigen_device.load(), invocation->context, &invocation->stream)) {
@@ -146,7 +146,8 @@ int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* statu
                 "hint: HOROVOD_TENSORFLOW_GPU=host takes the tensors through host memory");
     return HVD_UNAVAILABLE;
   }
-  return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, &request->device, status);
+  return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, invocation->stream,
+                            &request->device, status);
 }
 
 // Once, on rank 0.
