@@ -1483,6 +1483,19 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "tensorflow-set-asked-for-in-the-end",
+        "native/shims/tensorflow/kernel.cc",
+        "  const int32_t members = invocation->members;\n",
+        "  int32_t members = 0, member = 0;\n"
+        "  hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, nullptr);\n"
+        "  if (members == 0) {\n"
+        '    tf.SetStatus(status, kUnknown, "unknown process set");\n'
+        "    return false;\n"
+        "  }\n",
+        "the result of a gather is lost if its process set is removed while the GPU ends it",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "may_be_removed"),),
+    ),
+    Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
         "        if (!in_order) way->carriers.back()->abort();\n",

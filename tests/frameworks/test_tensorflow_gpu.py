@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,31 @@ def test_a_rank_may_begin_with_empty_tensors() -> None:
 
     with World(2, tensorflow_on_gpu.environment()) as world:
         assert world.run(run) == [([[5.0] * 3] * 2, "", 1)] * 2
+
+
+def test_a_set_may_be_removed_while_the_gpu_ends_an_operation_in_it(worlds: WorldPool) -> None:
+    def run() -> tuple[list[float], bool]:
+        gpu, library = frameworks.load(EAGERLY), standin.library()
+        hvd = gpu.hvd
+        some = hvd.add_process_set([0, 1])
+        if hvd.rank() == 2:
+            return [], hvd.remove_process_set(some)
+        mine = gpu.tensor(np.full(2, 1.0 + hvd.rank(), np.float32))
+        hvd.allgather(mine, process_set=some)
+        stream, before = tensorflow_on_gpu.stream(), hvd.statistics()["batches_by_nccl"]
+        library.standin_hold(stream)
+        with ThreadPoolExecutor(1) as thread:
+            gathered = thread.submit(hvd.allgather, mine, process_set=some)
+            while hvd.statistics()["batches_by_nccl"] == before:
+                assert not gathered.done(), gathered.result()
+            try:
+                removed = hvd.remove_process_set(some)
+            finally:
+                library.standin_release(stream)
+            return gathered.result().numpy().tolist(), removed
+
+    gathered = [1.0, 1.0, 2.0, 2.0]
+    assert world_of(worlds, "best", 3).run(run) == [(gathered, True), (gathered, True), ([], True)]
 
 
 def test_training_is_that_of_host_memory(worlds: WorldPool) -> None:

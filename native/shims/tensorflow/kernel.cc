@@ -71,7 +71,8 @@ struct Invocation {
   std::vector<TensorPtr> inputs, outputs;
   std::vector<std::vector<int64_t>> shapes;  // of the inputs
   std::vector<int64_t> splits;
-  bool on_gpu = false;  // are the tensors
+  int32_t members = 1, member = 0;  // of the process set, and this rank's place in it
+  bool on_gpu = false;              // are the tensors
   void* stream = nullptr;
 
   void end() { done.run(); }
@@ -110,17 +111,13 @@ bool take_inputs(Invocation* invocation, TF_Status* status) {
 bool make_outputs(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   if (is_ragged(collective.kind)) return true;
-  int32_t members = 1, member = 0;
-  if (collective.kind == HVD_REDUCESCATTER &&
-      hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, nullptr) != HVD_OK) {
-    members = 1;  // the submission will say what is wrong
-  }
+  const int32_t members = collective.kind == HVD_REDUCESCATTER ? invocation->members : 1;
   for (size_t i = 0; i < invocation->inputs.size(); ++i) {
     std::vector<int64_t> shape = invocation->shapes[i];
     size_t bytes = tf.TensorByteSize(invocation->inputs[i].get());
-    if (members > 1 && member >= 0 && !shape.empty() && shape[0] > 0) {
+    if (members > 1 && invocation->member >= 0 && !shape.empty() && shape[0] > 0) {
       const size_t row_bytes = bytes / static_cast<size_t>(shape[0]);
-      shape[0] = hvd_rows_of_member(shape[0], members, member);
+      shape[0] = hvd_rows_of_member(shape[0], members, invocation->member);
       bytes = row_bytes * static_cast<size_t>(shape[0]);
     }
     invocation->outputs.push_back(allocate(invocation->context, static_cast<int>(i),
@@ -207,12 +204,8 @@ bool submit(Invocation* invocation) {
 bool take_results(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   const int tensors = static_cast<int>(invocation->inputs.size());
-  int32_t members = 0, member = 0;
+  const int32_t members = invocation->members;
   hvd_status why = new_hvd_status();
-  if (hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, &why) != HVD_OK) {
-    tf.SetStatus(status, kUnknown, why.text);
-    return false;
-  }
   const bool is_alltoall = collective.kind == HVD_ALLTOALL;
   // Rows by tensor and member; TensorFlow has the received splits of an alltoall as int32.
   std::vector<int64_t> rows_shape = {members};
@@ -278,6 +271,9 @@ bool start(Invocation* invocation) {
     return false;
   }
   invocation->engine = generation.context;
+  // Now: in the end the process set may have been removed. If there is none, the submission will say so.
+  hvd_process_set_place(invocation->engine, invocation->kernel->collective().process_set, &invocation->members,
+                        &invocation->member, nullptr);
   const StatusPtr status = new_status();
   const bool has_inputs = take_inputs(invocation, status.get());
   const bool is_placed = invocation->kernel->collective().on_gpu && !invocation->inputs.empty();
