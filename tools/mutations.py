@@ -1483,6 +1483,33 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "gpu-of-one-rank-that-fails-alone",
+        "native/shims/refusal.h",
+        "  if (!is_of_this_rank(status.code)) return;",
+        "  if (status.code != HVD_INVALID_ARGUMENT && status.code != HVD_UNAVAILABLE) return;",
+        "the other ranks wait for a rank whose GPU could not begin with the call",
+        (
+            python("tests/frameworks/test_tensorflow_gpu.py", "-k", "told_to_the_other"),
+            python("tests/frameworks/test_jax_gpu.py", "-k", "told_to_the_other"),
+        ),
+    ),
+    Mutation(
+        "tensorflow-result-without-memory-told-to-nobody",
+        "native/shims/tensorflow/kernel.cc",
+        "    shims::refuse(invocation->engine, collective.name, collective.process_set, tf.Message(status.get()));\n",
+        "",
+        "the other ranks wait for a rank that has no memory for the result",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "told_to_the_other"),),
+    ),
+    Mutation(
+        "gpu-request-that-fails-alone",
+        "src/horovod/core/collectives.py",
+        '            context.tell(None if name is None else f"{label}.{name}", number, text_of(error))\n',
+        "",
+        "the other ranks wait for a rank whose GPU could not be opened",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "cannot_begin and memory"),),
+    ),
+    Mutation(
         "tensorflow-set-asked-for-in-the-end",
         "native/shims/tensorflow/kernel.cc",
         "  const int32_t members = invocation->members;\n",

@@ -133,6 +133,18 @@ def test_what_cannot_be_done_is_an_error_on_all_ranks(world: World) -> None:
         assert unknown is not None and "process set" in unknown, unknown
 
 
+def test_what_a_gpu_cannot_do_on_one_rank_is_told_to_the_other(worlds: WorldPool) -> None:
+    def run() -> str | None:
+        hvd = started()
+        value = rows(1)
+        if hvd.rank() == 1:
+            standin.library().standin_fail(b"cuPointerGetAttributes", 0, 2, 1)
+        return on_stream((value, value), kind=ALLREDUCE, op=SUM, name="x")
+
+    for said in world_of(worlds).run(run):
+        assert said is not None and "cuPointerGetAttributes failed: CUDA error 2" in said, said
+
+
 def test_a_function_of_a_world_that_is_over(worlds: WorldPool) -> None:
     def run() -> tuple[str | None, list[float]]:
         hvd = started()

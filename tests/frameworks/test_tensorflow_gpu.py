@@ -177,6 +177,34 @@ def test_training_is_that_of_host_memory(worlds: WorldPool) -> None:
         np.testing.assert_allclose(result, [*weights.ravel(), bias], rtol=1e-4)
 
 
+def test_what_a_gpu_cannot_do_on_one_rank_is_told_to_the_other(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        gpu, library = frameworks.load(EAGERLY), standin.library()
+        said = []
+
+        def reduce(tensor: Any, function: bytes, code: int, times: int) -> None:
+            if gpu.hvd.rank() == 1:
+                library.standin_fail(function, 0, code, times)
+            try:
+                gpu.hvd.allreduce(tensor, op=gpu.hvd.Sum)
+            except Exception as error:
+                said.append(str(error))
+            library.standin_fail(function, 0, 0, 0)
+
+        for code in (2, 700, 1):
+            reduce(gpu.tensor(np.ones(3, np.float32)), b"cuPointerGetAttributes", code, 1)
+        # As much again, for the result: TensorFlow asks for it, for some seconds.
+        reduce(gpu.tensor(np.ones(4 << 20, np.float32)), b"standin_allocate", 2, 1 << 30)
+        assert gpu.hvd.allreduce(gpu.tensor(np.ones(1, np.float32)), op=gpu.hvd.Sum).numpy() == 2  # the job goes on
+        return said
+
+    for said in world_of(worlds, "best", 2).run(run):
+        assert len(said) == 4, said
+        for text, code in zip(said, (2, 700, 1), strict=False):
+            assert f"cuPointerGetAttributes failed: CUDA error {code}" in text, text
+        assert "OOM when allocating tensor" in said[3], said[3]
+
+
 def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks() -> None:
     def run() -> str:
         import ctypes

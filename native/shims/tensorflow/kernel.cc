@@ -270,16 +270,17 @@ bool start(Invocation* invocation) {
     fail(invocation->context, kFailedPrecondition, kNotInitialized);
     return false;
   }
+  const Collective& collective = invocation->kernel->collective();
   invocation->engine = generation.context;
   // Now: in the end the process set may have been removed. If there is none, the submission will say so.
-  hvd_process_set_place(invocation->engine, invocation->kernel->collective().process_set, &invocation->members,
-                        &invocation->member, nullptr);
+  hvd_process_set_place(invocation->engine, collective.process_set, &invocation->members, &invocation->member, nullptr);
   const StatusPtr status = new_status();
   const bool has_inputs = take_inputs(invocation, status.get());
-  const bool is_placed = invocation->kernel->collective().on_gpu && !invocation->inputs.empty();
+  const bool is_placed = collective.on_gpu && !invocation->inputs.empty();
   invocation->on_gpu = is_placed && eigen_device.load() != nullptr;
   if (is_placed && !invocation->on_gpu) tell_of_host_memory(invocation->engine);
   if (!has_inputs || !make_outputs(invocation, status.get())) {
+    shims::refuse(invocation->engine, collective.name, collective.process_set, tf.Message(status.get()));
     tf.OpKernelContext_Failure(invocation->context, status.get());
     return false;
   }

@@ -455,9 +455,6 @@ const char* standin_function(int index) {
 
 void* standin_stream(int device) { return make_stream(context_of_device(device)); }
 
-void* standin_allocate(int device, size_t bytes) { return standin::allocate(device, bytes); }
-void standin_free(void* memory) { standin::give_back(memory); }
-
 void standin_fill(void* stream, float* to, size_t elements, float value) {
   standin::enqueue(static_cast<StreamBody*>(stream), "fill", {{to, elements * sizeof(float), true}},
                    [=] { std::fill_n(to, elements, value); });
