@@ -1565,6 +1565,22 @@ MUTATIONS = (
         (native("device_batches_test", "every_operation_has_the_values"),),
     ),
     Mutation(
+        "gpu-gathered-rows-in-memory-that-is-not-pinned",
+        "native/engine/execute.cc",
+        "  if (prepared.device != nullptr && bytes > 0) {",
+        "  if (false) {",
+        "the copy of a gathered result onto the GPU waits for all that its stream has to do",
+        (native("device_batches_test", "every_operation_has_the_values"),),
+    ),
+    Mutation(
+        "gpu-gathered-rows-lent-again-before-they-are-copied",
+        "native/engine/submit.cc",
+        "  result->staged.use_on(stream);\n",
+        "",
+        "pinned memory with a gathered result gets another call's data while a stream still copies the result",
+        (native("device_batches_test", "stays_until_it_is_copied"),),
+    ),
+    Mutation(
         "crossed-waits-reported-late",
         "native/engine/stall.cc",
         "std::min(limit_s, kCrossedS)",

@@ -95,6 +95,8 @@ class Staging {
   ~Staging();
 
   std::byte* data() const { return memory_.data(); }
+  // Another stream, which has waited for what was done to it, is the last one to use it.
+  void use_on(Stream stream) { stream_ = stream; }
 
  private:
   Device* device_ = nullptr;

@@ -404,6 +404,7 @@ Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::St
   if (bytes == 0) return {};
   HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
   result->on_device.use_on(stream);
+  result->staged.use_on(stream);
   return {};
 }
 
