@@ -422,6 +422,13 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   return needed;
 }
 
+void hvd_warn(hvd_context* context, const char* text) {
+  guarded(nullptr, [&]() -> Status {
+    context->engine->warn(text);
+    return {};
+  });
+}
+
 void hvd_stack_source(int signal, int fd) { hvd::offer_stack_source(signal, fd); }
 
 int hvd_fault_point(const char* specification, const char* point) {

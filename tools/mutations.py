@@ -1510,6 +1510,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "cannot_begin and memory"),),
     ),
     Mutation(
+        "tensorflow-any-gpu-taken-for-cuda",
+        "src/horovod/tensorflow/gpus.py",
+        "    if not tf.test.is_built_with_cuda():",
+        "    if False:",
+        "the process ends at the first tensor on a GPU of another maker",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "other_makers"),),
+    ),
+    Mutation(
         "tensorflow-set-asked-for-in-the-end",
         "native/shims/tensorflow/kernel.cc",
         "  const int32_t members = invocation->members;\n",

@@ -93,6 +93,7 @@ class Engine : private Readers, private Driver {
   void stop_timeline() { trace_.stop(); }
 
   std::string statistics();
+  void warn(const std::string& text) const;  // people, if they want to hear it
 
  private:
   explicit Engine(EngineOptions options);

@@ -5,6 +5,7 @@ eagerly. The tables and the tests of the contract are its own. Where TensorFlow 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -230,7 +231,27 @@ def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks() -> None:
     assert "rank 1" in first and "keeps the stream" in first, first
 
 
-def test_through_host_memory_is_said_once(tmp_path: Path) -> None:
+def test_gpus_of_other_makers_are_copied_without_advice() -> None:
+    """This TensorFlow was built without CUDA, and has a GPU. Its kernels have no stream of CUDA's."""
+
+    def run() -> tuple[list[float], int]:
+        from horovod.tensorflow import gpus
+
+        real = gpus.exported
+        tensorflow_on_gpu.with_gpus()
+        gpus.exported = real
+        gpu = frameworks.load(EAGERLY)
+        summed = gpu.hvd.allreduce(gpu.tensor(np.ones(3, np.float32)), op=gpu.hvd.Sum).numpy().tolist()
+        statistics = gpu.hvd.statistics()
+        return summed, statistics["batches_by_nccl"] + statistics["batches_staged"]
+
+    with World(2, tensorflow_on_gpu.environment()) as world:
+        assert world.run(run) == [([2.0] * 3, 0)] * 2
+        assert "horovod: warning" not in world.output(0)
+
+
+@pytest.mark.parametrize("level", ["warning", "error"])
+def test_through_host_memory_is_said_once(tmp_path: Path, level: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "from support import frameworks, tensorflow_on_gpu\n"
@@ -240,8 +261,12 @@ def test_through_host_memory_is_said_once(tmp_path: Path) -> None:
         "    assert gpu.hvd.allreduce(gpu.tensor(np.ones(3, np.float32)), op=gpu.hvd.Sum).numpy().tolist() == [2] * 3\n"
     )
     environment = {**tensorflow_on_gpu.environment(), "HOROVOD_TENSORFLOW_GPU": "host"}
+    environment.update(HOROVOD_LOG_LEVEL=level, HOROVOD_LOG_HIDE_TIME="0")
     environment["PYTHONPATH"] = os.pathsep.join([str(standin.ROOT / "tests"), *filter(None, sys.path)])
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=environment)
     assert done.code == 0, done.stderr
-    assert done.stderr.count("TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow") == 1
-    assert "[0]<stderr>:hint: HOROVOD_TENSORFLOW_GPU=device" in done.stderr
+    said = re.findall(r"\[0\]<stderr>:(.*)TensorFlow copies its GPUs' tensors to host memory", done.stderr)
+    assert len(said) == done.stderr.count("TensorFlow copies") == (1 if level == "warning" else 0)
+    if said:
+        assert re.fullmatch(r"\[[-\d]+ [:.\d]+\] horovod: warning: ", said[0]), said
+        assert "[0]<stderr>:hint: HOROVOD_TENSORFLOW_GPU=device" in done.stderr

@@ -13,8 +13,8 @@
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle
  *    is done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and
- *    fatal causes (stderr).
+ *  - The library reads no environment variable, writes no file but a timeline, and prints only warnings and fatal
+ *    causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
@@ -320,6 +320,10 @@ HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
 /* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
+
+/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the time
+   if log_time is set. */
+HVD_EXPORT void hvd_warn(hvd_context* context, const char* text);
 
 /* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by
    the caller, writes that into `fd`, a file of its own, which stays open. For the whole process. */

@@ -14,6 +14,7 @@ namespace hvd::tensorflow {
 shims::Generation generation;
 std::atomic<int32_t> local_rank{0}, local_size{1};
 std::atomic<EigenDevice> eigen_device{nullptr};
+std::atomic<bool> may_stay_on_gpu{false};
 
 namespace {
 
@@ -147,16 +148,16 @@ int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* statu
                             &request->device, status);
 }
 
-// Once, on rank 0.
+// Once, on rank 0, if users can do something about it.
 void tell_of_host_memory(hvd_context* engine) {
   static std::atomic<bool> told{false};
+  if (!may_stay_on_gpu.load() || told.load()) return;
   int32_t members = 0, member = -1;
-  if (told.load() || hvd_process_set_place(engine, 0, &members, &member, nullptr) != HVD_OK) return;
+  if (hvd_process_set_place(engine, 0, &members, &member, nullptr) != HVD_OK) return;
   if (told.exchange(true) || member != 0 || members == 1) return;
-  std::fputs(
-      "horovod: warning: TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow\n"
-      "hint: HOROVOD_TENSORFLOW_GPU=device leaves them there (not yet run on a GPU)\n",
-      stderr);
+  hvd_warn(engine,
+           "TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow\n"
+           "hint: HOROVOD_TENSORFLOW_GPU=device leaves them there (not yet run on a GPU)");
 }
 
 bool submit(Invocation* invocation) {
