@@ -1518,6 +1518,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "other_makers"),),
     ),
     Mutation(
+        "tensorflow-function-known-by-its-folder",
+        "native/shims/tensorflow/known_function.h",
+        'std::strstr(slash == nullptr ? path : slash, "tensorflow")',
+        'std::strstr(path, "tensorflow")',
+        "a function of any library in a folder of TensorFlow's name is called to tell the stream",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "cannot_be_found and another"),),
+    ),
+    Mutation(
         "tensorflow-set-asked-for-in-the-end",
         "native/shims/tensorflow/kernel.cc",
         "  const int32_t members = invocation->members;\n",

@@ -4,8 +4,10 @@ eagerly. The tables and the tests of the contract are its own. Where TensorFlow 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,16 +208,31 @@ def test_what_a_gpu_cannot_do_on_one_rank_is_told_to_the_other(worlds: WorldPool
         assert "OOM when allocating tensor" in said[3], said[3]
 
 
-def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks() -> None:
-    def run() -> str:
-        import ctypes
+def device_of(file: str) -> Any:
+    """As TensorFlow keeps a GPU's stream, but the function that tells it is one of this library."""
+    function = ctypes.cast(ctypes.CDLL(file).standin_races, ctypes.c_void_p)
+    table = (ctypes.c_void_p * 3)(None, None, function)
+    interface = (ctypes.c_void_p * 2)(ctypes.addressof(table))
+    device = (ctypes.c_void_p * 1)(ctypes.addressof(interface))
+    device.kept = table, interface
+    return device
 
+
+@pytest.mark.parametrize("case", ["nothing", "another library"])
+def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks(tmp_path: Path, case: str) -> None:
+    """The other library lies in a folder of TensorFlow's name."""
+    file = tmp_path / "tensorflow" / "libother.so"
+    file.parent.mkdir()
+
+    def run(file: str | None) -> str:
         tensorflow_on_gpu.with_gpus()
         from horovod.tensorflow import gpus
 
         if os.environ["HOROVOD_RANK"] == "1":
-            unknown = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda context: None)
-            run.kept = unknown  # type: ignore[attr-defined]
+            device = None if file is None else device_of(file)
+            address = None if device is None else ctypes.addressof(device)
+            unknown = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda context: address)
+            run.kept = unknown, device  # type: ignore[attr-defined]
             gpus.exported = lambda: ctypes.cast(unknown, ctypes.c_void_p).value
         gpu = frameworks.load(EAGERLY)
         try:
@@ -225,7 +242,8 @@ def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks() -> None:
         return "no error"
 
     with World(2, tensorflow_on_gpu.environment()) as world:
-        first, second = world.run(run)
+        shutil.copy(standin.LIBRARY, file)
+        first, second = world.run(run, None if case == "nothing" else str(file))
     assert "where this TensorFlow release keeps the stream of a GPU" in second, second
     assert "HOROVOD_TENSORFLOW_GPU=host" in second
     assert "rank 1" in first and "keeps the stream" in first, first
