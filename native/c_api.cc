@@ -336,6 +336,11 @@ int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hv
   return guarded(status, [&] { return context->engine->device_of(address, device); });
 }
 
+int hvd_device_of_stream(hvd_context* context, void* stream, int32_t* device, hvd_status* status) {
+  return guarded(status,
+                 [&] { return context->engine->device_of_stream(static_cast<hvd::cuda::Stream>(stream), device); });
+}
+
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
   const int code = guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
   if (code != HVD_PENDING) hvd::fault_point("waited");  // the caller has not come back yet
@@ -415,6 +420,13 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
     return {};
   });
   return needed;
+}
+
+void hvd_warn(hvd_context* context, const char* text) {
+  guarded(nullptr, [&]() -> Status {
+    context->engine->warn(text);
+    return {};
+  });
 }
 
 void hvd_stack_source(int signal, int fd) { hvd::offer_stack_source(signal, fd); }

@@ -1472,6 +1472,73 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "still_computes and best"),),
     ),
     Mutation(
+        "gpu-of-empty-tensors-guessed",
+        "native/shims/on_gpu.h",
+        "  return hvd_device_of_stream(context, stream, device, status);",
+        "  *device = 0;\n  return HVD_OK;",
+        "a rank whose first tensors on a GPU are empty uses another rank's GPU, and the job ends",
+        (
+            python("tests/frameworks/test_tensorflow_gpu.py", "-k", "begin_with_empty"),
+            python("tests/frameworks/test_jax_gpu.py", "-k", "begin_with_empty"),
+        ),
+    ),
+    Mutation(
+        "gpu-of-one-rank-that-fails-alone",
+        "native/shims/refusal.h",
+        "  if (!is_of_this_rank(status.code)) return;",
+        "  if (status.code != HVD_INVALID_ARGUMENT && status.code != HVD_UNAVAILABLE) return;",
+        "the other ranks wait for a rank whose GPU could not begin with the call",
+        (
+            python("tests/frameworks/test_tensorflow_gpu.py", "-k", "told_to_the_other"),
+            python("tests/frameworks/test_jax_gpu.py", "-k", "told_to_the_other"),
+        ),
+    ),
+    Mutation(
+        "tensorflow-result-without-memory-told-to-nobody",
+        "native/shims/tensorflow/kernel.cc",
+        "    shims::refuse(invocation->engine, collective.name, collective.process_set, tf.Message(status.get()));\n",
+        "",
+        "the other ranks wait for a rank that has no memory for the result",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "told_to_the_other"),),
+    ),
+    Mutation(
+        "gpu-request-that-fails-alone",
+        "src/horovod/core/collectives.py",
+        '            context.tell(None if name is None else f"{label}.{name}", number, text_of(error))\n',
+        "",
+        "the other ranks wait for a rank whose GPU could not be opened",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "cannot_begin and memory"),),
+    ),
+    Mutation(
+        "tensorflow-any-gpu-taken-for-cuda",
+        "src/horovod/tensorflow/gpus.py",
+        "    if not tf.test.is_built_with_cuda():",
+        "    if False:",
+        "the process ends at the first tensor on a GPU of another maker",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "other_makers"),),
+    ),
+    Mutation(
+        "tensorflow-function-known-by-its-folder",
+        "native/shims/tensorflow/known_function.h",
+        'std::strstr(slash == nullptr ? path : slash, "tensorflow")',
+        'std::strstr(path, "tensorflow")',
+        "a function of any library in a folder of TensorFlow's name is called to tell the stream",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "cannot_be_found and another"),),
+    ),
+    Mutation(
+        "tensorflow-set-asked-for-in-the-end",
+        "native/shims/tensorflow/kernel.cc",
+        "  const int32_t members = invocation->members;\n",
+        "  int32_t members = 0, member = 0;\n"
+        "  hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, nullptr);\n"
+        "  if (members == 0) {\n"
+        '    tf.SetStatus(status, kUnknown, "unknown process set");\n'
+        "    return false;\n"
+        "  }\n",
+        "the result of a gather is lost if its process set is removed while the GPU ends it",
+        (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "may_be_removed"),),
+    ),
+    Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
         "        if (!in_order) way->carriers.back()->abort();\n",
@@ -1512,6 +1579,22 @@ MUTATIONS = (
         "",
         "a gathered result is given back while a stream still copies it",
         (native("device_batches_test", "every_operation_has_the_values"),),
+    ),
+    Mutation(
+        "gpu-gathered-rows-in-memory-that-is-not-pinned",
+        "native/engine/execute.cc",
+        "  if (prepared.device != nullptr && bytes > 0) {",
+        "  if (false) {",
+        "the copy of a gathered result onto the GPU waits for all that its stream has to do",
+        (native("device_batches_test", "every_operation_has_the_values"),),
+    ),
+    Mutation(
+        "gpu-gathered-rows-lent-again-before-they-are-copied",
+        "native/engine/submit.cc",
+        "  result->staged.use_on(stream);\n",
+        "",
+        "pinned memory with a gathered result gets another call's data while a stream still copies the result",
+        (native("device_batches_test", "stays_until_it_is_copied"),),
     ),
     Mutation(
         "crossed-waits-reported-late",

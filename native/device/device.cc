@@ -94,11 +94,15 @@ static Status open_once(const std::string& library, std::shared_ptr<const Driver
   return {};
 }
 
+static Status initialized(const std::string& library, std::shared_ptr<const Driver>* out) {
+  int devices = 0;
+  HVD_RETURN_IF_ERROR(open_once(library, out));
+  return (*out)->count_devices(&devices);  // initializes CUDA
+}
+
 Status device_of(const std::string& library, const void* address, int* device) {
   std::shared_ptr<const Driver> driver;
-  int devices = 0;
-  HVD_RETURN_IF_ERROR(open_once(library, &driver));
-  HVD_RETURN_IF_ERROR(driver->count_devices(&devices));  // initializes CUDA
+  HVD_RETURN_IF_ERROR(initialized(library, &driver));
   // The plural form: of memory that CUDA does not know, it says so by zeros and not by an error.
   unsigned type = 0;
   int ordinal = -1;
@@ -108,6 +112,16 @@ Status device_of(const std::string& library, const void* address, int* device) {
                                       "cuPointerGetAttributes"));
   *device = type == kDeviceMemory ? ordinal : -1;
   return {};
+}
+
+Status device_of_stream(const std::string& library, Stream stream, int* device) {
+  std::shared_ptr<const Driver> driver;
+  HVD_RETURN_IF_ERROR(initialized(library, &driver));
+  Context context = nullptr;
+  HVD_RETURN_IF_ERROR(driver->checked(driver->call().context_of(stream, &context), "cuStreamGetCtx"));
+  const Current current(*driver, context);
+  HVD_RETURN_IF_ERROR(current.status());
+  return driver->checked(driver->call().current_device(device), "cuCtxGetDevice");
 }
 
 Status Device::get(const std::string& library, Ordinal ordinal, Device** out) {

@@ -23,6 +23,8 @@ class Device;
 
 // The number of the device in whose memory an address lies; -1: in none's. `library` as for Device::get.
 Status device_of(const std::string& library, const void* address, int* device);
+// The number of a stream's device. A default stream is the current context's; an error if this thread has none.
+Status device_of_stream(const std::string& library, Stream stream, int* device);
 
 // A moment in a stream. It goes back to the device's pool in the end, which is no harm to streams that wait for it:
 // they wait for what it stood for when they were told to.
@@ -93,6 +95,8 @@ class Staging {
   ~Staging();
 
   std::byte* data() const { return memory_.data(); }
+  // Another stream, which has waited for what was done to it, is the last one to use it.
+  void use_on(Stream stream) { stream_ = stream; }
 
  private:
   Device* device_ = nullptr;

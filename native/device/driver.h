@@ -46,6 +46,7 @@ constexpr unsigned kDeviceMemory = 2;
   FUNCTION(retain_context, "cuDevicePrimaryCtxRetain", 7000, Result, (Context * context, Ordinal device))              \
   FUNCTION(push, "cuCtxPushCurrent", 4000, Result, (Context context))                                                  \
   FUNCTION(pop, "cuCtxPopCurrent", 4000, Result, (Context * context))                                                  \
+  FUNCTION(current_device, "cuCtxGetDevice", 2000, Result, (Ordinal * device))                                         \
   FUNCTION(priority_range, "cuCtxGetStreamPriorityRange", 5050, Result, (int* lowest, int* highest))                   \
   FUNCTION(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", 10010, Result, (int* mode))                     \
   FUNCTION(make_stream, "cuStreamCreateWithPriority", 5050, Result, (Stream * stream, unsigned flags, int priority))   \

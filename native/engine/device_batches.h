@@ -4,7 +4,7 @@
 //
 // Staged: the inputs go to pinned host memory, the communicator of the process set runs there as for a script's own
 // tensors, and the results go back. So any operation and dtype has the bits that it has in host memory, and ranks may
-// share a GPU. Results whose size the other ranks decide stay in host memory.
+// share a GPU. Results whose size the other ranks decide stay in pinned memory until their caller has them copied.
 //
 // By NCCL, if all members have it and it knows the operation: what the tensors need is enqueued on a stream of ours,
 // the next one in turn (HOROVOD_NUM_NCCL_STREAMS). The inputs need not have been computed then.

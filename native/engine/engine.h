@@ -75,6 +75,7 @@ class Engine : private Readers, private Driver {
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
   Status device_of(const void* address, int32_t* device) const;
+  Status device_of_stream(cuda::Stream stream, int32_t* device) const;
   Status poll(hvd_handle handle);
   Status poll_launch(hvd_handle handle);
   Status wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms);
@@ -92,6 +93,7 @@ class Engine : private Readers, private Driver {
   void stop_timeline() { trace_.stop(); }
 
   std::string statistics();
+  void warn(const std::string& text) const;  // people, if they want to hear it
 
  private:
   explicit Engine(EngineOptions options);

@@ -46,10 +46,15 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 }  // namespace
 
 // The memory of a result whose size the other ranks decide.
-Status Execution::allocate(int64_t bytes, Gathered* result) const {
+Status Execution::allocate(int64_t bytes, const Prepared& prepared, Gathered* result) const {
   if (carrier_ != nullptr) {
     return carrier_->device->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)), carrier_->stream,
                                       &result->on_device);
+  }
+  if (prepared.device != nullptr && bytes > 0) {  // pinned: the copy onto the GPU then keeps nobody waiting
+    cuda::Stream stream = nullptr;
+    HVD_RETURN_IF_ERROR(prepared.device->stream(0, &stream));
+    return prepared.device->lend(static_cast<size_t>(bytes), stream, &result->staged);
   }
   result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
   if (result->data != nullptr) return {};
@@ -176,7 +181,7 @@ Status Execution::run_allgather(Submission* submission) {
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    HVD_RETURN_IF_ERROR(allocate(total_bytes, &result));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, *submission->prepared, &result));
     if (total_bytes > 0) {
       HVD_RETURN_IF_ERROR(data_of(set).allgather(submission->inputs[i], bytes_of_member, result.memory()));
       count_bytes(total_bytes);
@@ -213,7 +218,7 @@ Status Execution::run_alltoall(Submission* submission) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  HVD_RETURN_IF_ERROR(allocate(received_bytes, &result));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, *submission->prepared, &result));
   HVD_RETURN_IF_ERROR(data_of(set).alltoall(submission->inputs[0], bytes, result.memory()));
   count_bytes(received_bytes);
   submission->results.push_back(std::move(result));

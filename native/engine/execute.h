@@ -51,7 +51,7 @@ class Execution {
   Communicator& data_of(const ProcessSet& set) const {
     return carrier_ == nullptr ? *set.communicator : *carrier_->communicator;
   }
-  Status allocate(int64_t bytes, Gathered* result) const;
+  Status allocate(int64_t bytes, const Prepared& prepared, Gathered* result) const;
   void count_bytes(int64_t bytes) { counts_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
 
   const int rank_;

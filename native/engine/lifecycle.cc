@@ -189,9 +189,7 @@ Status Engine::start_monitor() {
       ending_->poison(unreadable_from(peer, map_.rank, "a sign of life", payload.size()));
     }
   };
-  events.on_debugger = [this](const std::string& text) {
-    if (options_.settings.warnings) warn(text, options_.settings.log_time);
-  };
+  events.on_debugger = [this](const std::string& text) { warn(text); };
   events.on_tick = on_tick;
   events.on_pause = [this] {
     if (service_ != nullptr) service_->note_pause();
@@ -200,6 +198,10 @@ Status Engine::start_monitor() {
                         {std::move(peers), std::move(far_peers), options_.settings.frozen_timeout_ms,
                          options_.settings.lost_timeout_ms, ending_->poison_fd()},
                         std::move(events), &monitor_);
+}
+
+void Engine::warn(const std::string& text) const {
+  if (options_.settings.warnings) hvd::warn(text, options_.settings.log_time);
 }
 
 void Engine::abort(int failed_rank, const std::string& text) { ending_->poison(HVD_ABORTED, failed_rank, text); }
@@ -211,9 +213,8 @@ Status Engine::stop(uint32_t timeout_ms) {
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
   // What GPUs still do for this rank belongs to it, and ends soon or with an error that has been told.
-  if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms));
-      !settled.ok() && options_.settings.warnings) {
-    warn("what was launched on a GPU has not ended: " + settled.text(), options_.settings.log_time);
+  if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms)); !settled.ok()) {
+    warn("what was launched on a GPU has not ended: " + settled.text());
   }
   if (!ending_->begin_stop(deadline_ns)) return {};
   bells_->ring(map_.local_rank);  // a caller that sleeps with the token

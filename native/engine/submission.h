@@ -44,11 +44,16 @@ struct Prepared {
 // row.
 struct Gathered {
   ExchangedBytes data;
-  cuda::DeviceMemory on_device;  // in place of it, if the data came by a GPU's communicator
+  // In place of it: of tensors on a GPU that went through host memory, or that a GPU's communicator brought.
+  cuda::Staging staged;
+  cuda::DeviceMemory on_device;
   std::vector<int64_t> shape;
   std::vector<int64_t> rows;
 
-  std::byte* memory() const { return data == nullptr ? on_device.data() : data.get(); }
+  std::byte* memory() const {
+    if (data != nullptr) return data.get();
+    return staged.data() != nullptr ? staged.data() : on_device.data();
+  }
 };
 
 // A batch on a GPU that has been launched.

@@ -346,6 +346,10 @@ Status Engine::device_of(const void* address, int32_t* device) const {
   return *device < 0 ? invalid("the address lies in no GPU's memory") : Status();
 }
 
+Status Engine::device_of_stream(cuda::Stream stream, int32_t* device) const {
+  return cuda::device_of_stream(options_.settings.cuda_library, stream, device);
+}
+
 Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
@@ -400,6 +404,7 @@ Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::St
   if (bytes == 0) return {};
   HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
   result->on_device.use_on(stream);
+  result->staged.use_on(stream);
   return {};
 }
 

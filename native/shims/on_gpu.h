@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <span>
 #include <vector>
 
@@ -11,17 +10,14 @@
 
 namespace hvd::shims {
 
-// The GPU of the tensors that have elements. If none has, any will do.
-inline int find_device(hvd_context* context, std::span<const hvd_tensor> tensors, int32_t* device, hvd_status* status) {
-  static std::atomic<int32_t> last{0};
-  *device = last.load();
+// The GPU of the tensors that have elements. If none has, that of the stream, on which their moment is recorded.
+inline int find_device(hvd_context* context, std::span<const hvd_tensor> tensors, void* stream, int32_t* device,
+                       hvd_status* status) {
   for (const hvd_tensor& tensor : tensors) {
-    if (std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim) continue;
-    const int code = hvd_device_of(context, tensor.input, device, status);
-    if (code == HVD_OK) last.store(*device);
-    return code;
+    const bool has_elements = std::find(tensor.shape, tensor.shape + tensor.ndim, 0) == tensor.shape + tensor.ndim;
+    if (has_elements) return hvd_device_of(context, tensor.input, device, status);
   }
-  return HVD_OK;
+  return hvd_device_of_stream(context, stream, device, status);
 }
 
 // Submits what was prepared. On a GPU, the inputs are what `stream` has computed by now.

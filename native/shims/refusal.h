@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request that the engine has refused on this rank, in a shim that submits without Python: the peers, who may be
-// waiting, are told.
+// A call that this rank cannot submit, in a shim that submits without Python: the peers, who may be waiting, are told.
 #pragma once
 
 #include <cstring>
@@ -10,14 +9,25 @@
 
 namespace hvd::shims {
 
-// `name`: as the peers know it; empty: matched by order. Nothing if `status` is no error of this rank's call alone.
+// `name`: as the peers know it; empty: matched by order. Does nothing in a job that has ended.
+inline void refuse(hvd_context* context, const std::string& name, int32_t process_set, const char* why) {
+  hvd_refuse(context, name.empty() ? nullptr : name.c_str(), process_set, why, nullptr);
+}
+
+// Whether the call was wrong, or this rank or its GPU could not prepare it: no peer knows of that.
+inline bool is_of_this_rank(int code) {
+  return code == HVD_INVALID_ARGUMENT || code == HVD_UNAVAILABLE || code == HVD_OUT_OF_MEMORY || code == HVD_INTERNAL ||
+         code == HVD_DEVICE_LOST;
+}
+
+// For a request that the engine did not take. Nothing if `status` is no error of this rank's call alone.
 inline void tell_refusal(hvd_context* context, const std::string& name, int32_t process_set, const hvd_status& status) {
-  if (status.code != HVD_INVALID_ARGUMENT && status.code != HVD_UNAVAILABLE) return;
+  if (!is_of_this_rank(status.code)) return;
   // The text for the peers begins with rank and operation, too.
-  const std::string shown = name.empty() ? ": " : ", `" + name + "`: ";
+  const std::string shown = name.empty() ? ", unnamed " : ", `" + name + "`";
   const char* const found = std::strstr(status.text, shown.c_str());
-  hvd_refuse(context, name.empty() ? nullptr : name.c_str(), process_set,
-             found == nullptr ? status.text : found + shown.size(), nullptr);
+  const char* const end = found == nullptr ? nullptr : std::strstr(found + shown.size(), ": ");
+  refuse(context, name, process_set, end == nullptr ? status.text : end + 2);
 }
 
 }  // namespace hvd::shims

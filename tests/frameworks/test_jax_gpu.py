@@ -103,6 +103,19 @@ def test_each_operation(world: World) -> None:
     ]
 
 
+def test_a_program_may_begin_with_empty_tensors() -> None:
+    """They have no address that tells the GPU, and no operation came before."""
+
+    def run() -> tuple[list[str | None], str]:
+        started()
+        errors = [on_stream((rows(), rows()), kind=ALLREDUCE, op=SUM, name="nothing")]
+        errors.append(on_stream((rows(1), rows(0)), kind=ALLREDUCE, op=SUM, name="something"))
+        return errors, standin.races()
+
+    with World(2, {**frameworks.TENSORFLOW_ENV, **standin.environment("nccl")}) as world:
+        assert world.run(run) == [([None, None], "")] * 2
+
+
 def test_what_cannot_be_done_is_an_error_on_all_ranks(world: World) -> None:
     def run() -> list[str | None]:
         rank = started().rank()
@@ -118,6 +131,18 @@ def test_what_cannot_be_done_is_an_error_on_all_ranks(world: World) -> None:
         assert gather is not None and "same number of rows from every rank" in gather and rows_given in gather
         assert reduce is not None and "expected shape" in reduce, reduce
         assert unknown is not None and "process set" in unknown, unknown
+
+
+def test_what_a_gpu_cannot_do_on_one_rank_is_told_to_the_other(worlds: WorldPool) -> None:
+    def run() -> str | None:
+        hvd = started()
+        value = rows(1)
+        if hvd.rank() == 1:
+            standin.library().standin_fail(b"cuPointerGetAttributes", 0, 2, 1)
+        return on_stream((value, value), kind=ALLREDUCE, op=SUM, name="x")
+
+    for said in world_of(worlds).run(run):
+        assert said is not None and "cuPointerGetAttributes failed: CUDA error 2" in said, said
 
 
 def test_a_function_of_a_world_that_is_over(worlds: WorldPool) -> None:

@@ -292,17 +292,27 @@ def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case
         assert outcome.value == (2.0, 0) if way == "best" else "NCCL cannot carry the tensors" in told, outcome
 
 
-@pytest.mark.parametrize("case", ["driver", "gpu"])
-def test_a_rank_without_a_driver_or_a_gpu_says_so(case: str) -> None:
+CANNOT_BEGIN = {
+    "driver": "the CUDA driver (/no/libcuda.so)",
+    "gpu": "no GPU can be used",
+    "memory": "cuModuleLoadData failed: CUDA error 2",
+    "lost": "cuModuleLoadData failed: CUDA error 700",
+}
+
+
+@pytest.mark.parametrize("case", CANNOT_BEGIN)
+def test_a_rank_that_cannot_begin_with_its_gpu_says_so(case: str) -> None:
     def run(case: str) -> str:
         standin.library()
         if int(os.environ["HOROVOD_RANK"]) == 1:
             if case == "driver":
                 os.environ["HOROVOD_CUDA_LIBRARY"] = "/no/libcuda.so"
-            else:
+            elif case == "gpu":
                 standin.library().standin_fail(b"cuInit", 0, 100, 10**9)
+            else:
+                standin.library().standin_fail(b"cuModuleLoadData", 0, {"memory": 2, "lost": 700}[case], 1)
         hvd = frameworks.load("torch_gpu").hvd
-        with pytest.raises((ValueError, hvd.HorovodInternalError)) as raised:
+        with pytest.raises((ValueError, MemoryError, hvd.HorovodInternalError)) as raised:
             hvd.allreduce(standin.to_gpu(torch.ones(2)), name="first")
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="on the host").tolist() == [2.0, 2.0]  # the job goes on
         return str(raised.value)
@@ -310,4 +320,4 @@ def test_a_rank_without_a_driver_or_a_gpu_says_so(case: str) -> None:
     with world_of() as world:
         for text in world.run(run, case):
             assert "rank 1" in text and "first`" in text, text
-            assert ("the CUDA driver (/no/libcuda.so)" if case == "driver" else "no GPU can be used") in text, text
+            assert CANNOT_BEGIN[case] in text, text

@@ -188,6 +188,7 @@ TEST(a_staged_operation_is_launched_once_its_input_is_there) {
 }
 
 TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
+  const int64_t copies_that_wait = standin_count().pageable_copies;
   run_worlds(3, [](Engine& engine, int rank) {
     const Gpu gpu(rank);
     const auto mine = static_cast<float>(rank + 1);
@@ -230,6 +231,31 @@ TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
       EXPECT(count == (kind == HVD_ALLGATHER ? 18u : 6u));
       for (size_t i = 0; i < count; ++i) EXPECT(values[i] == static_cast<float>(i / (count / 3) + 1));
     }
+  });
+  EXPECT(standin_count().pageable_copies == copies_that_wait);
+  expect_no_races();
+}
+
+// Its memory is lent: the next call must not get it before.
+TEST(a_gathered_result_in_host_memory_stays_until_it_is_copied) {
+  run_world(make_world(1, Wiring::kSharedMemory, with_gpu(GpuWay::kHost)), [](Engine& engine, int rank) {
+    const Gpu gpu(rank), other(rank);
+    float *const first = gpu.floats(16), *const second = gpu.floats(16);
+    const auto gather = [&engine](const Gpu& on, float value, float* result, bool copies_later) {
+      float* const input = on.floats(16);
+      standin_fill(on.stream, input, 16, value);
+      hvd_handle handle = 0;
+      EXPECT(on_gpu(HVD_ALLGATHER, "rows", on).tensor(input, nullptr, HVD_FLOAT32, {16}).submit(engine, &handle).ok());
+      EXPECT(engine.wait(handle, 20000).ok());
+      EXPECT(engine.wait_on_stream(handle, on.stream, 20000).ok());
+      if (copies_later) standin_hold(on.stream);
+      EXPECT(engine.copy_result(handle, 0, result, on.stream).ok());
+      engine.release(handle);
+    };
+    gather(gpu, 1, first, true);
+    gather(other, 2, second, false);
+    standin_release(gpu.stream);
+    EXPECT(gpu.read(first, 16)[15] == 1 && other.read(second, 16)[15] == 2);
   });
   expect_no_races();
 }

@@ -104,6 +104,18 @@ TEST(an_address_tells_its_device) {
   standin_free(memory);
 }
 
+TEST(a_stream_tells_its_device) {
+  int where = 7;
+  EXPECT(cuda::device_of_stream(HVD_STANDIN, framework_stream(2), &where).ok() && where == 2);
+  for (const uintptr_t number : {0, 1, 2}) {  // the default streams
+    const auto stream = reinterpret_cast<Stream>(number);
+    EXPECT(says(cuda::device_of_stream(HVD_STANDIN, stream, &where), HVD_INTERNAL, "cuStreamGetCtx failed"));
+    const cuda::Current current(device(1).driver(), device(1).context());
+    EXPECT(cuda::device_of_stream(HVD_STANDIN, stream, &where).ok() && where == 1);
+    where = 7;
+  }
+}
+
 TEST(a_wait_stays_one_for_the_record_that_it_saw_whatever_the_event_is_used_for_then) {
   const Stream first = framework_stream(), second = framework_stream(), third = framework_stream();
   float *const values = floats(16), *const copy = floats(16);

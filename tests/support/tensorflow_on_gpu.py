@@ -55,6 +55,15 @@ def with_gpus() -> None:
     gpus.exported = lambda: ctypes.cast(finder, ctypes.c_void_p).value
 
 
+def stream() -> int:
+    """On which TensorFlow's GPU computes; known once a kernel of Horovod has run there."""
+    import tensorflow as tf
+
+    found = ctypes.CDLL(str(library_of(tf))).standin_tensorflow_stream
+    found.restype = ctypes.c_void_p
+    return int(found())
+
+
 class TensorFlowOnGpu(TensorFlow):
     """TensorFlow's tensors on a GPU. TensorFlow gives operations the device of their kernels: GPU:0."""
 

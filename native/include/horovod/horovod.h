@@ -13,8 +13,8 @@
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle
  *    is done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file but a timeline, and prints only stall warnings and
- *    fatal causes (stderr).
+ *  - The library reads no environment variable, writes no file but a timeline, and prints only warnings and fatal
+ *    causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
 #ifndef HOROVOD_HOROVOD_H_
@@ -283,6 +283,9 @@ HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* st
 
 /* The number of the GPU in whose memory an address lies; HVD_INVALID_ARGUMENT if it is no GPU's memory. */
 HVD_EXPORT int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status);
+/* The number of the GPU that a stream (CUstream) belongs to: tensors without elements have no address. A default stream
+   is that of the context which is current on the calling thread; an error if none is. */
+HVD_EXPORT int hvd_device_of_stream(hvd_context* context, void* stream, int32_t* device, hvd_status* status);
 
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
@@ -317,6 +320,10 @@ HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
 /* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
+
+/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the time
+   if log_time is set. */
+HVD_EXPORT void hvd_warn(hvd_context* context, const char* text);
 
 /* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by
    the caller, writes that into `fd`, a file of its own, which stays open. For the whole process. */

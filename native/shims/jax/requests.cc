@@ -129,7 +129,7 @@ int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd
   }
   int code = HVD_OK;
   if (caller.on_gpu) {
-    code = shims::find_device(generation().context, collective->tensors, &collective->device, status);
+    code = shims::find_device(generation().context, collective->tensors, caller.stream, &collective->device, status);
   }
   if (code == HVD_OK) {
     code = is_same_place(*collective, status) ? submit_known(*collective, caller, handle, status) : status->code;

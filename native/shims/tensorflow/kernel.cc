@@ -14,6 +14,7 @@ namespace hvd::tensorflow {
 shims::Generation generation;
 std::atomic<int32_t> local_rank{0}, local_size{1};
 std::atomic<EigenDevice> eigen_device{nullptr};
+std::atomic<bool> may_stay_on_gpu{false};
 
 namespace {
 
@@ -71,7 +72,8 @@ struct Invocation {
   std::vector<TensorPtr> inputs, outputs;
   std::vector<std::vector<int64_t>> shapes;  // of the inputs
   std::vector<int64_t> splits;
-  bool on_gpu = false;  // are the tensors
+  int32_t members = 1, member = 0;  // of the process set, and this rank's place in it
+  bool on_gpu = false;              // are the tensors
   void* stream = nullptr;
 
   void end() { done.run(); }
@@ -110,17 +112,13 @@ bool take_inputs(Invocation* invocation, TF_Status* status) {
 bool make_outputs(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   if (is_ragged(collective.kind)) return true;
-  int32_t members = 1, member = 0;
-  if (collective.kind == HVD_REDUCESCATTER &&
-      hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, nullptr) != HVD_OK) {
-    members = 1;  // the submission will say what is wrong
-  }
+  const int32_t members = collective.kind == HVD_REDUCESCATTER ? invocation->members : 1;
   for (size_t i = 0; i < invocation->inputs.size(); ++i) {
     std::vector<int64_t> shape = invocation->shapes[i];
     size_t bytes = tf.TensorByteSize(invocation->inputs[i].get());
-    if (members > 1 && member >= 0 && !shape.empty() && shape[0] > 0) {
+    if (members > 1 && invocation->member >= 0 && !shape.empty() && shape[0] > 0) {
       const size_t row_bytes = bytes / static_cast<size_t>(shape[0]);
-      shape[0] = hvd_rows_of_member(shape[0], members, member);
+      shape[0] = hvd_rows_of_member(shape[0], members, invocation->member);
       bytes = row_bytes * static_cast<size_t>(shape[0]);
     }
     invocation->outputs.push_back(allocate(invocation->context, static_cast<int>(i),
@@ -137,7 +135,7 @@ void set_failure(hvd_status* status, int code, const char* text) {
   std::snprintf(status->text, sizeof status->text, "%s", text);
 }
 
-// What a request on a GPU's tensors has beyond others.
+// Says on which GPU the tensors of a request lie, and finds the stream that computes them.
 int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* status) {
   request->place = HVD_ON_CUDA;
   if (!find_stream(eigen_device.load(), invocation->context, &invocation->stream)) {
@@ -146,19 +144,20 @@ int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* statu
                 "hint: HOROVOD_TENSORFLOW_GPU=host takes the tensors through host memory");
     return HVD_UNAVAILABLE;
   }
-  return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, &request->device, status);
+  return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, invocation->stream,
+                            &request->device, status);
 }
 
-// Once, on rank 0.
+// Once, on rank 0, if users can do something about it.
 void tell_of_host_memory(hvd_context* engine) {
   static std::atomic<bool> told{false};
+  if (!may_stay_on_gpu.load() || told.load()) return;
   int32_t members = 0, member = -1;
-  if (told.load() || hvd_process_set_place(engine, 0, &members, &member, nullptr) != HVD_OK) return;
+  if (hvd_process_set_place(engine, 0, &members, &member, nullptr) != HVD_OK) return;
   if (told.exchange(true) || member != 0 || members == 1) return;
-  std::fputs(
-      "horovod: warning: TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow\n"
-      "hint: HOROVOD_TENSORFLOW_GPU=device leaves them there (not yet run on a GPU)\n",
-      stderr);
+  hvd_warn(engine,
+           "TensorFlow copies its GPUs' tensors to host memory for Horovod, which is slow\n"
+           "hint: HOROVOD_TENSORFLOW_GPU=device leaves them there (not yet run on a GPU)");
 }
 
 bool submit(Invocation* invocation) {
@@ -206,12 +205,8 @@ bool submit(Invocation* invocation) {
 bool take_results(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   const int tensors = static_cast<int>(invocation->inputs.size());
-  int32_t members = 0, member = 0;
+  const int32_t members = invocation->members;
   hvd_status why = new_hvd_status();
-  if (hvd_process_set_place(invocation->engine, collective.process_set, &members, &member, &why) != HVD_OK) {
-    tf.SetStatus(status, kUnknown, why.text);
-    return false;
-  }
   const bool is_alltoall = collective.kind == HVD_ALLTOALL;
   // Rows by tensor and member; TensorFlow has the received splits of an alltoall as int32.
   std::vector<int64_t> rows_shape = {members};
@@ -276,13 +271,17 @@ bool start(Invocation* invocation) {
     fail(invocation->context, kFailedPrecondition, kNotInitialized);
     return false;
   }
+  const Collective& collective = invocation->kernel->collective();
   invocation->engine = generation.context;
+  // Now: in the end the process set may have been removed. If there is none, the submission will say so.
+  hvd_process_set_place(invocation->engine, collective.process_set, &invocation->members, &invocation->member, nullptr);
   const StatusPtr status = new_status();
   const bool has_inputs = take_inputs(invocation, status.get());
-  const bool is_placed = invocation->kernel->collective().on_gpu && !invocation->inputs.empty();
+  const bool is_placed = collective.on_gpu && !invocation->inputs.empty();
   invocation->on_gpu = is_placed && eigen_device.load() != nullptr;
   if (is_placed && !invocation->on_gpu) tell_of_host_memory(invocation->engine);
   if (!has_inputs || !make_outputs(invocation, status.get())) {
+    shims::refuse(invocation->engine, collective.name, collective.process_set, tf.Message(status.get()));
     tf.OpKernelContext_Failure(invocation->context, status.get());
     return false;
   }

@@ -24,6 +24,8 @@ extern shims::Generation generation;
 extern std::atomic<int32_t> local_rank, local_size;
 // Where kernels on a GPU take its stream; null: they get their tensors in host memory.
 extern std::atomic<EigenDevice> eigen_device;
+// Whether they would get them on the GPU with another setting.
+extern std::atomic<bool> may_stay_on_gpu;
 
 // A node's attributes. Fixed for the kernel's life.
 struct Collective {

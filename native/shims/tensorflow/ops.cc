@@ -265,10 +265,11 @@ extern "C" {
 HVD_EXPORT const char* hvd_tensorflow_error(void) { return hvd::tensorflow::registration_error.c_str(); }
 
 // Once, before hvd_tensorflow_error: the kernels for GPUs. `eigen_device`: see gpu_stream.h; null: TensorFlow copies
-// their tensors to host memory and back.
-HVD_EXPORT void hvd_tensorflow_take_gpus(hvd::tensorflow::EigenDevice eigen_device) {
+// their tensors to host memory and back. `may_stay`: whether another setting would leave them on the GPU.
+HVD_EXPORT void hvd_tensorflow_take_gpus(hvd::tensorflow::EigenDevice eigen_device, int may_stay) {
   if (!hvd::tensorflow::registration_error.empty()) return;
   hvd::tensorflow::eigen_device = eigen_device;
+  hvd::tensorflow::may_stay_on_gpu = may_stay != 0;
   hvd::tensorflow::registration_error = hvd::tensorflow::registered(hvd::tensorflow::add_on_gpu);
 }
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import LOCAL_ERRORS, Context
-from horovod.core.exceptions import InvalidRequestError
+from horovod.core.exceptions import HorovodInternalError, InvalidRequestError, OutOfMemoryError, text_of
 from horovod.core.gpus import OnGpu, gpu_of
 from horovod.core.native import (
     ALLGATHER,
@@ -413,7 +413,11 @@ class Collectives(Generic[T]):
         check_tensors(kind, label, metas)
         number, gpu = number_of(process_set), gpu_of(staged)
         request = request_of(kind, wire_name(label, name), metas, process_set=number, gpu=gpu, **fixed)
-        return context.requests.add(key, request, context.failure_of, gpu)
+        try:
+            return context.requests.add(key, request, context.failure_of, gpu)
+        except (HorovodInternalError, OutOfMemoryError) as error:  # this rank's GPU has failed, or its memory is full
+            context.tell(None if name is None else f"{label}.{name}", number, text_of(error))
+            raise
 
     # Tensors
 

@@ -251,6 +251,7 @@ class Context:
         waits for this call.
         """
         status = native.Status()
+        why = self._without_place(why)
         # The very call that is refused may hold what cannot be encoded.
         wire_name = None if name is None else name.encode(errors="backslashreplace")
         reason = why.encode(errors="backslashreplace")

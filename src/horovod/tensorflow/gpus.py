@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod.core.settings import Settings
 
-__all__ = ["eigen_device", "exported"]
+__all__ = ["eigen_device", "exported", "may_stay"]
 
 # OpKernelContext::eigen_device<Eigen::GpuDevice>() const, which TensorFlow exports for kernels of others. The shims
 # check what it leads to before they use it.
@@ -19,14 +19,27 @@ _NAME = "_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT
 def eigen_device() -> int | None:
     """The address of TensorFlow's function that tells a kernel its GPU.
 
-    None if TensorFlow shall copy tensors of GPUs to host memory (HOROVOD_TENSORFLOW_GPU=host). Raises ImportError if
-    they shall stay on the GPU, and this release of TensorFlow has no such function.
+    None if TensorFlow shall copy tensors of GPUs to host memory: HOROVOD_TENSORFLOW_GPU=host, or its GPUs are not
+    CUDA's. Raises ImportError if they shall stay on the GPU, and this release of TensorFlow has no such function.
     """
     return None if Settings.from_environment().tensorflow_gpu == "host" else exported()
 
 
+def may_stay() -> bool:
+    """Whether tensors would stay on the GPUs of this TensorFlow with HOROVOD_TENSORFLOW_GPU=device."""
+    try:
+        return exported() is not None
+    except ImportError:
+        return False
+
+
 def exported() -> int | None:
-    """That address. Tests put the stand-in's function in its place."""
+    """That address; None if TensorFlow was built without CUDA: its GPUs, if it has any, are of other makers.
+
+    Tests put the stand-in's function in its place.
+    """
+    if not tf.test.is_built_with_cuda():
+        return None
     try:
         function = getattr(ctypes.CDLL("libtensorflow_framework.so.2"), _NAME)
     except AttributeError:

@@ -35,7 +35,7 @@ def operations() -> Any:
         module = tf.load_op_library(path)  # registers: it must be the first to open the library
     except (tf.errors.NotFoundError, OSError) as error:
         raise ImportError(f"Horovod's kernels for TensorFlow cannot be opened: {error}\nhint: install again") from error
-    _opened().hvd_tensorflow_take_gpus(gpus.eigen_device())
+    _opened().hvd_tensorflow_take_gpus(gpus.eigen_device(), int(gpus.may_stay()))
     why = _opened().hvd_tensorflow_error().decode()
     if why:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
@@ -53,7 +53,7 @@ def library() -> ctypes.CDLL:
 def _opened() -> ctypes.CDLL:
     opened = ctypes.CDLL(library_path())
     opened.hvd_tensorflow_error.restype = ctypes.c_char_p
-    opened.hvd_tensorflow_take_gpus.argtypes = [ctypes.c_void_p]
+    opened.hvd_tensorflow_take_gpus.argtypes = [ctypes.c_void_p, ctypes.c_int]
     opened.hvd_tensorflow_take_gpus.restype = None
     opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
     opened.hvd_tensorflow_attach.restype = None

@@ -90,6 +90,9 @@ StreamBody* standin::resolve(StreamBody* stream, int* code) {
 #define STANDIN_ENTER(name)                                                    \
   if (const int planned = planned_failure(name); planned != 0) return planned; \
   if (!initialized.load()) return kNotInitialized;
+#define STANDIN_CONTEXT(name) \
+  STANDIN_ENTER(name)         \
+  if (current() == nullptr) return kInvalidContext;
 #define STANDIN_STREAM(name)                            \
   STANDIN_ENTER(name)                                   \
   int stream_code = kSuccess;                           \
@@ -148,9 +151,14 @@ int cuCtxPopCurrent_v2(ContextBody** context) {
   return kSuccess;
 }
 
+int cuCtxGetDevice(int* device) {
+  STANDIN_CONTEXT("cuCtxGetDevice")
+  *device = current()->device;
+  return kSuccess;
+}
+
 int cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
-  STANDIN_ENTER("cuCtxGetStreamPriorityRange")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuCtxGetStreamPriorityRange")
   *lowest = 0;
   *highest = -5;
   return kSuccess;
@@ -164,23 +172,22 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 int cuStreamCreateWithPriority(StreamBody** stream, unsigned flags, int priority) {
-  STANDIN_ENTER("cuStreamCreateWithPriority")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuStreamCreateWithPriority")
   // Another kind would wait for the default stream of a framework, and another priority for its kernels.
   if (flags != 1 || priority != -5) return kInvalidValue;
   *stream = make_stream(current());
   return kSuccess;
 }
 
+// Of a default stream, the current context. For others, none need be current.
 int cuStreamGetCtx(StreamBody* stream, ContextBody** context) {
-  STANDIN_STREAM("cuStreamGetCtx")
-  *context = on->context;
-  return kSuccess;
+  STANDIN_ENTER("cuStreamGetCtx")
+  *context = reinterpret_cast<uintptr_t>(stream) <= 2 ? current() : stream->context;
+  return *context == nullptr ? kInvalidContext : kSuccess;
 }
 
 int cuEventCreate(EventBody** event, unsigned flags) {
-  STANDIN_ENTER("cuEventCreate")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuEventCreate")
   if (flags != 2) return kInvalidValue;
   *event = new EventBody;
   (*event)->context = current();
@@ -288,31 +295,26 @@ int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, 
   std::vector<standin::Touched> touched;
   if (moves_by_itself(source)) touched.push_back({source, bytes, false});
   if (moves_by_itself(target)) touched.push_back({target, bytes, true});
+  standin::enqueue(on, "copy", touched, [=] { std::memmove(target, source, bytes); });
   if (touched.size() < 2) {  // of memory that is not pinned: the driver waits for it in the one way or the other
     ++pageable_copies;
-    standin::enqueue(on, "copy", touched, [=] { std::memmove(target, source, bytes); });
     on->drain();
-    return kSuccess;
   }
-  standin::enqueue(on, "copy", touched, [=] { std::memmove(target, source, bytes); });
   return kSuccess;
 }
 
 int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
-  STANDIN_ENTER("cuMemHostRegister")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuMemHostRegister")
   return standin::pin(memory, bytes) ? kSuccess : kInvalidValue;
 }
 
 int cuMemHostUnregister(void* memory) {
-  STANDIN_ENTER("cuMemHostUnregister")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuMemHostUnregister")
   return standin::unpin(memory) ? kSuccess : kInvalidValue;
 }
 
 int cuModuleLoadData(ModuleBody** module, const void* text) {
-  STANDIN_ENTER("cuModuleLoadData")
-  if (current() == nullptr) return kInvalidContext;
+  STANDIN_CONTEXT("cuModuleLoadData")
   *module = new ModuleBody{static_cast<const char*>(text)};
   keep(*module);
   return kSuccess;
@@ -394,6 +396,7 @@ const Symbol kSymbols[] = {
     STANDIN_SYMBOL(cuDevicePrimaryCtxRetain, 7000),
     STANDIN_SYMBOL_V2(cuCtxPushCurrent, 4000),
     STANDIN_SYMBOL_V2(cuCtxPopCurrent, 4000),
+    STANDIN_SYMBOL(cuCtxGetDevice, 2000),
     STANDIN_SYMBOL(cuCtxGetStreamPriorityRange, 5050),
     STANDIN_SYMBOL(cuThreadExchangeStreamCaptureMode, 10010),
     STANDIN_SYMBOL(cuStreamCreateWithPriority, 5050),
@@ -451,9 +454,6 @@ const char* standin_function(int index) {
 }
 
 void* standin_stream(int device) { return make_stream(context_of_device(device)); }
-
-void* standin_allocate(int device, size_t bytes) { return standin::allocate(device, bytes); }
-void standin_free(void* memory) { standin::give_back(memory); }
 
 void standin_fill(void* stream, float* to, size_t elements, float value) {
   standin::enqueue(static_cast<StreamBody*>(stream), "fill", {{to, elements * sizeof(float), true}},

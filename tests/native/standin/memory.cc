@@ -131,3 +131,13 @@ int64_t pinned_ranges() {
 }
 
 }  // namespace standin
+
+extern "C" {
+
+void* standin_allocate(int device, size_t bytes) {
+  return standin::planned_failure("standin_allocate") == 0 ? standin::allocate(device, bytes) : nullptr;
+}
+
+void standin_free(void* memory) { standin::give_back(memory); }
+
+}  // extern "C"

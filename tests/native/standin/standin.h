@@ -38,7 +38,7 @@ const char* standin_races(void);
 void standin_forget(void);
 
 /* From the `after`th call of this function from now on (0: the next one), each call fails with `code`, `count` times.
- * ncclCommGetAsyncError tells of a failure with this code instead. */
+ * ncclCommGetAsyncError tells of a failure with this code instead, and standin_allocate gives no memory. */
 void standin_fail(const char* function, int after, int code, int count);
 
 /* Likewise a call that takes so long; a negative time: until NCCL's communicator is aborted, if it has one. It knows
