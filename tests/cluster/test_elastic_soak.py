@@ -27,6 +27,7 @@ SEED = int(os.environ.get("FUZZ_SEED", "1"))
 WITHIN_S = 10.0 + SLACK_S
 SLOTS = 2  # on each host
 MIN_SLOTS = 4
+REFILL_S = 60.0  # how long a slot may be empty in which workers have failed often
 ITEMS = 100
 
 SCRIPT = (
@@ -111,7 +112,7 @@ class Soak:
 
     def event(self) -> None:
         """The next one. Fails if training does not go on."""
-        generation = self.wait_for(lambda members: len(members) >= 4)
+        generation = self.wait_for(lambda members: len(members) >= MIN_SLOTS, slack_s=REFILL_S)
         (kind,) = self._random.choices(self._kinds, self._weights)
         begin = time.time()
         needs_another_world = kind()
@@ -160,7 +161,7 @@ class Soak:
         """That of the job with a worker in each slot, when nobody comes or goes any more. Waits until it is `most`."""
         for host in self.slots:
             self._set_slots(host, SLOTS)
-        self.wait_for(lambda members: len(members) == SLOTS * len(self.slots), slack_s=60.0)
+        self.wait_for(lambda members: len(members) == SLOTS * len(self.slots), slack_s=REFILL_S)
         deadline = time.monotonic() + WITHIN_S
         while True:
             time.sleep(1.0)
