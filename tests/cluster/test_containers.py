@@ -80,7 +80,7 @@ def test_two_containers_train_by_ssh_at_port_2222(cluster: MakeCluster, volumes:
     first.start()
     second.start()
     done = ran(first, *command_in_guide("horovodrun"))
-    assert trained(done.stdout) == EXPECTED, done
+    assert trained(done.stdout) == EXPECTED, done.stdout + done.stderr
     # Not by the host's own sshd, at port 22: it does not know the containers' key.
     assert "horovodrun: other hosts are reached by ssh" in done.stderr.splitlines()
     refused = ran(first, "ssh", "-p", "22", "host1", "true")

@@ -17,8 +17,10 @@ from horovod.launcher.supervision import Conclusion
 RUN = """
 import atexit, os, signal, sys, time
 import horovod
-import horovod.torch as hvd
-import numpy as np
+import horovod.core as hvd
+from horovod.core.objects import broadcast_object
+from horovod.elastic.state import ObjectState
+from horovod.elastic.worker import run_fn
 
 class Boom(Exception):
     pass
@@ -28,9 +30,8 @@ def train(steps):
     worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
     exec(os.environ["BEFORE"])
     hvd.init()
-    state = hvd.elastic.TorchState(step=0)
+    state = ObjectState(broadcast_object, hvd.rank, step=0)
 
-    @hvd.elastic.run
     def loop(state):
         while state.step < steps:
             exec(os.environ["ACT"], {"os": os, "worker": worker, "state": state})
@@ -39,13 +40,13 @@ def train(steps):
             time.sleep(0.05)
         return hvd.rank(), hvd.size(), state.step
 
-    result = loop(state)
+    result = run_fn(loop, None)(state)
     exec(os.environ["AFTER"])
     return result
 
 if __name__ == "__main__":
     try:
-        print(horovod.run(train, (100,), np=2, min_np=1, max_np=2))
+        print(horovod.run(train, (40,), np=2, min_np=1, max_np=2))
     except Exception as error:
         print("raised", repr(error))
 """
@@ -71,7 +72,7 @@ def call_run(folder: Path, act: str = "", before: str = "", after: str = "") -> 
 def test_horovod_run_gives_the_results_of_the_last_world(tmp_path: Path) -> None:
     done = call_run(tmp_path, "if state.step == 5 and worker == 1: os.kill(os.getpid(), 9)")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] in ("[(0, 2, 100), (1, 2, 100)]", "[(0, 1, 100)]"), done.stdout
+    assert done.stdout.splitlines()[-1] in ("[(0, 2, 40), (1, 2, 40)]", "[(0, 1, 40)]"), done.stdout
     assert "1 loss survived: worker 1 on localhost was killed by SIGKILL" in done.stderr
 
 
@@ -104,7 +105,7 @@ def test_horovod_run_raises_the_error_that_comes_before_the_training(tmp_path: P
 
 def test_horovod_run_gives_the_results_if_a_worker_crashes_at_its_end(tmp_path: Path) -> None:
     done = call_run(tmp_path, before="if worker == 1: atexit.register(os.kill, os.getpid(), signal.SIGSEGV)")
-    assert done.stdout.splitlines()[-1] == "[(0, 2, 100), (1, 2, 100)]", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "[(0, 2, 40), (1, 2, 40)]", done.stdout + done.stderr
     assert "horovod.run: all ranks gave results, but the job ended with exit code 139" in done.stderr
 
 

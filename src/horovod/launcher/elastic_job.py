@@ -309,8 +309,8 @@ class ElasticJob(Supervision):
     def on_exit(self, agent: AgentLink, rank: int, code: int, memory: str) -> None:
         one = self._processes.get(rank)
         asked = self.asked or rank in self._driver.job.told
-        self._exits[rank] = RankExit(rank, code, time.monotonic(), asked, memory)
-        how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        ended = self._exits[rank] = RankExit(rank, code, time.monotonic(), asked, memory)
+        how = ended.how
         if code < 0 and memory == IN_CGROUP:
             how += ": out of memory"
         if one is not None and one.why_killed and code < 0:
@@ -430,7 +430,7 @@ class ElasticJob(Supervision):
         late = next((one for one in self._exits.values() if one.code != 0 and one.rank in finished), None)
         lines = []
         if late is not None:
-            happened = f"worker {late.rank} exited with code {late.code} after the training had ended"
+            happened = f"worker {late.rank} {late.how} after the training had ended"
             lines = [*self._last_words(late), f"horovodrun: {happened}"]
         self.conclude_with("\n".join(lines), has_trained=True, workers=sorted(finished))
         return 0 if late is None else late.exit_code

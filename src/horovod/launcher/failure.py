@@ -112,6 +112,11 @@ class RankExit:
     def exit_code(self) -> int:
         return shell_code(self.code)
 
+    @property
+    def how(self) -> str:
+        """In words, behind the name of whoever has ended."""
+        return f"was killed by {signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
@@ -181,12 +186,7 @@ def waited_in_init(last_lines: Sequence[Line]) -> str:
 
 def describe_end(ended: RankExit, pid: int) -> str:
     """How a rank ended: for the ranks that wait for it, and for --verbose."""
-    if ended.asked and ended.code < 0:
-        how = "was ended by horovodrun"
-    elif ended.code < 0:
-        how = f"was killed by {signal_name(-ended.code)}"
-    else:
-        how = f"exited with code {ended.code}"
+    how = "was ended by horovodrun" if ended.asked and ended.code < 0 else ended.how
     return f"rank {ended.rank} (process {pid}) {how}"
 
 
