@@ -6,13 +6,21 @@ import json
 
 from horovod.core.channel import ChannelError
 from horovod.launcher.exchange import _pieces
-from horovod.launcher.failure import Line, RankExit, report, root_cause
+from horovod.launcher.failure import Line, RankExit, describe_end, last_exception, report, root_cause
 from horovod.launcher.lines import LineError, LineReader, line
 
 MEASURED = {
     "horovod/launcher/lines.py": ["LineReader", "line"],
     "horovod/launcher/exchange.py": ["_pieces", "_received"],
-    "horovod/launcher/failure.py": ["root_cause", "report", "_happened", "last_words", "RankExit", "Cause"],
+    "horovod/launcher/failure.py": [
+        "root_cause",
+        "report",
+        "_happened",
+        "last_words",
+        "describe_end",
+        "RankExit",
+        "Cause",
+    ],
 }
 LONGEST = 8192
 EXITS = [
@@ -74,6 +82,13 @@ def _exchanged(data: bytes, piece_bytes: int) -> None:
 
 
 def _failure(data: bytes, exits: list[RankExit]) -> None:
+    assert all(describe_end(one, 1).startswith(f"rank {one.rank} (process 1) ") for one in exits)
+    texts = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 1',
+        *data.decode(errors="replace").split("\n"),
+    ]
+    assert last_exception([Line(text, 1.0) for text in texts], 1.0) in ["", *texts]
     try:
         record = json.loads(data)
     except (ValueError, RecursionError):
