@@ -1464,6 +1464,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "next_generation"),),
     ),
     Mutation(
+        "gpus-looked-at-without-work",
+        "native/engine/device_batches.cc",
+        "if (!suspended && count_.load",
+        "if (!suspended && !waited_for && count_.load",
+        "a job without GPUs wakes every 50 us for their sake while a caller waits",
+        (native("device_batches_test", "without_work_on_gpus"),),
+    ),
+    Mutation(
         "tensorflow-gpu-inputs-not-waited-for",
         "native/shims/tensorflow/kernel.cc",
         "                                       user, stream, handle, status);",

@@ -109,10 +109,10 @@ SubmissionPtr LaunchedCalls::last() const {
   return calls_.empty() ? nullptr : calls_.back();
 }
 
-int64_t LaunchedCalls::look_again_in_ns(bool waited_for) const {
+int64_t LaunchedCalls::look_again_in_ns(bool suspended, bool waited_for) const {
   constexpr int64_t kOftenNs = 50'000, kSometimesNs = 1'000'000;
-  if (!waited_for && count_.load(std::memory_order_relaxed) == 0) return -1;
-  return waited_for || with_callbacks_.load(std::memory_order_relaxed) > 0 ? kOftenNs : kSometimesNs;
+  if (!suspended && count_.load(std::memory_order_relaxed) == 0) return -1;
+  return suspended || waited_for || with_callbacks_.load(std::memory_order_relaxed) > 0 ? kOftenNs : kSometimesNs;
 }
 
 DeviceBatches::Parts DeviceBatches::parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed) {

@@ -52,8 +52,9 @@ class LaunchedCalls {
     bool has_inputs = false;  // all that run with it have
   };
   Status find_stuck(uint64_t limit_ns, Stuck* out) const;
-  // When it is time to look again; negative: there is none. `waited_for`: a caller waits until one has ended.
-  int64_t look_again_in_ns(bool waited_for) const;
+  // When it is time to look again; negative: there is nothing to look at. `suspended`: a batch waits for inputs.
+  // `waited_for`: a caller waits for an operation.
+  int64_t look_again_in_ns(bool suspended, bool waited_for) const;
 
  private:
   mutable std::mutex mutex_;

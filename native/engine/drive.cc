@@ -117,7 +117,7 @@ int64_t Engine::batch_linger_left_ns() const {
 // GPUs ring no bell: what is launched is looked at from time to time.
 int64_t Engine::linger_left_ns() const {
   const int64_t batch_ns = batch_linger_left_ns();
-  const int64_t look_ns = launched_.look_again_in_ns(suspended_.load() || wakeup_->callers_wait());
+  const int64_t look_ns = launched_.look_again_in_ns(suspended_.load(), wakeup_->callers_wait());
   if (batch_ns < 0 || look_ns < 0) return std::max(batch_ns, look_ns);
   return std::min(batch_ns, look_ns);
 }

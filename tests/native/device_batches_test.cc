@@ -447,4 +447,11 @@ TEST(nothing_is_left_behind_by_a_hundred_generations) {
   expect_no_races();
 }
 
+// Who waits for tensors in host memory is not woken again and again for the sake of GPUs.
+TEST(without_work_on_gpus_nobody_looks_at_them) {
+  const LaunchedCalls none;
+  EXPECT(none.look_again_in_ns(false, true) < 0 && none.look_again_in_ns(false, false) < 0);
+  EXPECT(none.look_again_in_ns(true, false) > 0);
+}
+
 TEST_MAIN
