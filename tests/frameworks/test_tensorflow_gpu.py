@@ -21,7 +21,7 @@ pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 from contract import test_errors as errors
 from contract import test_join as joining
 from contract import test_results as results
-from support import frameworks, reference, tensorflow_on_gpu
+from support import frameworks, tensorflow_on_gpu
 from support import gpu_worlds as gpu_worlds_of
 from support import standin_library as standin
 from support.extent import THOROUGH
@@ -47,17 +47,7 @@ def gpu_worlds(worlds: WorldPool) -> Any:
 
 @pytest.mark.parametrize(("way", "size", "framework", "dtype"), OF_RESULTS)
 def test_results(worlds: WorldPool, way: str, size: int, framework: str, dtype: str) -> None:
-    def run() -> tuple[list[str], str, dict[str, Any]]:
-        gpu = frameworks.load(framework)
-        same = reference.same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
-        wrong, _ = results.wrong_rows_of(gpu, dtype, same)
-        return wrong, standin.races(), gpu.hvd.statistics()
-
-    for wrong, races, statistics in world_of(worlds, way, size).run(run):
-        assert wrong == [] and races == ""
-        # NCCL reduces no int16.
-        assert (statistics["batches_by_nccl"] > 0) == (way == "best")
-        assert statistics["batches_staged"] > 0 or dtype != "int16"
+    gpu_worlds_of.check_results(world_of(worlds, way, size), way, size, framework, dtype)
 
 
 def test_results_over_sets(gpu_worlds: Any) -> None:

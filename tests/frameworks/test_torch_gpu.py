@@ -39,17 +39,7 @@ def gpu_worlds(worlds: WorldPool) -> Any:
 
 @pytest.mark.parametrize(("way", "size", "dtype"), OF_RESULTS)
 def test_results(worlds: WorldPool, way: str, size: int, dtype: str) -> None:
-    def run() -> tuple[list[str], str, dict[str, Any]]:
-        gpu = frameworks.load(NAME)
-        same = reference.same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
-        wrong, _ = results.wrong_rows_of(gpu, dtype, same)
-        return wrong, standin.races(), gpu.hvd.statistics()
-
-    for wrong, races, statistics in world_of(worlds, way, size).run(run):
-        assert wrong == [] and races == ""
-        # NCCL has no int16.
-        assert (statistics["batches_by_nccl"] > 0) == (way == "best")
-        assert statistics["batches_staged"] > 0 or dtype != "int16"
+    gpu_worlds_of.check_results(world_of(worlds, way, size), way, size, NAME, dtype)
 
 
 @pytest.mark.parametrize("levels", ["HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"])

@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from contract import test_results as results
+
+from support import frameworks, reference
+from support import standin_library as standin
 from support.world import World, WorldPool
 
-__all__ = ["OnGpus", "any_transport", "world_of"]
+__all__ = ["OnGpus", "any_transport", "check_results", "world_of"]
 
 # The variables of worlds with GPUs, from the way that tensors go and other variables.
 OnGpus = Callable[..., dict[str, str]]
@@ -27,3 +32,18 @@ def any_transport(worlds: WorldPool, environment: OnGpus, way: str = "best") -> 
         return world_of(worlds, environment, way, size)
 
     return world
+
+
+def check_results(world: World, way: str, size: int, framework: str, dtype: str) -> None:
+    """Runs the contract's table of results there: no race, and all tensors go by NCCL or through host memory."""
+
+    def run() -> tuple[list[str], str, dict[str, Any]]:
+        gpu = frameworks.load(framework)
+        same = reference.same_but_for_rounding if way == "best" and size == 3 else reference.same_bits
+        wrong, _ = results.wrong_rows_of(gpu, dtype, same)
+        return wrong, standin.races(), gpu.hvd.statistics()
+
+    for wrong, races, statistics in world.run(run):
+        assert wrong == [] and races == ""
+        assert (statistics["batches_by_nccl"] > 0) == (way == "best")
+        assert statistics["batches_staged"] > 0 or dtype != "int16"  # NCCL reduces none
