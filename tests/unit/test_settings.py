@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import horovod
-from horovod.core import starters
+from horovod.core import communicators, starters
 from horovod.core.settings import SettingError, Settings, environment_of, parse_flag, rows
 
 PACKAGE = Path(horovod.__file__).parent
@@ -66,6 +66,11 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_expected(
 ) -> None:
     with pytest.raises(SettingError, match=f"^{variable}='{re.escape(value)}': expected {expected}"):
         Settings.from_environment({variable: value})
+
+
+def test_every_communicator_can_be_asked_for() -> None:
+    for row in communicators.all_communicators():
+        assert Settings.from_environment({"HOROVOD_TRANSPORT": row.name}).communicator == row.name
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("0", False), ("2", True), ("true", True), ("Off", False)])

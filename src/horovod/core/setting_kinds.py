@@ -124,11 +124,11 @@ def counts() -> tuple[Parse, str]:
 
 
 def word() -> tuple[Parse, str]:
-    """A name, in lower case."""
+    """A name, in lower case; it may have hyphens."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()
-        if not word.isidentifier():
+        if not word.replace("-", "_").isidentifier():
             raise ValueError(text)
         return word
 

@@ -93,8 +93,8 @@ class Settings(ElasticSettings):
         "HOROVOD_TRANSPORT",
         kinds.word(),
         "auto",
-        "How data travels. auto: shared memory inside a host, TCP between hosts. shm, tcp, hierarchical (both): that "
-        "one, or an error. horovodrun --check-build lists them.",
+        "How data travels. auto: shared memory inside a host, TCP between hosts. shm, tcp, hierarchical (both), mpi, "
+        "hierarchical-mpi: that one, or an error. horovodrun --check-build lists them.",
         flag="--transport",
         yaml="params.transport",
     )
