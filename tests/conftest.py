@@ -20,7 +20,13 @@ from support.world import WorldPool, living
 STACKS_BEFORE_LIMIT_S = 5.0
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 # print_blob: what failed by chance can be run again.
-hypothesis.settings.register_profile("horovod", max_examples=300 if THOROUGH else 40, print_blob=True)
+hypothesis.settings.register_profile(
+    "horovod",
+    max_examples=300 if THOROUGH else 40,
+    print_blob=True,
+    deadline=None,  # the machine may be busy
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("horovod")
 not_run: list[tuple[str, str]] = []  # (test, reason)
 

@@ -161,7 +161,7 @@ def execute(program: list[Step], orders: list[int], pauses: list[float]) -> list
 
 
 @pytest.mark.timeout(1200)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(programs())
 def test_random_programs_give_the_bits_of_the_reference(worlds: WorldPool, program: Any) -> None:
     (size, transport), steps_of_program, orders, pauses = program

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -201,7 +201,7 @@ def test_a_message_that_is_too_long_is_not_sent() -> None:
 
 
 @given(garbage=st.binary(max_size=200))
-@hypothesis_settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=60)
 def test_garbage_never_authenticates_and_raises_nothing_else(garbage: bytes) -> None:
     for act in (authenticate_server, authenticate_client):
         ours, theirs = socket.socketpair()
