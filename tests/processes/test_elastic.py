@@ -80,14 +80,17 @@ def test_a_frozen_worker_is_replaced(tmp_path: Path) -> None:
 def test_a_survivor_that_is_long_in_its_own_code_is_asked_where(tmp_path: Path) -> None:
     act = (
         "if state.step == 10 and worker == 1:\n"
+        "    open('busy', 'w').close()\n"
         "    while not os.path.exists('asked'): time.sleep(0.01)\n"
-        "if state.step == 10 and worker == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if state.step == 10 and worker == 2:\n"
+        "    while not os.path.exists('busy'): time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     env = {"HOROVOD_ELASTIC_STRAGGLER_SECONDS": "20"}
     with ElasticJob(tmp_path, "-np", "3", "--min-np", "1", act=act, env=env) as job:
         job.wait_for_world(3)
         job.wait_for_text(
-            '(?s)horovodrun: worker 1, which the others wait for, is at:.*File "act", line 2, in <module>'
+            '(?s)horovodrun: worker 1, which the others wait for, is at:.*File "act", line 3, in <module>'
         )
         (job.directory / "asked").touch()
         job.wait_for_text("generation 2: worker 2 on localhost was killed by SIGKILL; ")
