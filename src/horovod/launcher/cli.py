@@ -16,8 +16,7 @@ from horovod.core import explanations
 from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
 from horovod.launcher import checks, supervise
 from horovod.launcher.config_file import ConfigFile, read_config_file
-from horovod.launcher.elastic_plan import elastic_plan, is_elastic
-from horovod.launcher.flags import parse
+from horovod.launcher.flags import is_elastic, parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
 from horovod.launcher.host_list import HostList, choose_hosts
 from horovod.launcher.hosts import HostsError, RankIdentity, assign_ranks, is_local
@@ -176,6 +175,8 @@ class _Plan:
         checks.check_command(options.command[0], self._environment)
         checks.check_timeline(settings.timeline)
         if elastic:
+            from horovod.launcher.elastic_plan import elastic_plan  # other jobs start earlier without it
+
             return self._elastic_job(elastic_plan(options, settings, hosts), hosts, directory)
         assert hosts is not None
         if self._controller == "gloo":

@@ -14,27 +14,7 @@ from horovod.launcher.host_list import HostList
 from horovod.launcher.job import ElasticPlan
 from horovod.launcher.usage import UsageError
 
-__all__ = ["elastic_plan", "is_elastic"]
-
-_FLAGS = {
-    "--max-np": "max_np",
-    "--spares": "spares",
-    "--slots-per-host": "slots_per_host",
-    "--reset-limit": "reset_limit",
-    "--blacklist-cooldown-range": "cooldown",
-}
-
-
-def is_elastic(options: argparse.Namespace) -> bool:
-    """Whether the job may lose and gain workers. Raises UsageError for flags that only such a job has."""
-    if options.min_np is not None or options.host_discovery_script is not None:
-        return True
-    for flag, name in _FLAGS.items():
-        if getattr(options, name) is not None:
-            raise UsageError(
-                f"{flag} is for elastic jobs\nhint: --min-np or --host-discovery-script makes this one elastic"
-            )
-    return False
+__all__ = ["elastic_plan"]
 
 
 def elastic_plan(options: argparse.Namespace, settings: Settings, hosts: HostList | None) -> ElasticPlan:

@@ -13,9 +13,16 @@ from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
 
-__all__ = ["parse"]
+__all__ = ["is_elastic", "parse"]
 
 _OTHERS_ARGUMENTS = ("--mpi-args", "--binding-args")  # their values are flags themselves, and begin with a dash
+_ELASTIC_FLAGS = {
+    "--max-np": "max_np",
+    "--spares": "spares",
+    "--slots-per-host": "slots_per_host",
+    "--reset-limit": "reset_limit",
+    "--blacklist-cooldown-range": "cooldown",
+}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -28,6 +35,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(flags)
     options.command = command[1:] if command[:1] == ["--"] else command
     return options
+
+
+def is_elastic(options: argparse.Namespace) -> bool:
+    """Whether the job may lose and gain workers. Raises UsageError for flags that only such a job has."""
+    if options.min_np is not None or options.host_discovery_script is not None:
+        return True
+    for flag, name in _ELASTIC_FLAGS.items():
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{flag} is for elastic jobs\nhint: --min-np or --host-discovery-script makes this one elastic"
+            )
+    return False
 
 
 class _Parser(argparse.ArgumentParser):

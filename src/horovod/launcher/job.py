@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from horovod.elastic.discovery import HostDiscovery, Hosts
-from horovod.elastic.driver import Limits
-from horovod.elastic.job import Rules
 from horovod.launcher.hosts import RankIdentity
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.policy import EndPolicy, EndTheJob
+
+if TYPE_CHECKING:  # other jobs start without them, and so earlier
+    from horovod.elastic.discovery import HostDiscovery, Hosts
+    from horovod.elastic.driver import Limits
+    from horovod.elastic.job import Rules
 
 __all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job"]
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 
 from horovod.core.secret import new_secret
-from horovod.launcher.elastic_job import ElasticJob
 from horovod.launcher.fixed_job import FixedJob
 from horovod.launcher.job import Job
 from horovod.launcher.supervision import Keep
@@ -22,5 +21,7 @@ def run(job: Job, secret: bytes | None = None, keep: Keep = lambda _: None) -> i
     secret = secret or new_secret()
     with contextlib.ExitStack() as stack:
         if job.elastic is not None:
+            from horovod.launcher.elastic_job import ElasticJob  # other jobs start earlier without it
+
             return ElasticJob(job, job.elastic, secret, stack, keep).run()
         return FixedJob(job, secret, stack, keep).run()
