@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 from horovod.core.exceptions import NotInThisVersionError, explain_command
@@ -26,8 +25,11 @@ def _text(module: str) -> str:
     )
 
 
-class _Finder(MetaPathFinder):
-    """Stands before the finders of files, which would say `No module named ...`."""
+class _Finder:
+    """Stands before the finders of files, which would say `No module named ...`.
+
+    Has no base class: that of importlib.abc would load 26 modules that nothing else needs.
+    """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname in MODULES:
