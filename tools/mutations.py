@@ -1480,6 +1480,22 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_gpu.py", "-k", "still_computes and best"),),
     ),
     Mutation(
+        "tensorflow-xla-inputs-not-waited-for",
+        "native/shims/tensorflow/xla.cc",
+        "plan->kernel.submit(&request, nullptr, buffers.stream, handle, status)",
+        "plan->kernel.submit(&request, nullptr, nullptr, handle, status)",
+        "on a GPU, what XLA has compiled for TensorFlow reduces tensors before they have been computed",
+        (python("tests/frameworks/test_tensorflow_xla_gpu.py", "-k", "does_not_wait"),),
+    ),
+    Mutation(
+        "tensorflow-xla-waits-for-the-gpu",
+        "native/shims/tensorflow/xla.cc",
+        "buffers.on_gpu ? hvd_wait_on_stream",
+        "false ? hvd_wait_on_stream",
+        "on a GPU, XLA's thread waits for the end of each operation",
+        (python("tests/frameworks/test_tensorflow_xla_gpu.py", "-k", "does_not_wait"),),
+    ),
+    Mutation(
         "gpu-of-empty-tensors-guessed",
         "native/shims/on_gpu.h",
         "  return hvd_device_of_stream(context, stream, device, status);",

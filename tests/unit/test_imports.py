@@ -22,7 +22,7 @@ ALLOWED = {
     "elastic": {"horovod", "core"},
     "torch": {"horovod", "core", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.
-    "tensorflow": {"horovod", "core", "elastic", "common", "keras", "launcher"},
+    "tensorflow": {"horovod", "core", "elastic", "common", "keras"},
     "jax": {"horovod", "core", "elastic"},
     "mxnet": {"horovod", "core", "elastic", "common"},
     "keras": {"horovod", "core", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions inside of what XLA compiles (jit_compile=True): a custom call that takes all tensors of a step.
 //
-// XLA runs what it has compiled on one thread, so the call blocks, and drives the engine meanwhile. There is one for
-// all gradients: several that block could wait for each other in different orders on different ranks. What XLA's
-// registry and the place for an error look like is no part of TensorFlow's C interface; both are probed before they are
-// used.
+// XLA runs what it has compiled on one thread, so the call blocks. In host memory it drives the engine until the end. On
+// a GPU it waits until the operation is launched, and has XLA's stream wait for the end: what fails after that is told
+// by the next call. There is one call for all gradients: several that block could wait for each other in different
+// orders on different ranks.
+//
+// What XLA's registry and the place for an error look like is no part of TensorFlow's C interface; both are probed
+// before they are used.
 #include <dlfcn.h>
 
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "shims/on_gpu.h"
 #include "shims/refusal.h"
 #include "shims/tensorflow/kernel.h"
 
@@ -26,7 +32,14 @@ constexpr int kWaitSliceMs = 1000;
 
 // A grouped request whose tensors are known when it is traced, but for their addresses.
 struct Plan {
-  std::string name;
+  explicit Plan(const hvd_request& traced)
+      : kernel({.name = traced.name, .process_set = traced.process_set}),
+        request(traced),
+        tensors(traced.tensors, traced.tensors + traced.ntensors) {
+    for (const hvd_tensor& tensor : tensors) shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
+  }
+
+  Kernel kernel;  // which submits it
   hvd_request request;
   std::vector<hvd_tensor> tensors;
   std::vector<std::vector<int64_t>> shapes;
@@ -70,19 +83,38 @@ void fail(void* status, std::string_view text) {
   *static_cast<TheirStatus*>(status) = {borrowed({data, text.size()}), true};
 }
 
-hvd_status run(const Plan& plan, void** outputs, const void** inputs) {
-  hvd_status status{};
-  status.size = sizeof status;
-  hvd_request request = plan.request;
-  std::vector<hvd_tensor> tensors = plan.tensors;
+struct Buffers {
+  std::span<const void* const> inputs;
+  std::span<void* const> outputs;
+  bool on_gpu = false;
+  void* stream = nullptr;  // of XLA's, on a GPU
+};
+
+// Needs the generation held shared.
+int submit(Plan* plan, const Buffers& buffers, hvd_handle* handle, hvd_status* status) {
+  hvd_request request = plan->request;
+  std::vector<hvd_tensor> tensors = plan->tensors;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].shape = plan.shapes[i].data();
-    tensors[i].input = inputs[i];
-    tensors[i].output = outputs[i];
+    tensors[i].shape = plan->shapes[i].data();
+    tensors[i].input = buffers.inputs[i];
+    tensors[i].output = buffers.outputs[i];
   }
   request.tensors = tensors.data();
-  request.name = plan.name.c_str();
+  request.name = plan->kernel.collective().name.c_str();
   request.flags = HVD_SYNC;
+  int code = HVD_OK;
+  if (buffers.on_gpu) {
+    request.place = HVD_ON_CUDA;
+    code = shims::find_device(generation.context, tensors, buffers.stream, &request.device, status);
+  }
+  if (code == HVD_OK) code = plan->kernel.submit(&request, nullptr, buffers.stream, handle, status);
+  if (code != HVD_OK) shims::tell_refusal(generation.context, request.name, request.process_set, *status);
+  return code;
+}
+
+hvd_status run(Plan* plan, const Buffers& buffers) {
+  hvd_status status{};
+  status.size = sizeof status;
   hvd_context* context = nullptr;
   hvd_handle handle = 0;
   {
@@ -93,34 +125,52 @@ hvd_status run(const Plan& plan, void** outputs, const void** inputs) {
       std::string_view("Horovod has not been initialized; use hvd.init().").copy(status.text, sizeof status.text - 1);
       return status;
     }
-    if (hvd_submit(context, &request, &handle, &status) != HVD_OK) {
-      shims::tell_refusal(context, plan.name, request.process_set, status);
-      return status;
-    }
+    if (submit(plan, buffers, &handle, &status) != HVD_OK) return status;
     hvd_hold(context);
   }
   // The generation may end now, and Python may free its context.
-  while (hvd_wait(context, handle, kWaitSliceMs, &status) == HVD_PENDING) {
+  int code = HVD_PENDING;
+  while (code == HVD_PENDING) {
+    code = buffers.on_gpu ? hvd_wait_on_stream(context, handle, buffers.stream, kWaitSliceMs, &status)
+                          : hvd_wait(context, handle, kWaitSliceMs, &status);
   }
   hvd_release(context, handle);
   hvd_free(context);
   return status;
 }
 
-// API_VERSION_STATUS_RETURNING_UNIFIED on the host: `opaque` is the plan's number.
-void custom_call(void* out, const void** inputs, const char* opaque, size_t length, void* xla_status) {
+// `opaque` is the plan's number. Null: the call has failed.
+Plan* find_plan(const char* opaque, size_t length, void* xla_status) {
   calls.fetch_add(1);
-  const Plan* plan = nullptr;
-  {
-    const std::lock_guard lock(plans_mutex);
-    const auto found = kPlans->find(std::stoll(std::string(opaque, length)));
-    if (found != kPlans->end()) plan = &found->second;
-  }
-  if (plan == nullptr) return fail(xla_status, "a compiled step asks for an unknown reduction");
-  // One result comes as it is, several as a table.
-  void** outputs = plan->tensors.size() == 1 ? &out : static_cast<void**>(out);
-  const hvd_status status = run(*plan, outputs, inputs);
+  const std::lock_guard lock(plans_mutex);
+  const auto found = kPlans->find(std::stoll(std::string(opaque, length)));
+  if (found != kPlans->end()) return &found->second;
+  fail(xla_status, "a compiled step asks for an unknown reduction");
+  return nullptr;
+}
+
+void run_for_xla(Plan* plan, const Buffers& buffers, void* xla_status) {
+  const hvd_status status = run(plan, buffers);
   if (status.code != HVD_OK) fail(xla_status, text_of(status));
+}
+
+// API_VERSION_STATUS_RETURNING_UNIFIED on the host: one result comes as it is, several as a table.
+void call_on_host(void* out, const void** inputs, const char* opaque, size_t length, void* xla_status) {
+  Plan* const plan = find_plan(opaque, length, xla_status);
+  if (plan == nullptr) return;
+  const size_t tensors = plan->tensors.size();
+  void** const outputs = tensors == 1 ? &out : static_cast<void**>(out);
+  run_for_xla(plan, {.inputs = {inputs, tensors}, .outputs = {outputs, tensors}}, xla_status);
+}
+
+// The same on CUDA: the results' addresses follow those of the operands.
+void call_on_cuda(void* stream, void** buffers, const char* opaque, size_t length, void* xla_status) {
+  Plan* const plan = find_plan(opaque, length, xla_status);
+  if (plan == nullptr) return;
+  const size_t tensors = plan->tensors.size();
+  run_for_xla(plan,
+              {.inputs = {buffers, tensors}, .outputs = {buffers + tensors, tensors}, .on_gpu = true, .stream = stream},
+              xla_status);
 }
 
 // Whether the error's place is what fail() takes it for: XLA itself must read what was written.
@@ -154,7 +204,8 @@ bool register_target() {
       !find(library, "_Znwm", &their_new) || !find(library, "_ZdlPv", &their_delete) || !status_is_understood()) {
     return false;
   }
-  add(global(), borrowed(kTarget), reinterpret_cast<void*>(custom_call), borrowed("Host"));
+  add(global(), borrowed(kTarget), reinterpret_cast<void*>(call_on_host), borrowed("Host"));
+  add(global(), borrowed(kTarget), reinterpret_cast<void*>(call_on_cuda), borrowed("CUDA"));
   return true;
 }
 
@@ -164,7 +215,7 @@ bool register_target() {
 
 extern "C" {
 
-// Whether steps that XLA compiles for the host can hold a reduction in this TensorFlow.
+// Whether steps that XLA compiles can hold a reduction in this TensorFlow.
 HVD_EXPORT int hvd_tensorflow_xla_available(void) {
   static const bool available = hvd::tensorflow::register_target();
   return available ? 1 : 0;
@@ -172,14 +223,9 @@ HVD_EXPORT int hvd_tensorflow_xla_available(void) {
 
 // The number of a reduction that a traced step will ask for. The request's addresses are not used.
 HVD_EXPORT int64_t hvd_tensorflow_xla_plan(const hvd_request* request) {
-  hvd::tensorflow::Plan plan;
-  plan.name = request->name;
-  plan.request = *request;
-  plan.tensors.assign(request->tensors, request->tensors + request->ntensors);
-  for (const hvd_tensor& tensor : plan.tensors) plan.shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
   const std::lock_guard lock(hvd::tensorflow::plans_mutex);
   const auto number = static_cast<int64_t>(hvd::tensorflow::kPlans->size());
-  hvd::tensorflow::kPlans->emplace(number, std::move(plan));
+  hvd::tensorflow::kPlans->try_emplace(number, *request);
   return number;
 }
 

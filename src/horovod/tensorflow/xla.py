@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions inside of what XLA compiles (jit_compile=True), on the host.
+"""Reductions inside of what XLA compiles (jit_compile=True), on the host and, if asked for, on CUDA.
 
 One custom call reduces all tensors of a step (native/shims/tensorflow/xla.cc). Shapes must be static, and nothing
 overlaps with the backward pass.
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Sum
 from horovod.core.requests import request_of
+from horovod.tensorflow import gpus
 from horovod.tensorflow.shim import library
 
 __all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
@@ -23,9 +24,12 @@ __all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
 def is_available() -> bool:
     """Whether this TensorFlow can hold reductions in compiled steps.
 
-    It can if the probe of its XLA succeeded, and steps are compiled for the host.
+    It can if the probe of its XLA succeeded. If there are GPUs, their tensors must also stay there
+    (HOROVOD_TENSORFLOW_GPU=device): XLA cannot copy them to host memory.
     """
-    return bool(library().hvd_tensorflow_xla_available()) and not tf.config.list_physical_devices("GPU")
+    if not library().hvd_tensorflow_xla_available():
+        return False
+    return gpus.eigen_device() is not None or not tf.config.list_physical_devices("GPU")
 
 
 def is_compiling() -> bool:
@@ -57,8 +61,8 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
 
     if not is_available():
         raise NotImplementedError(
-            f"XLA of TensorFlow {tf.__version__} is not known to hold an allreduce, or compiles for a GPU\n"
-            "hint: jit_compile=False"
+            f"XLA of TensorFlow {tf.__version__} cannot hold an allreduce here\nhint: jit_compile=False; "
+            "with CUDA GPUs, HOROVOD_TENSORFLOW_GPU=device makes it possible (not yet run on a GPU)"
         )
     metas = []
     for tensor in tensors:
