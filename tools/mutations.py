@@ -1496,6 +1496,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_xla_gpu.py", "-k", "does_not_wait"),),
     ),
     Mutation(
+        "tensorflow-xla-failures-not-waited-for",
+        "src/horovod/tensorflow/shim.py",
+        "        context.uses_gpus = context.uses_gpus or gpus.eigen_device() is not None\n",
+        "",
+        "a commit saves what an operation on a GPU has left behind that failed after its launch",
+        (python("tests/frameworks/test_tensorflow_xla_gpu.py", "-k", "raised_by_a_commit"),),
+    ),
+    Mutation(
         "gpu-of-empty-tensors-guessed",
         "native/shims/on_gpu.h",
         "  return hvd_device_of_stream(context, stream, device, status);",

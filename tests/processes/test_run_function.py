@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,18 @@ def test_exceptions_and_results_that_do_not_travel_are_named() -> None:
         horovod.run(print, (inspect.currentframe(),))
 
 
-def test_a_rank_that_ends_without_an_answer_is_named() -> None:
+def test_a_rank_that_ends_without_an_answer_is_named(tmp_path: Path) -> None:
     def leave(number: int) -> None:
         import horovod.core as hvd
 
         hvd.init()
         hvd.barrier()
+        other = tmp_path / "has left the barrier"
         if hvd.rank() == 1:
+            while not other.exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), number)
+        other.touch()
         signal.pause()
 
     with pytest.raises(RuntimeError) as caught:

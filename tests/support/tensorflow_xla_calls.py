@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow's XLA as a program for CUDA calls a function: traced by TensorFlow, looked up in XLA's registry.
+"""Calls what a traced function of TensorFlow's asks for, as XLA would on CUDA.
 
-plan = plan_of(function, x)     # what the function is traced to
-call(plan, [(x, y)])            # None, or the text of the error
+plan = plan_of(function, x)     # the target and the text of the call, from TensorFlow's own graph
+call(plan, [(x, y)])            # None, or the text of the error; the target is looked up in XLA's own registry
 
 A machine without a GPU cannot have such a call from XLA itself. xla_calls.py does the same for JAX.
 """

@@ -213,9 +213,10 @@ class World:
         texts = []
         for rank, process in enumerate(self.processes):
             deadline = time.monotonic() + STACKS_TIMEOUT_S
-            # faulthandler writes the main thread last; a rank that is stopped or in the kernel writes nothing.
+            # faulthandler writes the main thread last, line by line, and how Python itself was started at its end; a
+            # rank that is stopped or in the kernel writes nothing.
             while process.poll() is None and time.monotonic() < deadline:
-                if "Current thread" in self.output(rank)[before[rank] :]:
+                if "_run_module_as_main" in self.output(rank)[before[rank] :]:
                     break
                 time.sleep(0.01)
             state = "running" if process.poll() is None else _death(process)

@@ -107,7 +107,7 @@ def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> No
         raise AssertionError(f"they import each other: {' -> '.join(error.args[1])}") from None
 
 
-def test_horovodrun_and_the_core_load_little() -> None:
+def test_horovodrun_and_the_core_load_no_framework_and_no_importlib_resources() -> None:
     code = (
         "import sys; import horovod.launcher.cli, horovod.launcher.agent, horovod.core.bootstrap; "
         f"print(sorted(({FRAMEWORKS!r} | {{'numpy', 'horovod.elastic', 'importlib.resources'}}) & set(sys.modules)))"

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions inside of what XLA compiles (jit_compile=True): a custom call that takes all tensors of a step.
 //
-// XLA runs what it has compiled on one thread, so the call blocks. In host memory it drives the engine until the end. On
-// a GPU it waits until the operation is launched, and has XLA's stream wait for the end: what fails after that is told
-// by the next call. There is one call for all gradients: several that block could wait for each other in different
-// orders on different ranks.
+// The call blocks XLA's thread. For tensors in host memory it drives the engine until the operation is done. On a GPU it
+// waits until the operation is launched, and has XLA's stream wait for the rest; if the operation fails later, the next
+// call gets the error. There is one call for all gradients: with several, ranks could start them in different orders,
+// and wait for each other forever.
 //
-// What XLA's registry and the place for an error look like is no part of TensorFlow's C interface; both are probed
-// before they are used.
+// TensorFlow's C interface covers neither XLA's registry nor its error object. Both are checked before they are used.
 #include <dlfcn.h>
 
 #include <atomic>
+#include <charconv>
 #include <map>
 #include <mutex>
+#include <random>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -39,7 +40,7 @@ struct Plan {
     for (const hvd_tensor& tensor : tensors) shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
   }
 
-  Kernel kernel;  // which submits it
+  Kernel kernel;  // submits the request
   hvd_request request;
   std::vector<hvd_tensor> tensors;
   std::vector<std::vector<int64_t>> shapes;
@@ -87,10 +88,10 @@ struct Buffers {
   std::span<const void* const> inputs;
   std::span<void* const> outputs;
   bool on_gpu = false;
-  void* stream = nullptr;  // of XLA's, on a GPU
+  void* stream = nullptr;  // XLA's; on a GPU only
 };
 
-// Needs the generation held shared.
+// The caller holds generation.mutex shared.
 int submit(Plan* plan, const Buffers& buffers, hvd_handle* handle, hvd_status* status) {
   hvd_request request = plan->request;
   std::vector<hvd_tensor> tensors = plan->tensors;
@@ -139,13 +140,18 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
   return status;
 }
 
-// `opaque` is the plan's number. Null: the call has failed.
+// `opaque` is the plan's number. Null: there is no such plan, and the call has failed.
 Plan* find_plan(const char* opaque, size_t length, void* xla_status) {
   calls.fetch_add(1);
-  const std::lock_guard lock(plans_mutex);
-  const auto found = kPlans->find(std::stoll(std::string(opaque, length)));
-  if (found != kPlans->end()) return &found->second;
-  fail(xla_status, "a compiled step asks for an unknown reduction");
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(opaque, opaque + length, number);
+  if (error == std::errc() && end == opaque + length) {
+    const std::lock_guard lock(plans_mutex);
+    const auto found = kPlans->find(number);
+    if (found != kPlans->end()) return &found->second;
+  }
+  fail(xla_status,
+       "this compiled function was traced in another process\nhint: trace it again: save models without jit_compile");
   return nullptr;
 }
 
@@ -154,7 +160,7 @@ void run_for_xla(Plan* plan, const Buffers& buffers, void* xla_status) {
   if (status.code != HVD_OK) fail(xla_status, text_of(status));
 }
 
-// API_VERSION_STATUS_RETURNING_UNIFIED on the host: one result comes as it is, several as a table.
+// API_VERSION_STATUS_RETURNING_UNIFIED on the host. `out` is the result's address, or a table of several.
 void call_on_host(void* out, const void** inputs, const char* opaque, size_t length, void* xla_status) {
   Plan* const plan = find_plan(opaque, length, xla_status);
   if (plan == nullptr) return;
@@ -163,7 +169,7 @@ void call_on_host(void* out, const void** inputs, const char* opaque, size_t len
   run_for_xla(plan, {.inputs = {inputs, tensors}, .outputs = {outputs, tensors}}, xla_status);
 }
 
-// The same on CUDA: the results' addresses follow those of the operands.
+// The same on CUDA. `buffers` has the operands' addresses, and then the results'.
 void call_on_cuda(void* stream, void** buffers, const char* opaque, size_t length, void* xla_status) {
   Plan* const plan = find_plan(opaque, length, xla_status);
   if (plan == nullptr) return;
@@ -221,10 +227,12 @@ HVD_EXPORT int hvd_tensorflow_xla_available(void) {
   return available ? 1 : 0;
 }
 
-// The number of a reduction that a traced step will ask for. The request's addresses are not used.
+// The number of a reduction that a traced step will ask for. The request's addresses are not used. A saved model keeps
+// the number, so another process must not have it.
 HVD_EXPORT int64_t hvd_tensorflow_xla_plan(const hvd_request* request) {
+  static const auto first = static_cast<int64_t>(std::random_device()()) << 24;
   const std::lock_guard lock(hvd::tensorflow::plans_mutex);
-  const auto number = static_cast<int64_t>(hvd::tensorflow::kPlans->size());
+  const int64_t number = first + static_cast<int64_t>(hvd::tensorflow::kPlans->size());
   hvd::tensorflow::kPlans->try_emplace(number, *request);
   return number;
 }

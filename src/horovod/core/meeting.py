@@ -32,7 +32,11 @@ __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
-    ("on_gpus", "HOROVOD_GPU_OPERATIONS, its forms for one operation, or the levels of allreduce on GPUs"),
+    (
+        "on_gpus",
+        "HOROVOD_GPU_OPERATIONS, its forms for one operation, the levels of allreduce on GPUs, or "
+        "HOROVOD_TENSORFLOW_GPU",
+    ),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),

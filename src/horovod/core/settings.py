@@ -133,7 +133,8 @@ class Settings(ElasticSettings):
         kinds.choice("host", "device"),
         "host",
         "Where Horovod gets tensors that TensorFlow has on a GPU. host: TensorFlow copies them to host memory and "
-        "back. device: there, so that they travel as HOROVOD_GPU_OPERATIONS says; not yet run on a GPU.",
+        "back. device: there, so that they travel as HOROVOD_GPU_OPERATIONS says, also in functions that XLA compiles; "
+        "not yet run on a GPU.",
     )
     cuda_library: str = setting(
         "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
@@ -403,7 +404,7 @@ class Settings(ElasticSettings):
     def on_gpus(self) -> str:
         """How tensors on GPUs travel, in one text that all ranks must have."""
         ways = map(self._gpu_way, self._gpu_ways.values())
-        return " ".join([*ways, self._gpu_levels, f"streams={self.nccl_streams}"])
+        return " ".join([*ways, self._gpu_levels, f"streams={self.nccl_streams}", f"tensorflow={self.tensorflow_gpu}"])
 
     def _gpu_way(self, of_operation: str) -> str:
         way = of_operation or self.gpu_operations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions inside of what XLA compiles (jit_compile=True), on the host and, if asked for, on CUDA.
+"""Reductions inside of what XLA compiles (jit_compile=True), on the CPU; with HOROVOD_TENSORFLOW_GPU=device, on CUDA.
 
 One custom call reduces all tensors of a step (native/shims/tensorflow/xla.cc). Shapes must be static, and nothing
 overlaps with the backward pass.
@@ -18,18 +18,21 @@ from horovod.core.requests import request_of
 from horovod.tensorflow import gpus
 from horovod.tensorflow.shim import library
 
-__all__ = ["calls", "is_available", "is_compiling", "refuse", "reduced"]
+__all__ = ["calls", "is_compiling", "problem", "reduced", "refuse"]
 
 
-def is_available() -> bool:
-    """Whether this TensorFlow can hold reductions in compiled steps.
-
-    It can if the probe of its XLA succeeded. If there are GPUs, their tensors must also stay there
-    (HOROVOD_TENSORFLOW_GPU=device): XLA cannot copy them to host memory.
-    """
+def problem() -> str | None:
+    """Why compiled steps cannot hold reductions, with a hint. None if they can."""
     if not library().hvd_tensorflow_xla_available():
-        return False
-    return gpus.eigen_device() is not None or not tf.config.list_physical_devices("GPU")
+        return f"XLA of TensorFlow {tf.__version__} has no custom calls that Horovod knows\nhint: jit_compile=False"
+    if not tf.config.get_visible_devices("GPU") or gpus.eigen_device() is not None:
+        return None
+    if gpus.may_stay():  # XLA does not copy tensors to host memory, as TensorFlow does for its own kernels
+        return (
+            "XLA can hold an allreduce on a GPU only with HOROVOD_TENSORFLOW_GPU=device\n"
+            "hint: set it (not yet run on a GPU), or use jit_compile=False"
+        )
+    return "XLA can hold an allreduce only on the CPU and on GPUs with CUDA\nhint: jit_compile=False"
 
 
 def is_compiling() -> bool:
@@ -59,11 +62,9 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
     """allreduce of `tensors` as a whole. `attributes`: as of the nodes that TensorFlow runs itself."""
     from tensorflow.compiler.tf2xla.python import xla
 
-    if not is_available():
-        raise NotImplementedError(
-            f"XLA of TensorFlow {tf.__version__} cannot hold an allreduce here\nhint: jit_compile=False; "
-            "with CUDA GPUs, HOROVOD_TENSORFLOW_GPU=device makes it possible (not yet run on a GPU)"
-        )
+    found = problem()
+    if found is not None:
+        raise NotImplementedError(found)
     metas = []
     for tensor in tensors:
         if not tensor.shape.is_fully_defined():

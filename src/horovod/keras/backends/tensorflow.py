@@ -62,7 +62,7 @@ accumulation = _Accumulation
 
 def can_compile() -> bool:
     """Whether this TensorFlow's XLA can hold the reductions."""
-    return bool(xla.is_available())
+    return xla.problem() is None
 
 
 def layers_of(own: Any) -> list[type]:
