@@ -151,7 +151,8 @@ Plan* find_plan(const char* opaque, size_t length, void* xla_status) {
     if (found != kPlans->end()) return &found->second;
   }
   fail(xla_status,
-       "this compiled function was traced in another process\nhint: trace it in this process, or save it without jit_compile");
+       "this compiled function was traced in another process\nhint: trace it in this process, or save it without "
+       "jit_compile");
   return nullptr;
 }
 
