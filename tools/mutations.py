@@ -1695,6 +1695,22 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "mxnet-failures-told-at-once",
+        "native/shims/mxnet/call.cc",
+        "      const std::lock_guard lock(failing);\n",
+        "",
+        "two threads append to MXNet's list of failures, which has no lock",
+        (native("mxnet_call_test", "one_by_one"),),
+    ),
+    Mutation(
+        "mxnet-no-room-for-failures",
+        "src/horovod/mxnet/shim.py",
+        "        _make_room_for_failures()\n",
+        "",
+        "MXNet's list of failures moves while another of its threads searches it",
+        (with_mxnet("tests/frameworks/test_mxnet_ops.py", "-k", "list_of_failures"),),
+    ),
+    Mutation(
         "mxnet-late-call-in-the-next-generation",
         "native/shims/mxnet/call.cc",
         "if (now.context == nullptr || now.number != call->generation) {",

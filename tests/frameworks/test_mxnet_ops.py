@@ -240,6 +240,35 @@ def test_a_failed_call_is_raised_by_who_reads_its_results_and_what_is_made_of_th
     assert worlds(2).run(run) == [True, True]
 
 
+def test_mxnets_list_of_failures_does_not_move_while_its_threads_search_it() -> None:
+    """It has no lock. Where it moved, about one of ten jobs beside busy processes crashed with a broken heap."""
+
+    def run() -> list[tuple[int, int]]:
+        import ctypes
+
+        import horovod.mxnet as hvd
+
+        def sizes() -> tuple[int, int]:
+            """Of ThreadedEngine::global_exception_refs_ in MXNet 1.9.1: what is in it, and what it has room for."""
+            engine = mx.base._LIB._ZN5mxnet6Engine3GetEv
+            engine.restype = ctypes.c_void_p
+            begin, end, room = (ctypes.c_uint64 * 3).from_address(engine() + 0x78)
+            return (end - begin) // 16, (room - begin) // 16
+
+        hvd.init()
+        found = [sizes()]
+        failed = [hvd.allreduce(mx.nd.ones((2 + hvd.rank(),)), name=f"uneven.{place}") for place in range(100)]
+        for array in failed:
+            with pytest.raises(hvd.HorovodInternalError):
+                array.wait_to_read()
+        return [*found, sizes()]
+
+    with World(2) as world:
+        for before, after in world.run(run):
+            assert before[0] == 0 and after[0] == 100, "the list is not where this test looks for it"
+            assert before[1] == after[1] >= 4096
+
+
 def test_nothing_is_changed_in_place_while_autograd_records(worlds: WorldPool) -> None:
     """The gradient would be that of another function. The rank that waits is told."""
 

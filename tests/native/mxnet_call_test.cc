@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as operations of MXNet's engine, with a stand-in for MXNet: who gets its memory, its end and its errors.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -207,6 +210,34 @@ TEST(a_call_of_an_ended_generation_is_not_submitted_to_the_next) {
                generation + ")");
   }
   EXPECT(chunk.values[0] == 1);
+  expect_nothing_left();
+}
+
+TEST(failures_are_told_one_by_one) {
+  const Job job;
+  static std::atomic<int> telling{0}, most{0};
+  const auto tell = [](void* engine, Operation* operation, const std::runtime_error* error) {
+    most = std::max<int>(most, ++telling);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --telling;
+    Operation::end(engine, operation, error);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&tell] {
+      for (int n = 0; n < 5; ++n) {
+        Chunk foreign{{1}, /*own_layout=*/true}, to{{0}};
+        Array input{&foreign}, output{&to};
+        Operation operation;
+        operation.callback = tell;
+        operation.call = new_call(&input, &output);
+        operation.run();
+        EXPECT(!operation.error.empty());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT(most == 1);
   expect_nothing_left();
 }
 

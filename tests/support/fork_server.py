@@ -61,7 +61,8 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and its status is on its way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(9)

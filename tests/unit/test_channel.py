@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import struct
 import threading
@@ -387,7 +388,8 @@ def test_a_watch_tells_of_a_rank_that_is_gone_and_of_the_launchers_end() -> None
     assert clients[1].watch("is/there", 0.0, told.append) is not None
     server.close()
     eventually(lambda: len(told) == 1)
-    assert isinstance(told[0], ChannelError) and "closed the connection" in str(told[0])
+    # Reset: if the server had not read the last request yet.
+    assert isinstance(told[0], ChannelError) and re.search("closed the connection|reset by peer", str(told[0]))
     for client in clients:
         client.close()
 

@@ -24,6 +24,11 @@ Generation& generation() {
   return *one;
 }
 
+// MXNet keeps what has failed in a vector without a lock (ThreadedEngine::global_exception_refs_): a thread that completes
+// a failed operation appends to it, and threads that pass over what depends on one search it. So we append one by one,
+// and hvd_mxnet_fail has made room: nothing moves while another thread searches.
+std::mutex failing;
+
 // mxnet::engine::CallbackOnComplete: three words, which may be copied. `error` is a dmlc::Error, which MXNet copies.
 struct OnComplete {
   void (*callback)(void* engine, void* operation, const void* error);
@@ -32,15 +37,22 @@ struct OnComplete {
 
   void operator()() const { callback(engine, operation, nullptr); }
 
+  void operator()(const char* text) const {
+    alignas(16) char error[64];  // std::runtime_error has two words
+    mxnet.make_error(error, text);
+    {
+      const std::lock_guard lock(failing);
+      callback(engine, operation, error);
+    }
+    mxnet.end_error(error);
+  }
+
   // The text ends with what horovod/mxnet/errors.py makes the exception of.
   void operator()(const hvd_status& status, uint64_t generation) const {
     const std::string text = "horovod: " + std::string(status.text) + "\n(code " + std::to_string(status.code) +
                              ", rank " + std::to_string(status.failed_rank) + ", generation " +
                              std::to_string(generation) + ")";
-    alignas(16) char error[64];  // std::runtime_error has two words
-    mxnet.make_error(error, text.c_str());
-    callback(engine, operation, error);
-    mxnet.end_error(error);
+    (*this)(text.c_str());
   }
 };
 
@@ -203,6 +215,10 @@ void hvd_mxnet_run(void* /*run_context*/, void* on_complete, void* user) {
     }
   }
   done(status, generation_of_call);
+}
+
+void hvd_mxnet_fail(void* /*run_context*/, void* on_complete, void* /*user*/) {
+  (*static_cast<const OnComplete*>(on_complete))("this only makes room for failures");
 }
 
 void hvd_mxnet_delete(void* user) {

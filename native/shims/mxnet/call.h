@@ -40,4 +40,6 @@ HVD_EXPORT void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, 
 // What MXNet calls: EngineAsyncFunc and EngineFuncParamDeleter.
 HVD_EXPORT void hvd_mxnet_run(void* run_context, void* on_complete, void* call);
 HVD_EXPORT void hvd_mxnet_delete(void* call);
+// An operation that fails. Many of them, once, make room for the failures of calls (call.cc, `failing`).
+HVD_EXPORT void hvd_mxnet_fail(void* run_context, void* on_complete, void* user);
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import mxnet as mx
 from mxnet.gluon import Block, Trainer
 from mxnet.gluon.parameter import ParameterDict
 from mxnet.ndarray import NDArray
@@ -18,7 +17,7 @@ from horovod.core.variables import Array
 from horovod.core.wording import quoted
 from horovod.elastic.handlers import HandledState, StateHandler
 from horovod.elastic.variables import VariablesHandler
-from horovod.mxnet.errors import MXNetError
+from horovod.mxnet.shim import forget_failures
 
 __all__ = ["MXNetState"]
 
@@ -39,7 +38,7 @@ class MXNetState(HandledState):
         super().__init__(broadcast_object, rank, handlers, **plain)
 
     def restore(self) -> None:
-        _forget_failures()
+        forget_failures()  # of the world that is over; whoever reads an array would get them
         super().restore()
 
 
@@ -114,12 +113,3 @@ def _array_of(name: str, value: Any) -> Any:
         )
     return value.list_data()[0]
 
-
-def _forget_failures() -> None:
-    """What has failed in the world that is over is told by then. Otherwise, whoever reads an array would get it."""
-    while True:
-        try:
-            mx.nd.waitall()
-        except MXNetError:
-            continue
-        return

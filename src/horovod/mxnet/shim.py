@@ -15,7 +15,7 @@ from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, MXNetError, check_call
 
 from horovod.core import context as contexts
 from horovod.core import native
@@ -25,8 +25,10 @@ from horovod.core.settings import current_environment
 
 __all__ = ["generation", "library", "new_step", "push"]
 
-# FnProperty of MXNet: on a thread for what shall not wait behind computations, which would hold up the other ranks.
-_CPU_PRIORITIZED = c_int(3)
+# FnProperty of MXNet. Prioritized: on a thread for what shall not wait behind computations, which would hold up the
+# other ranks.
+_NORMAL, _CPU_PRIORITIZED = 0, 3
+_ROOM_FOR_FAILURES = 4096  # a step of the largest networks has fewer calls; 20 ms, once
 
 
 class Generation:
@@ -98,6 +100,7 @@ def library() -> ctypes.CDLL:
 def _attach(context: Context | None) -> None:
     _check_identity()
     if context is not None:
+        _make_room_for_failures()
         generation.has_told = False
     generation.number = native.library().hvd_mxnet_attach(None if context is None else context.pointer)
 
@@ -134,6 +137,26 @@ def _check_identity() -> None:
         raise ImportError(f"Horovod does not know how MXNet {mx.__version__} lays out its arrays")
 
 
+@functools.cache
+def _make_room_for_failures() -> None:
+    """MXNet's list of what has failed shall not move while its threads search it (native/shims/mxnet/call.cc)."""
+    mx.nd.waitall()  # what has failed so far is the script's to hear
+    array = mx.nd.zeros((1,))
+    for _ in range(_ROOM_FOR_FAILURES):
+        _push("room", library().hvd_mxnet_fail, None, None, (), (array,), _NORMAL, even_after_failure=True)
+    forget_failures()
+
+
+def forget_failures() -> None:
+    """What has failed so far is raised by nothing that reads an array after this."""
+    while True:
+        try:
+            mx.nd.waitall()
+        except MXNetError:
+            continue
+        return
+
+
 def new_step(calls: int) -> int | None:
     """For `calls` pushes, after the last of which nobody waits for more."""
     step: int | None = library().hvd_mxnet_new_step(calls) if calls else None
@@ -166,20 +189,34 @@ def push(
     if not call:
         check_call(-1)
     run, delete = library().hvd_mxnet_run, library().hvd_mxnet_delete
+    _push(label, run, call, delete, list(read.values()), list(written.values()), _CPU_PRIORITIZED, priority)
+
+
+def _push(
+    label: str,
+    run: Any,
+    call: int | None,
+    delete: Any,
+    read: Sequence[Any],
+    written: Sequence[Any],
+    thread: int,
+    priority: int = 0,
+    even_after_failure: bool = False,
+) -> None:
     check_call(
         _LIB.MXEnginePushAsyncND(
             run,
             c_void_p(call),
             delete,
             ctypes.byref(_CPU),
-            _handles(list(read.values())),
+            _handles(read),
             c_int(len(read)),
-            _handles(list(written.values())),
+            _handles(written),
             c_int(len(written)),
-            ctypes.byref(_CPU_PRIORITIZED),
+            ctypes.byref(c_int(thread)),
             c_int(priority),
             c_char_p(f"horovod_{label}".encode()),
-            ctypes.c_bool(False),
+            ctypes.c_bool(even_after_failure),
         )
     )
 
