@@ -112,4 +112,3 @@ def _array_of(name: str, value: Any) -> Any:
             "hint: net.initialize(), and a forward pass if shapes are not known, before the state is made"
         )
     return value.list_data()[0]
-
