@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -173,5 +174,6 @@ def test_the_launchers_end_ends_a_start_wherever_its_ranks_wait(launcher: Launch
     for number, rank in enumerate(ranks):
         _, errors = rank.process.communicate(timeout=LIMIT_S)
         assert f"rank {number} could not join the job: the rendezvous at 127.0.0.1:" in errors, errors
-        assert "closed the connection" in errors
+        # Reset: if the launcher had not read the rank's last request yet.
+        assert re.search("closed the connection|reset by peer", errors), errors
     assert time.monotonic() - began < 15, "they waited as long as for a rank that may come"
