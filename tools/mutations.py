@@ -1960,7 +1960,7 @@ MUTATIONS = (
     Mutation(
         "elastic-mxnet-keeps-failures",
         "src/horovod/mxnet/elastic_state.py",
-        "        _forget_failures()\n",
+        "        forget_failures()\n",
         "",
         "arrays keep the failure of the world that is over, though they have other values now",
         (with_mxnet("tests/frameworks/test_mxnet_elastic.py", "-k", "survives"),),

@@ -38,7 +38,8 @@ class MXNetState(HandledState):
         super().__init__(broadcast_object, rank, handlers, **plain)
 
     def restore(self) -> None:
-        forget_failures()  # of the world that is over; whoever reads an array would get them
+        # Those of the world that is over: whoever reads an array would get them.
+        forget_failures()
         super().restore()
 
 
