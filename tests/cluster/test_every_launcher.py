@@ -192,11 +192,11 @@ RANKS_ENDED_S = {"torchrun": 35.0}
 LAUNCHER_ENDED_S = 12.0
 # They wait for a host that is lost, for ever or until Slurm has given it up. The ranks end.
 OUTLIVE_A_LOST_HOST = {"intel": "mpi", "intel-data": "mpi", "srun": "srun ", "torchrun": "torch.distributed.run"}
-# What an mpirun says of a killed rank or a lost host, if it was faster than all others; and Open MPI, whose calls end a
-# rank that sends data to one that is gone.
+# What an mpirun says of a killed rank or a lost host, if it was faster than all others; and what Open MPI and Intel MPI
+# say, whose calls end a rank that exchanges data with one that is gone.
 SAID_BY_MPI = re.compile(
     r"signal 9|SIGNAL: 9|EXIT CODE: 9|Killed|peer process has unexpectedly disconnected|(?i:mpi_errors_are_fatal)|"
-    r"lost communication with a remote daemon"
+    r"lost communication with a remote daemon|Transport endpoint is not connected"
 )
 # MPI_Isend of MPICH 5.0.2 writes to a request that it has not made if the peer is gone (docs/guides/mpi.md).
 CRASHES = {"mpich-data": re.compile("EXIT CODE: 11")}

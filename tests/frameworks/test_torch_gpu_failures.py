@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from support import frameworks, standin
 from support.extent import SLACK_S
 from support.world import Outcome, World
 
-from horovod.core import context
+from horovod.core import context, native
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
@@ -235,6 +236,28 @@ def test_a_gpu_that_hangs_is_reported_and_then_ends_the_job(way: str) -> None:
         assert "HOROVOD_NCCL_TIMEOUT_SECONDS" in str(error)
     assert "stall: rank 1 waited" in own and "a kernel of the script hangs" in own
     assert way == "host" or ("stall: rank 0 waited" in other and "NCCL waits for another rank" in other)
+
+
+def test_an_error_of_the_last_operation_is_written_at_the_end() -> None:
+    def run() -> None:
+        hvd = started()
+        tensor = standin.to_gpu(torch.ones(8))
+        if hvd.rank() == 1:
+            standin.library().standin_hold(standin.gpu().default_stream)
+            standin.library().standin_touch(standin.gpu().default_stream, tensor.data_ptr(), 32, 1)
+        hvd.allreduce(tensor, name="last")
+        ended, status = context.current(), native.Status()
+        while ended.library.hvd_end_seen(ended.pointer, ctypes.addressof(status)) == native.OK:
+            time.sleep(0.05)
+        hvd.shutdown()
+
+    with world_of(HOROVOD_NCCL_TIMEOUT_SECONDS="1") as world:
+        world.run(run)
+        outputs = [world.output(rank) for rank in range(2)]
+        world.end()
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank}: the last operations have failed: " in output, outputs
+        assert "rank 1 waited" in output and "allreduce.last" in output, outputs
 
 
 def test_a_hang_in_nccl_itself_ends_the_job() -> None:

@@ -202,13 +202,14 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
-        self.end_seen()  # so that the job learns it even if only a native shim was told
+        was_told = self.was_told
+        self.end_seen()  # so that the job learns it even if only a native shim was told, or nobody
         status = native.Status()
         timeout_ms = STOP_TIMEOUT_MS
         if self.uses_gpus:
             timeout_ms //= 2
             code = self.library.hvd_settle(self.pointer, timeout_ms, ctypes.addressof(status))
-            if code not in (native.OK, native.PENDING) and not self.was_told:
+            if code not in (native.OK, native.PENDING) and not was_told:
                 error = self.failure_of(code, status)
                 print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
         code = self.library.hvd_stop(self.pointer, timeout_ms, ctypes.addressof(status))
