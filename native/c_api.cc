@@ -18,6 +18,7 @@
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
+#include "platform/exit_code.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/stack_source.h"
@@ -220,6 +221,8 @@ int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* sta
 int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status) {
   return guarded(status, [&] { return context->engine->stop(timeout_ms); });
 }
+
+void hvd_fail_at_exit(void) { hvd::fail_at_exit(); }
 
 int hvd_end_seen(hvd_context* context, hvd_status* status) {
   return guarded(status, [&] { return context->engine->end_seen(); });

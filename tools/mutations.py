@@ -1359,6 +1359,22 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
     ),
     Mutation(
+        "gpu-failure-of-the-last-call-not-told",
+        "src/horovod/core/context.py",
+        "        was_told = self.was_told\n        self.end_seen()  # so",
+        "        self.end_seen()\n        was_told = self.was_told  # so",
+        "what has failed on a GPU after its call had returned is forgotten at the end",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "last_operation"),),
+    ),
+    Mutation(
+        "gpu-failed-result-used-and-all-is-well",
+        "native/platform/exit_code.cc",
+        "    if (!has_failed) return;",
+        "    return;",
+        "a script that has used what a GPU failed to compute ends with exit code 0",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "failed_result"),),
+    ),
+    Mutation(
         "gpu-result-awaited-on-the-default-stream",
         "src/horovod/core/gpus.py",
         "        stream = self.waiting = self.gpu.current_stream()",

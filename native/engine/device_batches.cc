@@ -183,7 +183,7 @@ Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr
   ProcessSet::OnGpu::Way& found = in_levels ? set.gpu.in_levels : set.gpu.whole;
   if (!found.tried) {
     if (!parts_.empty() && !set.gpu.whole.tried && !set.gpu.in_levels.tried) set.gpu.device = parts_.begin()->first;
-    HVD_RETURN_IF_ERROR(meet(&set, &found));
+    HVD_RETURN_IF_ERROR(meet(&set, &found, way));
   }
   if (!found.carriers.empty()) {
     const size_t turn = found.batches++ % found.carriers.size();
@@ -197,7 +197,7 @@ Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr
 
 // Collective over the members of the set, at the same place in the log. All streams at once: NCCL allocates memory when
 // its ranks meet, which can wait for a kernel that runs.
-Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
+Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way, GpuWay wanted) {
   Status joined;
   while (joined.ok() && way->carriers.size() < settings_.nccl_streams) {
     std::shared_ptr<nccl::NcclCommunicator> carrier;
@@ -209,12 +209,13 @@ Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way) {
   if (joined.ok() || joined.code() != HVD_UNAVAILABLE) return joined;
   const size_t streams = way->carriers.size();
   way->why_not = "NCCL cannot carry the tensors" + set->in_words() + ": " + joined.text();
-  if (set->member == 0 && settings_.warnings) {
+  const bool is_error = streams == 0 && wanted == GpuWay::kNccl;
+  if (set->member == 0 && settings_.warnings && !is_error) {
     warn(streams > 0 ? "NCCL has " + std::to_string(streams) + " of " + std::to_string(settings_.nccl_streams) +
                            " streams: " + joined.text()
                      : way->why_not +
                            "\nhint: they go through host memory, which is slower; "
-                           "HOROVOD_GPU_OPERATIONS=HOST asks for that",
+                           "HOROVOD_GPU_OPERATIONS=host asks for that",
          settings_.log_time);
   }
   return {};

@@ -104,7 +104,7 @@ class DeviceBatches {
   // What of NCCL carries the batch, null: nothing. The same answer on all members.
   Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status look_for_inputs(bool* ready) const;
-  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way);
+  Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way, GpuWay wanted);
   Status meet_on(const ProcessSet& set, size_t stream, bool in_levels,
                  std::shared_ptr<nccl::NcclCommunicator>* carrier);
   Status join(const ProcessSet& set, const nccl::Parts& parts, bool in_levels,

@@ -64,7 +64,7 @@ Status GpuWatch::judge(uint64_t since_ns, const std::string& name, bool has_inpu
                 ? "\nhint: its input is there, so NCCL waits for another rank or for the network; NCCL_DEBUG=INFO "
                   "says more"
                 : "\nhint: a kernel of the script hangs, or takes that long") +
-           "\nmore: horovodrun --explain stall",
+           "\nmore: horovodrun --explain gpu-stall",
        settings_.log_time);
   return {};
 }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support import frameworks, standin
 from support.extent import SLACK_S
+from support.jobs import python, run_job
 from support.world import Outcome, World
 
 from horovod.core import context, native
@@ -260,6 +261,30 @@ def test_an_error_of_the_last_operation_is_written_at_the_end() -> None:
         assert "rank 1 waited" in output and "allreduce.last" in output, outputs
 
 
+RESULT_IS_USED = """
+import torch
+import horovod.torch as hvd
+from support import standin
+
+standin.with_gpus()
+hvd.init()
+tensor = standin.to_gpu(torch.ones(8))
+hvd.allreduce(tensor, name="meet").cpu()
+if rank == 1:  # a kernel that never ends
+    standin.library().standin_hold(standin.gpu().default_stream)
+    standin.library().standin_touch(standin.gpu().default_stream, tensor.data_ptr(), 32, 1)
+print("result", rank, hvd.allreduce(tensor, name="last").cpu().shape)
+"""
+
+
+def test_a_rank_that_has_used_a_failed_result_ends_with_an_error(tmp_path: Path) -> None:
+    """And its launcher ends the other one, which waits for its own kernel for ever."""
+    env = standin.environment(HOROVOD_NCCL_TIMEOUT_SECONDS="1", OMP_NUM_THREADS="1")
+    done = run_job(tmp_path, "-np", "2", python(RESULT_IS_USED), env=env)
+    assert done.code == 1 and "result 0" in done.stdout, done
+    assert "rank 0: the last operations have failed: " in done.stderr and "rank 1 waited" in done.stderr, done
+
+
 def test_a_hang_in_nccl_itself_ends_the_job() -> None:
     def run() -> None:
         hvd = started()
@@ -312,6 +337,7 @@ def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case
     for outcome in outcomes:
         told = warning if way == "best" else str(outcome.error)
         assert all(words in told for words in CANNOT[case]), (outcome, warning)
+        assert ("they go through host memory" in warning) == (way == "best"), warning
         assert outcome.value == (2.0, 0) if way == "best" else "NCCL cannot carry the tensors" in told, outcome
 
 

@@ -229,6 +229,8 @@ HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* s
 /* What the first operation that failed because the job ended was told here, also where only a callback has heard it;
    HVD_OK where none has. Before hvd_stop. */
 HVD_EXPORT int hvd_end_seen(hvd_context* context, hvd_status* status);
+/* This process will end with exit code 1, whatever its program says. For a failure that the program was not told of. */
+HVD_EXPORT void hvd_fail_at_exit(void);
 /* For a caller that goes on to use the context while another one may stop and free it: hvd_free is called once more. */
 HVD_EXPORT void hvd_hold(hvd_context* context);
 /* Frees a stopped context, unless somebody holds it. The caller uses it no more; no call of its own may be running. */

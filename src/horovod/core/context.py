@@ -192,7 +192,8 @@ class Context:
     def stop(self) -> None:
         """Leaves the job in order.
 
-        Idempotent. Errors while leaving are written to stderr, as nobody can act on them.
+        Idempotent. Errors while leaving are written to stderr, as nobody can act on them. If operations on a GPU have
+        failed after their calls had returned, and no call has raised it, the process' exit code will be 1.
         """
         if not self.running:
             return
@@ -212,6 +213,7 @@ class Context:
             if code not in (native.OK, native.PENDING) and not was_told:
                 error = self.failure_of(code, status)
                 print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
+                self.library.hvd_fail_at_exit()  # the script has used their results as if they were good
         code = self.library.hvd_stop(self.pointer, timeout_ms, ctypes.addressof(status))
         self.world.close()
         if code != native.OK:

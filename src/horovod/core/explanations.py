@@ -293,6 +293,23 @@ EXPLANATIONS = (
         ),
     ),
     Explanation(
+        "gpu-stall",
+        "A GPU has made no progress for a long time",
+        "a warning on the stderr of each rank that waits",
+        ("for its GPU to", "compute the input of"),
+        "The rank has called the operation, but its GPU does not get there. If the report says that the GPU is to "
+        "compute the input, a kernel of this rank's script hangs or takes that long. If it says that the GPU is to "
+        "end the operation, this rank's part is done, and NCCL waits for another rank or for the network. The job "
+        "waits on, and ends after HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        (
+            "Look for the rank whose GPU is to compute the input. Run its script with CUDA_LAUNCH_BLOCKING=1 to see "
+            "which kernel hangs.",
+            "If all of them wait for NCCL, look at the network between the hosts. NCCL_DEBUG=INFO says more.",
+            "If a step takes that long for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS and "
+            "HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        ),
+    ),
+    Explanation(
         "rank-lost",
         "A rank died, froze, or cannot be reached",
         "RankLostError (a HorovodInternalError); UnknownError in TensorFlow",
@@ -371,9 +388,13 @@ EXPLANATIONS = (
         "unavailable",
         "Something that the operation needs could not be had",
         "HorovodInternalError",
-        ("cannot create an eventfd", "cannot open the timeline"),
-        "The system refused a file, a descriptor or a thread. The message names it and the system's reason.",
-        ("Check the path or the limit that the message names.",),
+        ("cannot create an eventfd", "cannot open the timeline", "NCCL cannot carry the tensors", "no GPU can be used"),
+        "The system refused a file, a descriptor or a thread, or NCCL or the CUDA driver cannot be used. The message "
+        "names it and the reason.",
+        (
+            "Check the path or the limit that the message names.",
+            "If it names NCCL or CUDA: docs/gpu.md says what is needed, and what to do about each message.",
+        ),
     ),
     Explanation(
         "forked",

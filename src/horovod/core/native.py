@@ -212,6 +212,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
     "hvd_end_seen": (ctypes.c_int, [c_void_p, c_void_p]),
+    "hvd_fail_at_exit": (None, []),
     "hvd_free": (None, [c_void_p]),
     "hvd_abort": (None, [c_void_p, c_int32, c_char_p]),
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),

@@ -129,6 +129,8 @@ class DriverSession:
             self._is_joining = True
         left = self.world.generation if self.world else 0
         why = "" if self._lost >= left else why
+        if basics.is_initialized():
+            context.current().was_told = True  # of what has failed in this world: training goes on in another one
         basics.shutdown()
         failures = 0
         while True:
