@@ -23,7 +23,7 @@ SETTINGS = {
     "size": 0,
     "fusion_threshold_bytes": 128 << 20,
     "transport": "auto",
-    "on_gpus": "best best best best best none",
+    "on_gpus": "allreduce=best levels=none",
     "pretend_hosts": "",
     "dynamic_process_sets": False,
     "process_sets": [],
@@ -135,6 +135,11 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
     ("changed", "text"),
     [
         ({3: {"transport": "tcp"}}, r"disagree about HOROVOD_TRANSPORT: auto on ranks 0, 1, 2, tcp on rank 3\nhint:"),
+        (
+            {3: {"on_gpus": "allreduce=nccl levels=none"}},
+            r"disagree about a setting for GPUs \(docs/gpu.md\): allreduce=best levels=none on ranks 0, 1, 2, "
+            r"allreduce=nccl levels=none on rank 3\nhint:",
+        ),
         ({2: {"version": "0.9"}}, r"the installed version of Horovod: 1.0 on ranks 0, 1, 3, 0.9 on rank 2"),
         ({1: {"local_size": 3}}, r"rank 1 says it is local rank 1 of 3, but on host 'node0000' it is 1 of 2"),
         (

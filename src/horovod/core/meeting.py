@@ -32,11 +32,7 @@ __all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
-    (
-        "on_gpus",
-        "HOROVOD_GPU_OPERATIONS, its forms for one operation, the levels of allreduce on GPUs, or "
-        "HOROVOD_TENSORFLOW_GPU",
-    ),
+    ("on_gpus", "a setting for GPUs (docs/gpu.md)"),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),

@@ -118,8 +118,7 @@ class Settings(ElasticSettings):
         kinds.choice(*GPU_WAYS),
         "best",
         "How tensors travel that lie on GPUs. nccl: by NCCL, or an error. host: through host memory (mpi means the "
-        "same). best: by NCCL if all ranks of the operation have it and, before NCCL 2.30, each has a GPU of its own; "
-        "else through host memory.",
+        "same). best: by NCCL if all ranks of the operation have it and can start it; else through host memory.",
     )
     gpu_allreduce: str = setting(
         "HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same for allreduce alone; so those that follow."
@@ -143,9 +142,9 @@ class Settings(ElasticSettings):
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         kinds.switch(),
         False,
-        "Between hosts with equally many ranks, GPUs reduce by NCCL inside each host only, and hosts among each other "
-        "by TCP or MPI. For clusters where NCCL has no way between hosts, or a slow one. Tensors in host memory always "
-        "travel in two levels.",
+        "On GPUs: NCCL reduces inside each host only, and the hosts exchange the sums by TCP or MPI. For clusters "
+        "where NCCL cannot connect the hosts, or only slowly. Without effect unless all hosts have the same number of "
+        "ranks, two or more. Tensors in host memory always travel in two levels.",
         flag="--hierarchical-allreduce",
         yaml="params.hierarchical_allreduce",
     )
@@ -153,7 +152,8 @@ class Settings(ElasticSettings):
         "HOROVOD_TORUS_ALLREDUCE",
         kinds.switch(),
         False,
-        "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts.",
+        "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts. It "
+        "wins over HOROVOD_HIERARCHICAL_ALLREDUCE.",
         flag="--torus-allreduce",
         yaml="params.torus_allreduce",
     )
@@ -403,8 +403,9 @@ class Settings(ElasticSettings):
     @property
     def on_gpus(self) -> str:
         """How tensors on GPUs travel, in one text that all ranks must have."""
-        ways = map(self._gpu_way, self._gpu_ways.values())
-        return " ".join([*ways, self._gpu_levels, f"streams={self.nccl_streams}", f"tensorflow={self.tensorflow_gpu}"])
+        words = {name: self._gpu_way(way) for name, way in self._gpu_ways.items()}
+        words |= {"levels": self._gpu_levels, "streams": str(self.nccl_streams), "tensorflow": self.tensorflow_gpu}
+        return " ".join(f"{name}={word}" for name, word in words.items())
 
     def _gpu_way(self, of_operation: str) -> str:
         way = of_operation or self.gpu_operations
