@@ -171,7 +171,7 @@ void Engine::open(SubmissionPtr submission) {
     return;
   }
   if (ending_->somebody_left()) {  // the rank that left may have submitted it, but will not take part
-    complete(submission, ending_->end_of_job().while_doing(quote_name(*submission->name) + " failed"));
+    complete(submission, failure_of(*submission, ending_->end_of_job()));
     return;
   }
   trace_.enter(submission.get(), Submission::Stage::kQueued);
@@ -231,11 +231,10 @@ bool Engine::has_run(size_t call) const {
          (running_.tensors_left[call] == 0 && running_.calls[call]->on_device != nullptr);
 }
 
-void Engine::fail(const SubmissionPtr& call) { complete(call, cause_for(*call)); }
+void Engine::fail(const SubmissionPtr& call) { complete(call, failure_of(*call, ending_->cause())); }
 
-Status Engine::cause_for(const Submission& call) const {
+Status Engine::failure_of(const Submission& call, Status cause) {
   const std::string name = quote_name(*call.name);
-  Status cause = ending_->cause();
   return cause.text().starts_with(name + ": ") ? cause : std::move(cause).while_doing(name + " failed");
 }
 
@@ -337,7 +336,7 @@ void Engine::fail_all(const Status& cause) {
   suspended_.store(false);
   if (service_ != nullptr) service_->leader().pending().take();
   for (const SubmissionPtr& submission : failed) {
-    complete(submission, Status(cause).while_doing(quote_name(*submission->name) + " failed"));
+    complete(submission, failure_of(*submission, cause));
   }
 }
 
@@ -365,7 +364,7 @@ bool Engine::finish_launched() {
     some = true;
     if (!how.ok() && !ending_->poisoned()) communicator_failed(of_this_rank(how), quote_name(*submission->name));
     launched_.drop(submission);  // not before: who settles finds either the call or the end of the job
-    end(submission, how.ok() ? Status() : cause_for(*submission));
+    end(submission, how.ok() ? Status() : failure_of(*submission, ending_->cause()));
   }
   if (!ending_->poisoned()) ending_->poison_if_failed(of_this_rank(gpu_watch_.look(launched_)));
   return some;

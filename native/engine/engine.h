@@ -137,7 +137,7 @@ class Engine : private Readers, private Driver {
   void go_on();
   bool has_run(size_t call) const;
   void fail(const SubmissionPtr& call);
-  Status cause_for(const Submission& call) const;
+  static Status failure_of(const Submission& call, Status cause);
   Status await_inputs(const Batch& batch, bool* ready);
   Status of_this_rank(Status status) const;
   Status run_next(const Batch& batch);

@@ -172,6 +172,7 @@ def test_a_lost_gpu_is_named_on_all_ranks(way: str, function: str, code: int) ->
     for error in failed_reduction(way, function, code):
         assert type(error).__name__ == "DeviceLostError" and error.failed_rank == 1, repr(error)
         assert f"rank 1: {function} failed: CUDA error {code}" in str(error)
+        assert str(error).count("`allreduce.gradient`") == 1, error
         assert "cannot use the GPU any more" in str(error) and error.code == "device-lost"
 
 

@@ -277,6 +277,8 @@ def test_check_build_and_version(tmp_path: Path) -> None:
     assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
     is_there = importlib.util.find_spec("jax") is not None
     assert f"    [{'X' if is_there else ' '}] JAX" in done.stdout
+    if "    [ ] NCCL" in done.stdout:
+        assert "    NCCL cannot be used: " in done.stdout.partition("Why not:")[2], done.stdout
     assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
-from ctypes import c_uint64, c_void_p
+from ctypes import byref, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.settings import Settings
 
-__all__ = ["Gpu", "OnGpu", "StreamHandle", "cuda_version", "gpu_of", "nccl_found", "nccl_version"]
+__all__ = ["Gpu", "OnGpu", "StreamHandle", "cuda_version", "gpu_of", "nccl_found", "nccl_version", "why_no_nccl"]
 
 
 class Gpu(Protocol):
@@ -132,5 +132,15 @@ def cuda_version() -> int:
 
 def nccl_version() -> int:
     """The version code of the NCCL that would be used, 0 if none can be; any GPU apart. Loads it."""
+    return _nccl_version(native.Status())
+
+
+def why_no_nccl() -> str:
+    """Why NCCL cannot be used, in one line; "" if it can."""
+    status = native.Status()
+    return "" if _nccl_version(status) else status.message().partition("\n")[0]
+
+
+def _nccl_version(status: native.Status) -> int:
     named = Settings.from_environment().nccl_library
-    return int(native.library().hvd_nccl_version(named.encode(), nccl_found().encode(), None))
+    return int(native.library().hvd_nccl_version(named.encode(), nccl_found().encode(), byref(status)))

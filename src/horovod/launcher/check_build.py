@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
-from horovod.core.gpus import nccl_version
+from horovod.core.gpus import why_no_nccl
 from horovod.core.settings import current_environment
 
 __all__ = ["check_build"]
@@ -30,20 +30,26 @@ _KERAS_BACKENDS = ("tensorflow", "jax", "torch")
 def check_build() -> str:
     rows, native = _communicators()
     built = {row.name for row in rows if row.available}
+    without_nccl = why_no_nccl() if native else ""
     sections = {
         "Available Frameworks": _frameworks(),
         # "Gloo" is what Horovod's users know own transports by; scripts read this list.
         "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
         "Available Transports": {f"{row.name} ({row.title})": row.available for row in rows},
         "Available Tensor Operations": {
-            "NCCL": native and nccl_version() > 0,
+            "NCCL": native and not without_nccl,
             **{name.upper(): name in built for name in ("ddl", "ccl", "mpi")},
             "Gloo": native,
         },
     }
+    reasons = [f"{row.name}: {row.why}" for row in rows if not row.available]
+    if without_nccl:
+        reasons.append(without_nccl)
     lines = [f"Horovod v{horovod.__version__}:"]
     for title, entries in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in entries.items())]
+    if reasons:
+        lines += ["", "Why not:", *(f"    {reason}" for reason in reasons)]
     return "\n".join(lines)
 
 
