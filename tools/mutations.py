@@ -1597,10 +1597,18 @@ MUTATIONS = (
     Mutation(
         "nccl-start-not-agreed-upon",
         "native/communicators/nccl/communicator.cc",
-        "  const Status all = agree(host, met);",
+        "  const Status all = agree(host, parts.ranks, met);",
         "  const Status all = met;",
         "a rank that could not start NCCL goes through host memory, and the others wait for it in NCCL",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and fails"),),
+    ),
+    Mutation(
+        "nccl-id-not-agreed-upon",
+        "native/communicators/nccl/communicator.cc",
+        "  HVD_RETURN_IF_ERROR(agree(host, parts.ranks, made));",
+        "  HVD_RETURN_IF_ERROR(made);",
+        "a job ends because one rank's NCCL has no network, though host memory would do",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and network"),),
     ),
     Mutation(
         "gpu-called-without-a-context",

@@ -224,6 +224,7 @@ Status DeviceBatches::meet(ProcessSet* set, ProcessSet::OnGpu::Way* way, GpuWay 
 Status DeviceBatches::meet_on(const ProcessSet& set, size_t stream, bool in_levels,
                               std::shared_ptr<nccl::NcclCommunicator>* carrier) {
   nccl::Parts parts;
+  parts.ranks = set.ranks;
   parts.device = set.gpu.device;
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;

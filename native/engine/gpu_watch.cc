@@ -69,14 +69,25 @@ Status GpuWatch::judge(uint64_t since_ns, const std::string& name, bool has_inpu
   return {};
 }
 
+void GpuWatch::judge_nccl(uint64_t inside_ns, Ending& ending) {
+  const std::string what = "rank " + std::to_string(rank_) + " waited " + seconds(inside_ns) +
+                           " for a call of NCCL to return, most likely for another rank";
+  if (settings_.nccl_timeout_ms > 0 && inside_ns >= settings_.nccl_timeout_ms * kMs + kGraceNs) {
+    ending.poison(HVD_ABORTED, -1, what + " (HOROVOD_NCCL_TIMEOUT_SECONDS)");
+    return;
+  }
+  const bool is_due = settings_.stall_warning_ms > 0 && inside_ns >= settings_.stall_warning_ms * kMs;
+  if (!std::exchange(told_of_nccl_, is_due) && is_due && settings_.warnings) {
+    warn("stall: " + what + "\nhint: NCCL_DEBUG=INFO says more\nmore: horovodrun --explain gpu-stall",
+         settings_.log_time);
+  }
+}
+
 void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
   const uint64_t inside_ns = batches.inside_nccl_ns();
   if (inside_ns == 0) return;
   if (!ending.poisoned()) {
-    if (settings_.nccl_timeout_ms == 0 || inside_ns < settings_.nccl_timeout_ms * kMs + kGraceNs) return;
-    ending.poison(HVD_ABORTED, -1,
-                  "rank " + std::to_string(rank_) + " waited " + seconds(inside_ns) +
-                      " for a call of NCCL to return, most likely for another rank (HOROVOD_NCCL_TIMEOUT_SECONDS)");
+    judge_nccl(inside_ns, ending);
     return;
   }
   const uint64_t now = now_ns();

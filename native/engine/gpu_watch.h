@@ -34,10 +34,12 @@ class GpuWatch {
  private:
   uint64_t soonest_limit_ns() const;
   Status judge(uint64_t since_ns, const std::string& name, bool has_inputs);
+  void judge_nccl(uint64_t inside_ns, Ending& ending);
 
   const EngineSettings& settings_;
   const int rank_;
   uint64_t told_since_ns_ = 0;  // of what has been said last
+  bool told_of_nccl_ = false;   // of the call that has not returned
   uint64_t ended_ns_ = 0;       // when the monitor saw the end
   bool aborting_ = false;
 };

@@ -181,13 +181,17 @@ def test_a_gpu_whose_memory_is_full_is_named_on_all_ranks() -> None:
         hvd = started()
         if hvd.rank() == 1:
             standin.library().standin_fail(b"cuMemAllocAsync", 0, 2, 1)
-        hvd.allgather(standin.to_gpu(torch.ones(8)), name="rows")
-        reduce_for_ever(hvd)
+        try:
+            hvd.allgather(standin.to_gpu(torch.ones(8)), name="rows")
+            reduce_for_ever(hvd)
+        finally:
+            hvd.shutdown()
 
     with world_of() as world:
         for error in errors_of(world.run_each(run)):
             assert type(error).__name__ == "OutOfMemoryError", repr(error)
             assert "rank 1: cuMemAllocAsync failed: CUDA error 2" in str(error) and "`allgather.rows`" in str(error)
+        assert not any("the last operations have failed" in world.output(rank) for rank in range(2))  # it was raised
         world.end()
 
 
@@ -241,8 +245,12 @@ def test_a_gpu_that_hangs_is_reported_and_then_ends_the_job(way: str) -> None:
 
 
 def test_an_error_of_the_last_operation_is_written_at_the_end() -> None:
+    """Also if the script has caught an error of one call before, which left the world running."""
+
     def run() -> None:
         hvd = started()
+        with pytest.raises(hvd.HorovodInternalError, match="expected shape"):
+            hvd.allreduce(torch.ones(1 + hvd.rank()), name="differs")
         tensor = standin.to_gpu(torch.ones(8))
         if hvd.rank() == 1:
             standin.library().standin_hold(standin.gpu().default_stream)
@@ -293,12 +301,14 @@ def test_a_hang_in_nccl_itself_ends_the_job() -> None:
             standin.library().standin_block(b"ncclGroupEnd", 0, -1)
         reduce_for_ever(hvd)
 
-    with world_of(HOROVOD_NCCL_TIMEOUT_SECONDS="2") as world:
+    with world_of(HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_NCCL_TIMEOUT_SECONDS="2") as world:
         call = world.start(run)
         began = time.monotonic()
         errors = errors_of(call.outcomes())
         assert time.monotonic() - began < 2 + 2 + 2 * ENDED_S + SLACK_S
+        report = world.output(1)
         world.end()
+    assert report.count("stall: rank 1 waited") == 1 and "for a call of NCCL to return" in report, report
     for error in errors:
         assert type(error).__name__ == "AbortedError" and "NCCL" in str(error), repr(error)
 
@@ -307,10 +317,11 @@ def test_a_hang_in_nccl_itself_ends_the_job() -> None:
 
 
 CANNOT = {
-    "shared": ("member 0 and member 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"),
-    "versions": ("member 0 has NCCL 2.32.3, member 1 has 2.28.9", "HOROVOD_NCCL_LIBRARY"),
+    "shared": ("rank 0 and rank 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"),
+    "versions": ("rank 0 has NCCL 2.32.3, rank 1 has 2.28.9", "HOROVOD_NCCL_LIBRARY"),
     "hangs": ("did not meet in NCCL within", "NCCL_DEBUG=INFO"),
-    "fails": ("member 1: ncclCommInitRankConfig failed: NCCL error 2 (unhandled system error)",),
+    "network": ("rank 0: ncclGetUniqueId failed: NCCL error 2 (unhandled system error)",),
+    "fails": ("rank 1: ncclCommInitRankConfig failed: NCCL error 2 (unhandled system error)",),
 }
 
 
@@ -325,6 +336,8 @@ def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case
             library.standin_nccl_version(22809)
         if case == "hangs" and hvd.rank() == 1:
             library.standin_block(b"ncclCommInitRankConfig", 0, 10**9)
+        if case == "network" and hvd.rank() == 0:
+            library.standin_fail(b"ncclGetUniqueId", 0, 2, 1)
         if case == "fails" and hvd.rank() == 1:
             library.standin_fail(b"ncclCommInitRankConfig", 0, 2, 1)
         gpu = standin.gpu(0) if case == "shared" else standin.gpu()

@@ -140,7 +140,7 @@ TEST(ranks_that_share_a_gpu_go_through_host_memory_unless_nccl_was_asked_for) {
   });
   share_a_gpu(GpuWay::kNccl, [](const Status& status, const Gpu&, const float*) {
     EXPECT(has(status, HVD_UNAVAILABLE,
-               {"member 0 and member 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"}));
+               {"rank 0 and rank 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"}));
   });
 }
 

@@ -352,11 +352,13 @@ Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* ou
   return attempt->status;
 }
 
-std::string member_in_words(int member) { return "member " + std::to_string(member); }
+std::string rank_in_words(const std::vector<int>& ranks, size_t member) {
+  return "rank " + std::to_string(ranks[member]);
+}
 
 // The same answer on all members: HVD_UNAVAILABLE if one of them could not meet the others. It is a barrier, too: a rank
 // that still allocates on its GPU could wait for a peer's kernel that waits for it.
-Status agree(Communicator& host, const Status& mine) {
+Status agree(Communicator& host, const std::vector<int>& ranks, const Status& mine) {
   enum : int32_t { kGood, kWaitedInVain, kFailed };
   struct Outcome {
     int32_t how;
@@ -368,31 +370,29 @@ Status agree(Communicator& host, const Status& mine) {
   for (const int32_t how : {kFailed, kWaitedInVain}) {  // who waited did so for the one that failed
     for (size_t m = 0; m < all.size(); ++m) {
       if (all[m].how != how) continue;
-      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(m)) + ": " + all[m].why};
+      return {HVD_UNAVAILABLE, rank_in_words(ranks, m) + ": " + all[m].why};
     }
   }
   return {};
 }
 
 // The same answer on all members.
-Status compare(const std::vector<Card>& cards) {
+Status compare(const std::vector<Card>& cards, const std::vector<int>& ranks) {
   constexpr int kSharesGpus = 23000;
   for (size_t m = 0; m < cards.size(); ++m) {
-    if (cards[m].has_gpu == 0) return {HVD_JOINED, member_in_words(static_cast<int>(m)) + " has used no GPU yet"};
+    if (cards[m].has_gpu == 0) return {HVD_JOINED, rank_in_words(ranks, m) + " has used no GPU yet"};
   }
   for (size_t m = 0; m < cards.size(); ++m) {
-    if (cards[m].version == 0)
-      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(m)) + " has no NCCL: " + cards[m].why};
+    if (cards[m].version == 0) return {HVD_UNAVAILABLE, rank_in_words(ranks, m) + " has no NCCL: " + cards[m].why};
     if (cards[m].version != cards[0].version) {
       return {HVD_UNAVAILABLE,
-              member_in_words(0) + " has NCCL " + version_in_words(cards[0].version) + ", " +
-                  member_in_words(static_cast<int>(m)) + " has " + version_in_words(cards[m].version) +
+              rank_in_words(ranks, 0) + " has NCCL " + version_in_words(cards[0].version) + ", " +
+                  rank_in_words(ranks, m) + " has " + version_in_words(cards[m].version) +
                   "\nhint: install the same nvidia-nccl everywhere, or name one by HOROVOD_NCCL_LIBRARY"};
     }
     for (size_t other = 0; other < m && cards[0].version < kSharesGpus; ++other) {
       if (std::memcmp(cards[m].gpu, cards[other].gpu, sizeof cards[m].gpu) != 0) continue;
-      return {HVD_UNAVAILABLE, member_in_words(static_cast<int>(other)) + " and " +
-                                   member_in_words(static_cast<int>(m)) +
+      return {HVD_UNAVAILABLE, rank_in_words(ranks, other) + " and " + rank_in_words(ranks, m) +
                                    " use the same GPU\nhint: give each rank a GPU of its own, by "
                                    "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
     }
@@ -422,13 +422,15 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   }
   std::vector<Card> cards(static_cast<size_t>(host.size()));
   HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
-  HVD_RETURN_IF_ERROR(compare(cards));
+  HVD_RETURN_IF_ERROR(compare(cards, parts.ranks));
   // Only now: an id costs its maker a thread and a socket, until all have met by it.
   const Group group = group_of(host, parts.groups);
   UniqueId id{};
+  Status made;
   if (group.member == 0) {
-    HVD_RETURN_IF_ERROR(parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr));
+    made = parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr);
   }
+  HVD_RETURN_IF_ERROR(agree(host, parts.ranks, made));
   std::vector<UniqueId> ids(cards.size());
   HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
@@ -436,7 +438,7 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   if (met.code() == HVD_ABORTED) return met;
   std::shared_ptr<NcclCommunicator> joined;
   if (met.ok()) joined = std::make_shared<Joined>(host, parts, group, comm);
-  const Status all = agree(host, met);
+  const Status all = agree(host, parts.ranks, met);
   if (!all.ok() && joined != nullptr) joined->abort();
   if (all.ok()) *out = std::move(joined);
   return all;

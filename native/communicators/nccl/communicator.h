@@ -61,6 +61,7 @@ class NcclCommunicator : public Communicator {
 bool can_reduce(const Reduction& reduction, hvd_kind kind);
 
 struct Parts {
+  std::vector<int> ranks;                  // of each member, in the world: for texts
   std::shared_ptr<const Library> library;  // null if this member has none: `why` says it
   std::string why;
   cuda::Device* device;  // null: this member has used no GPU yet, and has joined
@@ -72,8 +73,9 @@ struct Parts {
   std::vector<int> groups;
 };
 
-// Collective over the members of `host`, also if they come in groups. HVD_UNAVAILABLE with the reason, on all members alike, if one has no NCCL, or
-// they have other versions, or two of them the same GPU. HVD_JOINED if one has no GPU yet.
+// Collective over the members of `host`, also if they come in groups. HVD_UNAVAILABLE with the reason, on all members
+// alike, if one has no NCCL, or they have other versions, or two of them the same GPU, or NCCL cannot start. HVD_JOINED
+// if one has no GPU yet.
 Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out);
 
 }  // namespace hvd::nccl

@@ -7,6 +7,7 @@ means that the framework's package is there and the core can be opened.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import itertools
 import re
@@ -43,6 +44,12 @@ __all__ = [
 ]
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+_SEES_GPUS: dict[str, Callable[[Any], bool]] = {
+    "tensorflow": lambda tf: bool(tf.config.list_physical_devices("GPU")),
+    "torch": lambda torch: bool(torch.cuda.is_available()),
+    "mxnet": lambda mxnet: mxnet.context.num_gpus() > 0,
+}
 
 # Unlike those of a framework's package, these take `verbose`; there is nothing more to tell.
 
@@ -97,8 +104,11 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a collective of that framework would run on a GPU: this version has no GPU transport."""
-    return False
+    """Whether that framework sees a GPU in this process. `ext_base_name` may hold the package's full name."""
+    framework = ext_base_name.removeprefix("horovod.").partition(".")[0]
+    if framework not in _SEES_GPUS or importlib.util.find_spec(framework) is None:
+        return False
+    return _SEES_GPUS[framework](importlib.import_module(framework))
 
 
 def get_ext_suffix() -> str:

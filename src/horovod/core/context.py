@@ -68,7 +68,7 @@ class Context:
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.uses_gpus = False
-        self.was_told = False  # of a failure
+        self.was_told = False  # of the end of the generation
         self.library = native.library()
         meeting_point = world.rendezvous
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
@@ -276,12 +276,16 @@ class Context:
     def failure_of(self, code: int, status: native.Status) -> Exception:
         """The exception for a failed call. If the generation has ended, it names the cause that came first."""
         text, failed_rank = status.message(), status.failed_rank
-        self.was_told = True
+        self.was_told = self.was_told or code in _FATAL or self._is_over()
         if code in _FATAL:
             if self.failure is None:
                 self.failure = self._first_cause(code, text, failed_rank)
             code, text, failed_rank = self.failure
         return native.error_of(code, text, failed_rank)
+
+    def _is_over(self) -> bool:
+        """Whether the generation has ended. Errors of one call, such as shapes that differ, leave it running."""
+        return self.library.hvd_settle(self.pointer, 0, None) not in (native.OK, native.PENDING)
 
     def end_seen(self) -> Exception | None:
         """Why the generation has ended, if an operation of this rank was told so, in Python or in a native shim."""

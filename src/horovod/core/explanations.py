@@ -296,14 +296,14 @@ EXPLANATIONS = (
         "gpu-stall",
         "A GPU has made no progress for a long time",
         "a warning on the stderr of each rank that waits",
-        ("for its GPU to", "compute the input of"),
-        "The rank has called the operation, but its GPU does not get there. If the report says that the GPU is to "
-        "compute the input, a kernel of this rank's script hangs or takes that long. If it says that the GPU is to "
-        "end the operation, this rank's part is done, and NCCL waits for another rank or for the network. The job "
-        "waits on, and ends after HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        ("for its GPU to", "compute the input of", "for a call of NCCL to return"),
+        "The rank has called the operation, but its GPU has not finished. If the report says `to compute the input "
+        "of`, a kernel of this rank's script hangs or is slow. If it says `to end` or `for a call of NCCL`, "
+        "this rank has done its part. NCCL then waits for another rank or for the network. The job keeps waiting. It ends after "
+        "HOROVOD_NCCL_TIMEOUT_SECONDS.",
         (
-            "Look for the rank whose GPU is to compute the input. Run its script with CUDA_LAUNCH_BLOCKING=1 to see "
-            "which kernel hangs.",
+            "Look for the rank whose report says `to compute the input of`. Run its script with "
+            "CUDA_LAUNCH_BLOCKING=1 to see which kernel hangs.",
             "If all of them wait for NCCL, look at the network between the hosts. NCCL_DEBUG=INFO says more.",
             "If a step takes that long for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS and "
             "HOROVOD_NCCL_TIMEOUT_SECONDS.",
@@ -359,10 +359,13 @@ EXPLANATIONS = (
         "aborted",
         "The job was ended on purpose",
         "AbortedError (a HorovodInternalError); UnknownError in TensorFlow",
-        ("(the stall limit is reached)",),
-        "A rank aborted the world, or an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. The message "
-        "says who and why.",
-        ("For the stall limit: `horovodrun --explain stall`.",),
+        ("(the stall limit is reached)", "(HOROVOD_NCCL_TIMEOUT_SECONDS"),
+        "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, or a GPU took "
+        "longer than HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
+        (
+            "For the stall limit: `horovodrun --explain stall`.",
+            "For a GPU: `horovodrun --explain gpu-stall`.",
+        ),
     ),
     Explanation(
         "not-running",
@@ -378,16 +381,18 @@ EXPLANATIONS = (
         "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
         ("has not enough memory", "give the job more memory, or gather less at once"),
         "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
-        "All members of the operation get an error, and the world keeps running.",
+        "All members of the operation get an error. If it is the host's memory, the world keeps running. If it is a "
+        "GPU's, the world has ended.",
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
+            "On a GPU, limit the memory pool of the framework (docs/gpu.md).",
         ),
     ),
     Explanation(
         "unavailable",
-        "Something that the operation needs could not be had",
-        "HorovodInternalError",
+        "Horovod could not get something that the operation needs",
+        "HorovodInternalError; a warning if the operation goes on without it",
         ("cannot create an eventfd", "cannot open the timeline", "NCCL cannot carry the tensors", "no GPU can be used"),
         "The system refused a file, a descriptor or a thread, or NCCL or the CUDA driver cannot be used. The message "
         "names it and the reason.",

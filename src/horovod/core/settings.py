@@ -199,7 +199,8 @@ class Settings(ElasticSettings):
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         kinds.number(0),
         60.0,
-        "How long an operation waits for missing ranks before it is reported, in seconds; 0 turns the report off.",
+        "How long an operation waits for missing ranks, or for a GPU, before it is reported, in seconds; 0 turns the "
+        "report off.",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )
@@ -215,7 +216,7 @@ class Settings(ElasticSettings):
         "HOROVOD_START_TIMEOUT",
         kinds.number(0.1),
         30.0,
-        "How long the ranks wait for each other in init, in seconds.",
+        "How long the ranks wait for each other in init, and later when NCCL starts, in seconds.",
         flag="--start-timeout",
     )
     frozen_timeout_s: float = setting(
