@@ -299,8 +299,8 @@ EXPLANATIONS = (
         ("for its GPU to", "compute the input of", "for a call of NCCL to return"),
         "The rank has called the operation, but its GPU has not finished. If the report says `to compute the input "
         "of`, a kernel of this rank's script hangs or is slow. If it says `to end` or `for a call of NCCL`, "
-        "this rank has done its part. NCCL then waits for another rank or for the network. The job keeps waiting. It ends after "
-        "HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        "this rank has done its part. NCCL then waits for another rank or for the network. The job keeps waiting. It "
+        "ends after HOROVOD_NCCL_TIMEOUT_SECONDS.",
         (
             "Look for the rank whose report says `to compute the input of`. Run its script with "
             "CUDA_LAUNCH_BLOCKING=1 to see which kernel hangs.",

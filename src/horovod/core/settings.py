@@ -117,12 +117,10 @@ class Settings(ElasticSettings):
         "HOROVOD_GPU_OPERATIONS",
         kinds.choice(*GPU_WAYS),
         "best",
-        "How tensors travel that lie on GPUs. nccl: by NCCL, or an error. host: through host memory (mpi means the "
-        "same). best: by NCCL if all ranks of the operation have it and can start it; else through host memory.",
+        "How GPU tensors travel. nccl: by NCCL, or an error. host: through host memory (mpi means the same). best: by "
+        "NCCL if all ranks of the operation have it and can start it; else through host memory.",
     )
-    gpu_allreduce: str = setting(
-        "HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same for allreduce alone; so those that follow."
-    )
+    gpu_allreduce: str = setting("HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same, for allreduce only.")
     gpu_allgather: str = setting("HOROVOD_GPU_ALLGATHER", kinds.choice(*GPU_WAYS), "", "For allgather.")
     gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
     gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
@@ -132,8 +130,8 @@ class Settings(ElasticSettings):
         kinds.choice("host", "device"),
         "host",
         "Where Horovod gets tensors that TensorFlow has on a GPU. host: TensorFlow copies them to host memory and "
-        "back. device: there, so that they travel as HOROVOD_GPU_OPERATIONS says, also in functions that XLA compiles; "
-        "not yet run on a GPU.",
+        "back. device: Horovod gets them on the GPU, and HOROVOD_GPU_OPERATIONS decides how they travel, also in "
+        "functions that XLA compiles. device has not run on a GPU yet.",
     )
     cuda_library: str = setting(
         "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
@@ -143,8 +141,8 @@ class Settings(ElasticSettings):
         kinds.switch(),
         False,
         "On GPUs: NCCL reduces inside each host only, and the hosts exchange the sums by TCP or MPI. For clusters "
-        "where NCCL cannot connect the hosts, or only slowly. Without effect unless all hosts have the same number of "
-        "ranks, two or more. Tensors in host memory always travel in two levels.",
+        "where NCCL is slow between the hosts, or cannot connect them. Without effect on one host, or unless all hosts "
+        "have the same number of ranks, two or more. Tensors in host memory always travel in two levels.",
         flag="--hierarchical-allreduce",
         yaml="params.hierarchical_allreduce",
     )
@@ -152,8 +150,8 @@ class Settings(ElasticSettings):
         "HOROVOD_TORUS_ALLREDUCE",
         kinds.switch(),
         False,
-        "Likewise, but NCCL reduces among the hosts as well: each rank with those of its place on the other hosts. It "
-        "wins over HOROVOD_HIERARCHICAL_ALLREDUCE.",
+        "The same two steps, but NCCL also reduces between the hosts, among ranks with the same local rank. It wins "
+        "over HOROVOD_HIERARCHICAL_ALLREDUCE.",
         flag="--torus-allreduce",
         yaml="params.torus_allreduce",
     )
@@ -169,7 +167,7 @@ class Settings(ElasticSettings):
         "HOROVOD_NCCL_TIMEOUT_SECONDS",
         kinds.number(0),
         600.0,
-        "How long a GPU may take for what the other ranks wait for, in seconds: then the job ends. 0 means for ever.",
+        "How long the ranks wait for a GPU or for NCCL, in seconds. After that the job ends. 0 means for ever.",
     )
     nccl_library: str = setting(
         "HOROVOD_NCCL_LIBRARY",
