@@ -1367,6 +1367,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "last_operation"),),
     ),
     Mutation(
+        "gpu-others-not-waited-for-at-the-end",
+        "src/horovod/core/context.py",
+        "            if self.uses_gpus and (code :=",
+        "            if False and (code :=",
+        "a rank that ends its script takes its GPU out of operations that the others' GPUs have not finished",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "ends_its_script"),),
+    ),
+    Mutation(
         "gpu-failed-result-used-and-all-is-well",
         "native/platform/exit_code.cc",
         "    if (!has_failed) return;",

@@ -370,8 +370,9 @@ Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t ti
 }
 
 Status Engine::settle(int32_t timeout_ms) {
-  HVD_RETURN_IF_ERROR(await_launched(timeout_ms));
-  return ending_->poisoned() ? ending_->cause() : Status();
+  const Status waited = await_launched(timeout_ms);
+  if (!waited.ok() && waited.code() != HVD_PENDING) return waited;
+  return ending_->poisoned() ? ending_->cause() : waited;  // a kernel of the script may hang for ever
 }
 
 Status Engine::await_launched(int32_t timeout_ms) {

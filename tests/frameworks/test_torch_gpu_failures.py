@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,26 @@ def test_an_error_of_the_last_operation_is_written_at_the_end() -> None:
     for rank, output in enumerate(outputs):
         assert f"rank {rank}: the last operations have failed: " in output, outputs
         assert "rank 1 waited" in output and "allreduce.last" in output, outputs
+
+
+def test_a_rank_that_ends_its_script_waits_for_what_the_others_gpus_need_from_it() -> None:
+    """Rank 0 ends before its last operation has, because rank 1's GPU is busy for longer than an end may take."""
+
+    def run() -> float:
+        hvd = started()
+        tensor = standin.to_gpu(torch.ones(8))
+        stream = standin.gpu().default_stream
+        if hvd.rank() == 1:
+            standin.library().standin_hold(stream)
+            threading.Timer(context.STOP_TIMEOUT_MS / 1000 + 1, standin.library().standin_release, [stream]).start()
+        result = hvd.allreduce(tensor, op=hvd.Sum, name="last")
+        hvd.shutdown()
+        return float(result.cpu()[0])
+
+    with world_of() as world:
+        assert world.run(run) == [2.0, 2.0]
+        assert not any("horovod: " in world.output(rank) for rank in range(2))
+        world.end()
 
 
 RESULT_IS_USED = """

@@ -301,7 +301,7 @@ HVD_EXPORT int hvd_poll_launch(hvd_context* context, hvd_handle handle, hvd_stat
 HVD_EXPORT int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms,
                                   hvd_status* status);
 /* Drives the engine until all that has been launched has ended, for at most timeout_ms (negative: no limit). Tells also
-   of an error that ended the generation before. */
+   of an error that ended the generation before. HVD_PENDING: it goes on, and something has not ended. */
 HVD_EXPORT int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status);
 HVD_EXPORT int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result,
                               hvd_status* status);

@@ -2,7 +2,7 @@
 """The basic functions of every framework's package: init, shutdown, where this process stands, and what is built in.
 
 `__all__` is the one list of their names: the packages re-export it. All functions may be called from any thread; init
-blocks until all ranks are there, shutdown for at most context.STOP_TIMEOUT_MS.
+blocks until all ranks are there, shutdown as context.Context.stop says.
 """
 
 from __future__ import annotations

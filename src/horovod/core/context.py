@@ -3,8 +3,8 @@
 
 There is one engine in a process, however many frameworks are imported. A Context is one generation: it owns the native
 context and the connection to the job's rendezvous. stop() ends it; it is freed when the last operation that was started
-in it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread;
-stop blocks for at most STOP_TIMEOUT_MS.
+in it is gone, so that a late synchronize() gets an error and not a crash. All functions may be called from any thread.
+stop blocks until GPUs have done what was launched, and then for at most STOP_TIMEOUT_MS.
 """
 
 from __future__ import annotations
@@ -183,11 +183,15 @@ class Context:
         if not self.uses_gpus:
             return
         status = native.Status()
-        code = native.PENDING
-        while code == native.PENDING:  # in slices, between which Python's signal handlers run
-            code = self.library.hvd_settle(self.pointer, SETTLE_SLICE_MS, ctypes.addressof(status))
+        code = self._await_gpus(status)
         if code != native.OK:
             self.raise_failure(code, status)
+
+    def _await_gpus(self, status: native.Status) -> int:
+        code = native.PENDING
+        while code == native.PENDING:  # in slices, between which Python's signal handlers run
+            code = int(self.library.hvd_settle(self.pointer, SETTLE_SLICE_MS, ctypes.addressof(status)))
+        return code
 
     def stop(self) -> None:
         """Leaves the job in order.
@@ -206,16 +210,15 @@ class Context:
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or nobody
         status = native.Status()
-        timeout_ms = STOP_TIMEOUT_MS
-        if self.uses_gpus:
-            timeout_ms //= 2
-            code = self.library.hvd_settle(self.pointer, timeout_ms, ctypes.addressof(status))
-            if code not in (native.OK, native.PENDING) and not was_told:
+        try:
+            # The other ranks' GPUs may need this rank's for as long as its own queue is, or theirs.
+            if self.uses_gpus and (code := self._await_gpus(status)) != native.OK and not was_told:
                 error = self.failure_of(code, status)
                 print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
                 self.library.hvd_fail_at_exit()  # the script has used their results as if they were good
-        code = self.library.hvd_stop(self.pointer, timeout_ms, ctypes.addressof(status))
-        self.world.close()
+        finally:
+            code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
+            self.world.close()
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
 
