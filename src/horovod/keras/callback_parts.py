@@ -18,6 +18,7 @@ from horovod.core.objects import allgather_object
 from horovod.core.variables import broadcast_arrays
 from horovod.elastic.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
+from horovod.keras.compile import has_own_step
 from horovod.keras.distributed import is_distributed, start_from
 
 __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAverage", "broadcast_values"]
@@ -71,10 +72,12 @@ class Broadcast:
             start_from(self.model.optimizer, self._hvd_broadcast)
 
     def _hvd_warn_of_training_apart(self) -> None:
-        """A train_step() of the script's own may reduce by itself; Keras' own cannot."""
-        optimizer, step = getattr(self.model, "optimizer", None), getattr(type(self.model), "train_step", None)
-        is_keras_own = getattr(step, "__module__", "").split(".")[0] in ("keras", "tf_keras")
-        if contexts.size() > 1 and optimizer is not None and is_keras_own and not is_distributed(optimizer):
+        optimizer = getattr(self.model, "optimizer", None)
+        if (
+            contexts.size() > 1
+            and optimizer is not None
+            and not (has_own_step(self.model) or is_distributed(optimizer))
+        ):
             warnings.warn(
                 f"rank {contexts.rank()}: the model's optimizer ({type(optimizer).__name__}) is not distributed: each "
                 "rank trains a model of its own\nhint: compile with hvd.DistributedOptimizer(...), load with "

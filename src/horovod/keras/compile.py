@@ -20,11 +20,19 @@ from keras.src.trainers.trainer import Trainer
 from horovod.keras import backends
 from horovod.keras.distributed import distributed_by, is_distributed, undistributed
 
-__all__ = ["accept_old_arguments", "watch_compile_of_tf_keras"]
+__all__ = ["accept_old_arguments", "has_own_step", "switch_off_jit", "watch_compile_of_tf_keras"]
 
 
-def _switch_off_jit(model: Any, backend: str) -> None:
-    if model.jit_compile and is_distributed(model.optimizer) and not backends.named(backend).can_compile():
+def has_own_step(model: Any) -> bool:
+    """Whether train_step() is the script's own. Then it may reduce by itself; Keras' own cannot."""
+    step = getattr(type(model), "train_step", None)
+    return getattr(step, "__module__", "").split(".")[0] not in ("keras", "tf_keras")
+
+
+def switch_off_jit(model: Any, backend: str) -> None:
+    """After compile(), or when the optimizer has become distributed: if XLA cannot hold the reductions."""
+    reduces = is_distributed(model.optimizer) or has_own_step(model)
+    if model.jit_compile and reduces and not backends.named(backend).can_compile():
         warnings.warn(
             "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles here",
             stacklevel=4,
@@ -62,7 +70,7 @@ def accept_old_arguments() -> None:
         kwargs.pop("experimental_run_tf_function", None)
         result = original(self, *args, **kwargs)
         _scale_inside(self.optimizer)
-        _switch_off_jit(self, keras.backend.backend())
+        switch_off_jit(self, keras.backend.backend())
         return result
 
     compile._hvd_patched = True  # type: ignore[attr-defined]
@@ -80,7 +88,7 @@ def watch_compile_of_tf_keras() -> None:
     @functools.wraps(original)
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        _switch_off_jit(self, "tensorflow")
+        switch_off_jit(self, "tensorflow")
         return result
 
     compile._hvd_patched = True  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import numpy as np
 from horovod.core.compression import Compressor
 from horovod.core.reduction_options import ReductionOptions
 from horovod.keras import backends
+from horovod.keras.compile import switch_off_jit
 from horovod.keras.compression import Compression
 from horovod.keras.distributed import is_distributed
 from horovod.keras.optimizer import distributed
@@ -47,6 +48,7 @@ def load_with(
         if isinstance(model, keras.Model) and str(filepath).endswith((".h5", ".hdf5")):
             _restore_slots(model, filepath)
         distributed(model.optimizer, ReductionOptions(compression=compression))
+        switch_off_jit(model, keras.backend.backend() if own is keras else "tensorflow")
     return model
 
 
