@@ -1359,6 +1359,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
     ),
     Mutation(
+        "keras-jit-stays-on-in-a-loaded-model",
+        "src/horovod/keras/state.py",
+        '        switch_off_jit(model, keras.backend.backend() if own is keras else "tensorflow")\n',
+        "",
+        "a loaded model is compiled by XLA, which cannot hold the reductions",
+        (python("tests/frameworks/test_keras_jit.py", "-k", "loaded"),),
+    ),
+    Mutation(
         "gpu-failure-of-the-last-call-not-told",
         "src/horovod/core/context.py",
         "        was_told = self.was_told\n        self.end_seen()  # so",
@@ -1597,8 +1605,8 @@ MUTATIONS = (
     Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
-        "        if (!in_order) way->carriers.back()->abort();\n",
-        "",
+        "    nccl::abort_all(carriers, kPatienceMs);\n",
+        "    (void)kPatienceMs;\n",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),
     ),
@@ -1609,6 +1617,14 @@ MUTATIONS = (
         "  const Status all = met;",
         "a rank that could not start NCCL goes through host memory, and the others wait for it in NCCL",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and fails"),),
+    ),
+    Mutation(
+        "nccl-aborted-before-the-others-are-told",
+        "native/engine/drive.cc",
+        "  drop_host_communicators();\n  // What only this rank",
+        "  drop_communicators(false);\n  // What only this rank",
+        "a rank whose GPU has failed waits in NCCL's abort for the others, which have not been told",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "lost_gpu or memory_is_full"),),
     ),
     Mutation(
         "nccl-id-not-agreed-upon",

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/device.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <map>
 #include <new>
 #include <utility>
@@ -71,7 +73,7 @@ PinnedMemory::~PinnedMemory() {
   const Current current(device_->driver(), device_->context());
   report(current.status());
   report(device_->driver().checked(device_->driver().call().unpin(memory_), "cuMemHostUnregister"));
-  std::free(memory_);
+  munmap(memory_, bytes_);
 }
 
 Staging& Staging::operator=(Staging&& other) noexcept {
@@ -238,20 +240,22 @@ Status Device::allocate(size_t bytes, Stream stream, DeviceMemory* out) {
 }
 
 Status Device::pin(size_t bytes, PinnedMemory* out) {
-  constexpr size_t kPage = 4096;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const Current current(*driver_, context_);
   HVD_RETURN_IF_ERROR(current.status());
-  const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
-  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
-  if (memory == nullptr) throw std::bad_alloc();
+  const size_t rounded = (bytes + page - 1) / page * page;
+  void* const memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  // Shared with a forked child, a page that this process writes to would become another one than the GPU's.
+  madvise(memory, rounded, MADV_DONTFORK);
   if (Status status = driver_->checked(driver_->call().pin(memory, rounded, kPortable), "cuMemHostRegister");
       !status.ok()) {
-    std::free(memory);
+    munmap(memory, rounded);
     return status;
   }
   *out = PinnedMemory();
   out->device_ = this;
-  out->memory_ = memory;
+  out->memory_ = static_cast<std::byte*>(memory);
   out->bytes_ = rounded;
   return {};
 }

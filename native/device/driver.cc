@@ -22,7 +22,7 @@ constexpr Result kOutOfMemory = 2;
 // After these, every call of the process fails: memory that cannot be corrected, a link that is down, a kernel that has
 // failed, and what a GPU that is gone answers.
 bool is_the_end(Result code) {
-  constexpr Result kCodes[] = {46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+  constexpr Result kCodes[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
   return std::ranges::find(kCodes, code) != std::end(kCodes);
 }
 

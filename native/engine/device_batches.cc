@@ -256,11 +256,11 @@ Status DeviceBatches::join(const ProcessSet& set, const nccl::Parts& parts, bool
 
 void DeviceBatches::abort_nccl_elsewhere() {
   const std::lock_guard lock(carriers_mutex_);
-  std::thread([carriers = carriers_] {
-    for (const auto& one : carriers) {
-      if (const auto carrier = one.lock()) carrier->abort();
-    }
-  }).detach();
+  std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
+  for (const auto& one : carriers_) {
+    if (auto carrier = one.lock()) carriers.push_back(std::move(carrier));
+  }
+  nccl::abort_all(carriers, 0);
 }
 
 Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed) {

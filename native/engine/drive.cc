@@ -296,11 +296,12 @@ void Engine::communicator_failed(const Status& status, const std::string& doing)
   // Seconds of silence need no other's word; the connections are closed once the cause is on its way (spread_abort).
   if (data_links_ != nullptr && data_links_->met_silence()) {
     ending_->poison(status.code(), status.failed_rank(), doing + ": " + status.text());
+    spread_abort();
     return;
   }
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
   // rank 0 above all, through which the cause reaches everybody.
-  drop_communicators(false);
+  drop_host_communicators();
   // What only this rank has met needs no other's word. Another rank's end is seen by the monitor, or told over the
   // links of the host's leader; both may be a moment behind the communicator.
   while (status.code() == HVD_RANK_LOST && !ending_->poisoned() && now_ns() < deadline) {
@@ -311,9 +312,11 @@ void Engine::communicator_failed(const Status& status, const std::string& doing)
     }
   }
   if (!ending_->poisoned()) ending_->poison(status.code(), status.failed_rank(), doing + ": " + status.text());
+  spread_abort();  // GPUs may still work on the tensors of calls that are about to end
 }
 
-// The communicators close their links: what waits for this rank over one of them learns of the end.
+// The communicators close their links: what waits for this rank over one of them learns of the end. Those of NCCL come
+// after the word is out: an abort may wait for the other ranks' aborts.
 void Engine::spread_abort() {
   if (!ending_->begin_spreading()) return;
   if (service_ != nullptr) service_->spread_abort(ending_->cause());
@@ -363,7 +366,8 @@ bool Engine::finish_launched() {
   while (const SubmissionPtr submission = launched_.first_ended(&how)) {
     some = true;
     if (!how.ok() && !ending_->poisoned()) communicator_failed(of_this_rank(how), quote_name(*submission->name));
-    launched_.drop(submission);  // not before: who settles finds either the call or the end of the job
+    if (!how.ok()) spread_abort();  // the GPU may still work on the call's tensors
+    launched_.drop(submission);     // not before: who settles finds either the call or the end of the job
     end(submission, how.ok() ? Status() : failure_of(*submission, ending_->cause()));
   }
   if (!ending_->poisoned()) ending_->poison_if_failed(of_this_rank(gpu_watch_.look(launched_)));

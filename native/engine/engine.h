@@ -107,6 +107,7 @@ class Engine : private Readers, private Driver {
   CommunicatorParts parts_in(std::byte* area) const;
   Status start_monitor();
   void drop_communicators(bool in_order);
+  void drop_host_communicators();
 
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);

@@ -17,7 +17,9 @@ namespace {
 constexpr uint64_t kMs = 1000000;
 // The rank whose inputs are missing says so first: its word is the cause.
 constexpr uint64_t kGraceNs = 2000 * kMs;
-constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs;  // of the generation's end
+// Of the generation's end. An abort waits for what the GPU still does, and for the aborts of the host's other ranks: the
+// rank whose GPU does not come back ends, and so lets the others go on.
+constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs, kEndOfAbortAfterNs = 30000 * kMs;
 
 std::string seconds(uint64_t ns) {
   char text[32];
@@ -95,7 +97,10 @@ void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
   if (now - ended_ns_ >= kAbortAfterNs && inside_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) {
     batches.abort_nccl_elsewhere();
   }
-  if (now - ended_ns_ < kEndAfterNs || inside_ns < kEndAfterNs) return;
+  const bool only_aborts = inside_ns < now - ended_ns_;  // then calls have got their errors
+  if (only_aborts && ending.cause().failed_rank() != rank_) return;
+  const uint64_t limit_ns = only_aborts ? kEndOfAbortAfterNs : kEndAfterNs;
+  if (now - ended_ns_ < limit_ns || inside_ns < limit_ns) return;
   warn("rank " + std::to_string(rank_) + " ends now: a call of NCCL has not returned for " + seconds(inside_ns) +
            ", and the job is over: " + ending.cause().text(),
        settings_.log_time);

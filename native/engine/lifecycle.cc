@@ -255,18 +255,27 @@ Status Engine::stop(uint32_t timeout_ms) {
   return {};
 }
 
-// Not in order: what waits in NCCL for other ranks is aborted.
+// Not in order: what waits in NCCL for other ranks is aborted, and this rank's GPU has left it, unless that takes long.
 void Engine::drop_communicators(bool in_order) {
-  const std::lock_guard lock(communicator_mutex_);
+  std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
   for (const auto& [number, set] : sets_) {
     for (auto* const way : {&set->gpu.whole, &set->gpu.in_levels}) {
-      while (!way->carriers.empty()) {  // the newest first, as NCCL has it
-        if (!in_order) way->carriers.back()->abort();
-        way->carriers.pop_back();  // lives on in what it has launched
-      }
+      for (auto& carrier : way->carriers) carriers.push_back(std::move(carrier));
+      way->carriers.clear();
     }
-    set->communicator.reset();
   }
+  if (!in_order) {
+    drop_host_communicators();
+    constexpr uint64_t kPatienceMs = 1000;
+    nccl::abort_all(carriers, kPatienceMs);
+  }
+  while (!carriers.empty()) carriers.pop_back();  // the newest first, as NCCL has it; lives on in what it has launched
+  drop_host_communicators();
+}
+
+void Engine::drop_host_communicators() {
+  const std::lock_guard lock(communicator_mutex_);
+  for (const auto& [number, set] : sets_) set->communicator.reset();
   data_links_.reset();
 }
 

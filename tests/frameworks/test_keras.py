@@ -307,58 +307,6 @@ def test_the_compiled_path_is_taken(tensorflow: World) -> None:
     assert tensorflow.run(run) == [4, 4]
 
 
-@pytest.mark.parametrize("kind", ["loaded", "own train_step"])
-def test_jit_is_switched_off_if_xla_cannot_hold_what_is_not_in_the_optimizer_yet(
-    tensorflow: World, kind: str, tmp_path: Path
-) -> None:
-    """Of a loaded model the optimizer becomes distributed after compile(); a train_step() reduces by itself."""
-
-    def run(kind: str, folder: str) -> list[float]:
-        import keras
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-        from horovod.tensorflow import DistributedGradientTape, xla
-
-        class Own(keras.Model):
-            def __init__(self) -> None:
-                super().__init__()
-                self.dense = keras.layers.Dense(1, kernel_initializer="ones")
-
-            def call(self, x: Any) -> Any:
-                return self.dense(x)
-
-            def train_step(self, data: Any) -> dict[str, Any]:
-                with DistributedGradientTape(tf.GradientTape()) as tape:
-                    loss = tf.reduce_mean(self(data[0]) ** 2)
-                self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-                return {"loss": loss}
-
-        def made() -> Any:
-            if kind == "own train_step":
-                model: Any = Own()
-            else:
-                model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
-            model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", jit_compile=True)
-            if kind == "loaded":
-                model.save(f"{folder}/{hvd.rank()}.keras")
-                model = hvd.load_model(f"{folder}/{hvd.rank()}.keras")
-            return model
-
-        found = xla.problem
-        xla.problem = lambda: "not here"  # as on a GPU with HOROVOD_TENSORFLOW_GPU=host
-        try:
-            model = made()
-            assert not model.jit_compile
-            model.fit(np.ones((4, 2)) * hvd.rank(), np.zeros((4, 1)), verbose=0)
-        finally:
-            xla.problem = found
-        return [float(value) for value in np.ravel(model.get_weights()[0])]
-
-    first, second = tensorflow.run(run, kind, str(tmp_path))
-    assert first == second and first[0] < 1
-
-
 def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
     def run() -> dict[str, list[float]]:
         import keras

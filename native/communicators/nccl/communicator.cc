@@ -147,7 +147,9 @@ class Joined final : public NcclCommunicator {
   void abort() override;
 
  private:
-  Status checked(Result code, const char* doing) const { return library_->checked(code, doing, comm_); }
+  Status checked(Result code, const char* doing) const {
+    return library_->checked(code, doing, aborted_.load() ? nullptr : comm_);
+  }
   // All calls that `enqueue` makes, as one.
   Status grouped(const std::function<Status()>& enqueue);
   Status scale(const std::vector<Slice>& slices, DataType dtype, double factor, bool from_inputs);
@@ -218,6 +220,7 @@ Status Joined::with_op(const Reduction& reduction, const std::function<Status(Op
   HVD_RETURN_IF_ERROR(checked(call_.make_scaled_sum(&op, scalar.bytes, type_of(reduction.dtype), kHostScalar, comm_),
                               "ncclRedOpCreatePreMulSum"));
   const Status enqueued = enqueue(op);
+  if (aborted_.load()) return enqueued.ok() ? health() : enqueued;  // another thread did: `comm_` may be gone
   const Status freed = checked(call_.free_op(op, comm_), "ncclRedOpDestroy");
   return enqueued.ok() ? freed : enqueued;
 }
@@ -401,6 +404,18 @@ Status compare(const std::vector<Card>& cards, const std::vector<int>& ranks) {
 }
 
 }  // namespace
+
+void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
+  const auto left = std::make_shared<std::atomic<size_t>>(carriers.size());
+  for (const auto& carrier : carriers) {
+    std::thread([carrier, left] {
+      carrier->abort();
+      left->fetch_sub(1);
+    }).detach();
+  }
+  const uint64_t deadline_ns = now_ns() + patience_ms * 1000000;
+  while (left->load() > 0 && now_ns() < deadline_ns) sleep_ms(1);
+}
 
 bool can_reduce(const Reduction& reduction, hvd_kind kind) {
   const bool is_scaled = reduction.prescale != 1 || reduction.postscale != 1 || reduction.divisor != 1;

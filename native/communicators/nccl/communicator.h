@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,22 +32,25 @@ class Inside {
   }
   class Scope {
    public:
-    explicit Scope(Inside& inside) : inside_(inside) {
-      uint64_t nobody = 0;
-      is_first_ = inside_.since_ns_.compare_exchange_strong(nobody, now_ns());
-    }
-    ~Scope() {
-      if (is_first_) inside_.since_ns_.store(0);
-    }
+    explicit Scope(Inside& inside) : inside_(inside) { inside_.count(1); }
+    ~Scope() { inside_.count(-1); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
     Inside& inside_;
-    bool is_first_;
   };
 
  private:
+  void count(int more) {
+    const std::lock_guard lock(mutex_);
+    if (calls_ == 0) since_ns_.store(now_ns());
+    calls_ += more;
+    if (calls_ == 0) since_ns_.store(0);
+  }
+
+  std::mutex mutex_;
+  int calls_ = 0;
   std::atomic<uint64_t> since_ns_{0};
 };
 
@@ -53,9 +58,14 @@ class NcclCommunicator : public Communicator {
  public:
   // Whether what was enqueued still goes well. Any thread.
   virtual Status health() const = 0;
-  // What is enqueued ends soon, badly, and nothing more is. Every member has to do this. Any thread.
+  // What is enqueued ends soon, badly, and nothing more is. Returns when the GPU has left it, which may take until the
+  // other members of this host have called it, too, or are gone. Any thread; a second call returns at once.
   virtual void abort() = 0;
 };
+
+// All at once, as the abort of one may wait until the GPU has left the others. What takes longer than patience_ms goes on
+// by itself: it then waits for another rank of this host, and the GPU has mostly left it.
+void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 
 // Whether NCCL has a way for it; a question about nothing but the arguments, so all members answer alike.
 bool can_reduce(const Reduction& reduction, hvd_kind kind);

@@ -2,6 +2,7 @@
 #include "communicators/nccl/levels.h"
 
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,11 @@ class InLevels final : public NcclCommunicator {
     return status.ok() && torus_ != nullptr ? torus_->health() : status;
   }
   void abort() override {
+    std::thread other([this] {
+      if (torus_ != nullptr) torus_->abort();
+    });
     inside_->abort();
-    if (torus_ != nullptr) torus_->abort();
+    other.join();
   }
 
  private:

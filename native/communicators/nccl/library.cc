@@ -4,6 +4,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <string>
+
 namespace hvd::nccl {
 
 namespace {
@@ -66,10 +69,16 @@ Status Library::open(const Places& places, std::shared_ptr<const Library>* out) 
   if (!find(handle, "ncclGetErrorString", &call.error_text)) missing = "ncclGetErrorString";
   if (!find(handle, "ncclGetLastError", &call.last_error)) missing = "ncclGetLastError";
   if (missing != nullptr) return unavailable(library->path_ + " has no " + missing);
+  // It wins over our configuration: calls would return before they have enqueued anything.
+  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && std::string(blocking) == "0") {
+    return unavailable("NCCL_COMM_BLOCKING is 0\nhint: unset it");
+  }
   *out = std::move(library);
   return {};
 }
 
+// `comm` is not looked at if it is null: it may be gone.
 Status Library::checked(Result code, const std::string& doing, Comm comm) const {
   if (code == kSuccess || code == kInProgress) return {};
   std::string text = doing + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";

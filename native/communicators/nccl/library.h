@@ -47,7 +47,7 @@ struct Config {
   size_t size = 40;
   uint32_t magic = 0xcafebeef;
   uint32_t version = 21700;
-  int blocking = INT_MIN;
+  int blocking = 1;  // before 2.17, INT_MIN is refused
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;

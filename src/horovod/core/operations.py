@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any
@@ -222,7 +223,7 @@ class Operation:
                 _forget_done()
 
     def __del__(self) -> None:
-        if self.handle is not None:
+        if self.handle is not None and os.getpid() == self.context.process_id:  # not in a forked child
             _dropped.append((self.context, self.handle, (self.value, self.keep, self.collect)))
             _forget_done()
 

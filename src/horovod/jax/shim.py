@@ -151,6 +151,8 @@ def _finish() -> None:
     """Blocks until the compiled functions that have been called are done: the other ranks wait for their operations."""
     # A thread's functions run in the order of their calls, so this one runs last.
     waited_for = [jax.jit(jnp.zeros_like)(jnp.zeros(())), *jax.live_arrays()]
+    if jax.default_backend() != "cpu":
+        waited_for += jax.live_arrays("cpu")
     for array in waited_for:
         if not array.is_deleted():
             with contextlib.suppress(RuntimeError):  # which whoever uses the array will be told

@@ -49,7 +49,11 @@ def _operator(
 ) -> Any:
     """Defines torch.ops.horovod.<name>."""
     # An operator is one step for autograd, which is not to look into it.
-    definition = torch.library.custom_op(f"horovod::{name}", torch.no_grad()(run), mutates_args=(), schema=schema)
+    # Nor can it be captured into a CUDA graph.
+    tags = {"tags": torch._C.Tag.cudagraph_unsafe} if hasattr(torch._C.Tag, "cudagraph_unsafe") else {}
+    definition = torch.library.custom_op(
+        f"horovod::{name}", torch.no_grad()(run), mutates_args=(), schema=schema, **tags
+    )
     definition.register_fake(fake)
     if backward is not None:
         definition.register_autograd(backward, setup_context=_keep if has_effect else _keep_ticket)

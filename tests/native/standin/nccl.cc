@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <map>
@@ -55,6 +57,24 @@ struct Group {
   std::vector<Message> messages;
 };
 thread_local Group group;
+
+std::atomic<int> works_of_device[kMostRanks];  // of all communicators, enqueued and not ended
+
+bool is_alive(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return false;
+  const char state = line[line.rfind(')') + 2];
+  return state != 'Z' && state != 'X';
+}
+
+bool others_are_there(const CommBody& comm) {
+  for (int rank = 0; rank < comm.size; ++rank) {
+    const Room& room = *comm.room;
+    if (rank != comm.rank && !room.rank_has_left[rank] && is_alive(room.process_of_rank[rank])) return true;
+  }
+  return false;
+}
 
 // Moves what it can of a message; true: all of it. What is sent in one direction between two ranks arrives in the order
 // in which it was sent.
@@ -108,7 +128,12 @@ int end_group() {
                            [comm = where.first, some] { return exchange(comm, some); }});
   }
   for (Work& work : ended.works) {
-    standin::enqueue(work.stream, work.what, work.touched, std::move(work.run));
+    ++works_of_device[work.comm->device];
+    standin::enqueue(work.stream, work.what, work.touched, [device = work.comm->device, run = std::move(work.run)] {
+      const bool good = run();
+      --works_of_device[device];
+      return good;
+    });
   }
   return kSuccess;
 }
@@ -195,6 +220,7 @@ struct standin_id {
 struct standin_config {
   size_t size;
   uint32_t magic, version;
+  int blocking;
 };
 
 int ncclGetVersion(int* version) {
@@ -216,7 +242,8 @@ int ncclGetUniqueId(standin_id* id) {
 int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, standin_config* config) {
   STANDIN_NCCL("ncclCommInitRankConfig")
   standin::block_as_planned("ncclCommInitRankConfig", never);
-  if (size > kMostRanks || config->magic != 0xcafebeef || config->size != 40 || config->version != 21700) {
+  if (size > kMostRanks || config->magic != 0xcafebeef || config->size != 40 || config->version != 21700 ||
+      (config->blocking != 1 && (config->blocking != INT_MIN || nccl_version < 21700))) {
     return kInvalidArgument;
   }
   int code = 0;
@@ -235,6 +262,7 @@ int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, s
   made->size = size;
   made->device = current->context->device;
   made->room->device_of_rank[rank] = static_cast<uint32_t>(made->device) + 1;
+  made->room->process_of_rank[rank] = getpid();
   if (!made->meet()) return kInternalError;
   if (rank == 0) close(std::atoi(std::strrchr(id.bytes, '/') + 1));  // which has made the id
   bool shared = false;
@@ -257,15 +285,20 @@ int ncclCommDestroy(CommBody* comm) {
   return kSuccess;
 }
 
-// Its work ends soon. It stays, since that work may still look at it.
+// As NCCL's: it returns when the device has ended what was enqueued, also by other communicators, and when the other
+// ranks of the host have aborted, too, or are gone. The body stays, since that work may still look at it.
 int ncclCommAbort(CommBody* comm) {
   static std::mutex mutex;
   static auto* const kept = new std::set<CommBody*>;
   STANDIN_NCCL("ncclCommAbort")
   standin::block_as_planned("ncclCommAbort", never);
   comm->aborted = true;
-  const std::lock_guard lock(mutex);
-  kept->insert(comm);
+  comm->room->rank_has_left[comm->rank] = true;
+  {
+    const std::lock_guard lock(mutex);
+    kept->insert(comm);
+  }
+  while (works_of_device[comm->device].load() > 0 || others_are_there(*comm)) usleep(1000);
   return kSuccess;
 }
 

@@ -38,7 +38,9 @@ constexpr size_t kMailBytes = 64 << 10;
 struct Room {
   std::atomic<uint32_t> arrived, round, moved;
   std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
-  Mail mail[kMostRanks * kMostRanks];                // by sender and receiver
+  std::atomic<int32_t> process_of_rank[kMostRanks];
+  std::atomic<bool> rank_has_left[kMostRanks];  // by an abort
+  Mail mail[kMostRanks * kMostRanks];           // by sender and receiver
 };
 constexpr size_t kRoomBytes = 16384;
 static_assert(sizeof(Room) <= kRoomBytes);
