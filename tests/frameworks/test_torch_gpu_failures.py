@@ -348,6 +348,7 @@ CANNOT = {
     "versions": ("rank 0 has NCCL 2.32.3, rank 1 has 2.28.9", "HOROVOD_NCCL_LIBRARY"),
     "hangs": ("did not meet in NCCL within", "NCCL_DEBUG=INFO"),
     "network": ("rank 0: ncclGetUniqueId failed: NCCL error 2 (unhandled system error)",),
+    "does not block": ("rank 1: NCCL_COMM_BLOCKING is 0", "unset it"),
     "fails": ("rank 1: ncclCommInitRankConfig failed: NCCL error 2 (unhandled system error)",),
 }
 
@@ -363,6 +364,8 @@ def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case
             library.standin_nccl_version(22809)
         if case == "hangs" and hvd.rank() == 1:
             library.standin_block(b"ncclCommInitRankConfig", 0, 10**9)
+        if case == "does not block" and hvd.rank() == 1:
+            library.standin_fail(b"ncclCommInitRankConfig", 0, 7, 1)
         if case == "network" and hvd.rank() == 0:
             library.standin_fail(b"ncclGetUniqueId", 0, 2, 1)
         if case == "fails" and hvd.rank() == 1:

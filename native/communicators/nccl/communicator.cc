@@ -336,8 +336,10 @@ Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* ou
     Config config;
     attempt->status = current.status();
     if (attempt->status.ok()) {
-      attempt->status = parts.library->checked(parts.library->call().init(&attempt->comm, size, id, member, &config),
-                                               "ncclCommInitRankConfig", nullptr);
+      const Result code = parts.library->call().init(&attempt->comm, size, id, member, &config);
+      attempt->status = parts.library->checked(code, "ncclCommInitRankConfig", nullptr);
+      // The variable wins over our configuration. Calls would return before they have enqueued anything.
+      if (code == kInProgress) attempt->status = {HVD_INTERNAL, "NCCL_COMM_BLOCKING is 0\nhint: unset it"};
     }
     attempt->over.store(true);
   }).detach();

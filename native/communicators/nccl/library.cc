@@ -4,7 +4,6 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <string>
 
 namespace hvd::nccl {
@@ -69,11 +68,6 @@ Status Library::open(const Places& places, std::shared_ptr<const Library>* out) 
   if (!find(handle, "ncclGetErrorString", &call.error_text)) missing = "ncclGetErrorString";
   if (!find(handle, "ncclGetLastError", &call.last_error)) missing = "ncclGetLastError";
   if (missing != nullptr) return unavailable(library->path_ + " has no " + missing);
-  // It wins over our configuration: calls would return before they have enqueued anything.
-  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
-  if (blocking != nullptr && std::string(blocking) == "0") {
-    return unavailable("NCCL_COMM_BLOCKING is 0\nhint: unset it");
-  }
   *out = std::move(library);
   return {};
 }

@@ -95,7 +95,6 @@ class Context:
         world = self.world
         pairs = dataclasses.replace(settings, local_rank=world.local_rank).native_settings()
         pairs.append(("nccl_found", gpus.nccl_found()))
-        gpus.have_nccl_connect_at_once()
         native_settings = (native.Setting * len(pairs))(
             *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
         )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections.abc import Sequence
 from ctypes import byref, c_uint64, c_void_p
 from pathlib import Path
@@ -31,7 +30,6 @@ __all__ = [
     "StreamHandle",
     "cuda_version",
     "gpu_of",
-    "have_nccl_connect_at_once",
     "nccl_found",
     "nccl_version",
     "why_no_nccl",
@@ -134,15 +132,6 @@ def nccl_found() -> str:
         if (file := Path(folder, "lib", "libnccl.so.2")).is_file():
             return str(file)
     return ""
-
-
-def have_nccl_connect_at_once() -> None:
-    """Has NCCL connect the ranks when they meet, unless the user has decided.
-
-    From 2.22 on it would connect them in the first operation, when it is too late to go through host memory instead.
-    NCCL reads the variable once, before its first communicator.
-    """
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 def cuda_version() -> int:
