@@ -229,6 +229,7 @@ Status DeviceBatches::meet_on(const ProcessSet& set, size_t stream, bool in_leve
   parts.interrupt = interrupt_;
   parts.timeout_ms = settings_.start_timeout_ms;
   parts.inside = inside_nccl_;
+  parts.in_aborts = in_aborts_;
   if (parts.device != nullptr) {
     HVD_RETURN_IF_ERROR(parts.device->stream(stream, &parts.stream));
     const Status opened = nccl::Library::open({settings_.nccl_library, settings_.nccl_found}, &parts.library);

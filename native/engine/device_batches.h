@@ -82,7 +82,9 @@ class DeviceBatches {
   const Counts& counts() const { return counts_; }  // any thread
 
   // For how long a call of NCCL has not returned; 0: none is under way. Any thread.
+  // How long the oldest call has not returned; 0: there is none.
   uint64_t inside_nccl_ns() const { return inside_nccl_->for_ns(); }
+  uint64_t aborting_nccl_ns() const { return in_aborts_->for_ns(); }
   // By a thread of its own, since the one with the token is inside a call of NCCL. Any thread.
   void abort_nccl_elsewhere();
 
@@ -131,6 +133,7 @@ class DeviceBatches {
   Parts parts_;
   Counts counts_;
   const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();
+  const std::shared_ptr<nccl::Inside> in_aborts_ = std::make_shared<nccl::Inside>();
   std::mutex carriers_mutex_;
   std::vector<std::weak_ptr<nccl::NcclCommunicator>> carriers_;
 };

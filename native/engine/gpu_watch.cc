@@ -17,8 +17,8 @@ namespace {
 constexpr uint64_t kMs = 1000000;
 // The rank whose inputs are missing says so first: its word is the cause.
 constexpr uint64_t kGraceNs = 2000 * kMs;
-// Of the generation's end. An abort waits for what the GPU still does, and for the aborts of the host's other ranks: the
-// rank whose GPU does not come back ends, and so lets the others go on.
+// Of the generation's end. Chosen: no real NCCL was measured. An abort waits for what the GPU still does, and for the
+// aborts of the host's other ranks: so it gets longer, and the rank whose GPU does not come back ends.
 constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs, kEndOfAbortAfterNs = 30000 * kMs;
 
 std::string seconds(uint64_t ns) {
@@ -86,23 +86,21 @@ void GpuWatch::judge_nccl(uint64_t inside_ns, Ending& ending) {
 }
 
 void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
-  const uint64_t inside_ns = batches.inside_nccl_ns();
-  if (inside_ns == 0) return;
+  const uint64_t inside_ns = batches.inside_nccl_ns(), aborting_ns = batches.aborting_nccl_ns();
+  if (inside_ns == 0 && aborting_ns == 0) return;
   if (!ending.poisoned()) {
     judge_nccl(inside_ns, ending);
     return;
   }
   const uint64_t now = now_ns();
   if (ended_ns_ == 0) ended_ns_ = now;
-  if (now - ended_ns_ >= kAbortAfterNs && inside_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) {
-    batches.abort_nccl_elsewhere();
-  }
-  const bool only_aborts = inside_ns < now - ended_ns_;  // then calls have got their errors
-  if (only_aborts && ending.cause().failed_rank() != rank_) return;
-  const uint64_t limit_ns = only_aborts ? kEndOfAbortAfterNs : kEndAfterNs;
-  if (now - ended_ns_ < limit_ns || inside_ns < limit_ns) return;
-  warn("rank " + std::to_string(rank_) + " ends now: a call of NCCL has not returned for " + seconds(inside_ns) +
-           ", and the job is over: " + ending.cause().text(),
+  const uint64_t hung_ns = std::min(inside_ns, now - ended_ns_);
+  if (hung_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) batches.abort_nccl_elsewhere();
+  // While an abort hangs, calls have got their errors: only the GPU that does not come back is in the others' way.
+  const bool is_in_the_way = ending.cause().failed_rank() == rank_ && aborting_ns >= kEndOfAbortAfterNs;
+  if (hung_ns < kEndAfterNs && !is_in_the_way) return;
+  warn("rank " + std::to_string(rank_) + " ends now: a call of NCCL has not returned for " +
+           seconds(std::max(inside_ns, aborting_ns)) + ", and the job is over: " + ending.cause().text(),
        settings_.log_time);
   std::_Exit(EXIT_FAILURE);
 }

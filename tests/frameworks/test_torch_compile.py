@@ -394,3 +394,12 @@ def test_a_wrong_compression_is_refused_and_the_other_rank_does_not_wait(worlds:
         for text in texts:
             assert "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compr" in text, text
             assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text
+
+
+def test_operators_are_left_out_of_cuda_graphs() -> None:
+    import horovod.torch  # noqa: F401
+
+    found = [getattr(torch.ops.horovod, name) for name in dir(torch.ops.horovod)]
+    operators = [each.default for each in found if isinstance(each, torch._ops.OpOverloadPacket)]
+    assert len(operators) > 5
+    assert [each for each in operators if torch._C.Tag.cudagraph_unsafe not in each.tags] == []

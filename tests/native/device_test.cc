@@ -2,6 +2,10 @@
 // The driver and the device layer, over the stand-in; and that the stand-in's check finds what it is for.
 #include "device/device.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -264,6 +268,20 @@ TEST(copies_to_pinned_memory_do_not_make_the_host_wait) {
   EXPECT(standin_count().pageable_copies == before);
   EXPECT(standin_count().pinned == 1);
   slot = {};
+}
+
+// Else a page that the parent writes to would become another one than the GPU's.
+TEST(pinned_memory_is_not_shared_with_a_forked_child) {
+  cuda::PinnedMemory slot;
+  EXPECT(device().pin(5000, &slot).ok());
+  int ends[2];
+  EXPECT(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(write(ends[1], slot.data(), 1) == -1 && errno == EFAULT ? 0 : 1);
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(pinned_memory_goes_to_another_stream_once_the_first_is_done_with_it) {

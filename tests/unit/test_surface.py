@@ -271,6 +271,15 @@ def test_before_init_the_queries_about_the_build_answer() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_gpu_available_asks_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+    from horovod.common import util
+
+    for is_there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=is_there: answer)
+        assert util.gpu_available("torch") == util.gpu_available("horovod.torch") == is_there
+
+
 def test_the_old_helpers_do_what_their_names_say() -> None:
     from horovod.common import exceptions, util
 
@@ -286,7 +295,7 @@ def test_the_old_helpers_do_what_their_names_say() -> None:
         assert os.environ["HOROVOD_OF_A_TEST"] == "1" and "PATH" not in os.environ
         raise KeyError("seen")
     assert dict(os.environ) == before
-    assert not util.extension_available("caffe2") and not util.gpu_available("torch")
+    assert not util.extension_available("caffe2") and not util.gpu_available("caffe2")
     with pytest.raises(ImportError, match=r"horovod\.caffe2 does not exist"):
         util.check_extension("horovod.caffe2", "HOROVOD_WITH_CAFFE2", __file__)
     with pytest.raises(exceptions.HorovodVersionMismatchError, match="was built for json 0"):

@@ -128,6 +128,7 @@ class Joined final : public NcclCommunicator {
         device_(*parts.device),
         stream_(parts.stream),
         inside_(parts.inside),
+        in_aborts_(parts.in_aborts),
         comm_(comm) {}
   ~Joined() override;
 
@@ -161,7 +162,7 @@ class Joined final : public NcclCommunicator {
   const Functions& call_;
   cuda::Device& device_;
   const cuda::Stream stream_;
-  const std::shared_ptr<Inside> inside_;
+  const std::shared_ptr<Inside> inside_, in_aborts_;
   const Comm comm_;
   std::atomic<bool> aborted_{false};
 };
@@ -186,7 +187,7 @@ Status Joined::health() const {
 
 void Joined::abort() {
   if (aborted_.exchange(true)) return;
-  const Inside::Scope inside(*inside_);
+  const Inside::Scope inside(*in_aborts_);
   const cuda::Current current(device_.driver(), device_.context());
   (void)call_.abort(comm_);  // the generation has its cause already
 }

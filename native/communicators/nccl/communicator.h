@@ -78,7 +78,7 @@ struct Parts {
   cuda::Stream stream;
   Interrupt interrupt;
   uint64_t timeout_ms;  // of the meeting of all
-  std::shared_ptr<Inside> inside;
+  std::shared_ptr<Inside> inside, in_aborts;
   // Of each member: those of one number have a communicator of their own. Empty: all have one.
   std::vector<int> groups;
 };

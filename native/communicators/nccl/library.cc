@@ -72,7 +72,6 @@ Status Library::open(const Places& places, std::shared_ptr<const Library>* out) 
   return {};
 }
 
-// `comm` is not looked at if it is null: it may be gone.
 Status Library::checked(Result code, const std::string& doing, Comm comm) const {
   if (code == kSuccess || code == kInProgress) return {};
   std::string text = doing + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";

@@ -24,16 +24,7 @@ from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.settings import Settings
 
-__all__ = [
-    "Gpu",
-    "OnGpu",
-    "StreamHandle",
-    "cuda_version",
-    "gpu_of",
-    "nccl_found",
-    "nccl_version",
-    "why_no_nccl",
-]
+__all__ = ["Gpu", "OnGpu", "StreamHandle", "cuda_version", "gpu_of", "nccl_found", "nccl_version", "why_no_nccl"]
 
 
 class Gpu(Protocol):
