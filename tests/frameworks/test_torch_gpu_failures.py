@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -318,11 +319,21 @@ print("result", rank, hvd.allreduce(tensor, name="last").cpu().shape)
 """
 
 
+# The launcher ends the job by the cause that it was told. mpirun and srun know the exit code alone.
+TELLS_ITS_EXIT_CODE = """
+import subprocess, sys
+done = subprocess.run([sys.executable, "-c", sys.argv[1]])
+print("exit code", done.returncode, flush=True)
+sys.exit(done.returncode)
+"""
+
+
 def test_a_rank_that_has_used_a_failed_result_ends_with_an_error(tmp_path: Path) -> None:
     """And its launcher ends the other one, which waits for its own kernel for ever."""
     env = standin.environment(HOROVOD_NCCL_TIMEOUT_SECONDS="1", OMP_NUM_THREADS="1")
-    done = run_job(tmp_path, "-np", "2", python(RESULT_IS_USED), env=env)
-    assert done.code == 1 and "result 0" in done.stdout, done
+    command = [sys.executable, "-c", TELLS_ITS_EXIT_CODE, python(RESULT_IS_USED)[-1]]
+    done = run_job(tmp_path, "-np", "2", command, env=env)
+    assert done.code == 1 and "result 0" in done.stdout and "[0]<stdout>:exit code 1" in done.stdout, done
     assert "rank 0: the last operations have failed: " in done.stderr and "rank 1 waited" in done.stderr, done
 
 
