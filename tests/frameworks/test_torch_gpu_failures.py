@@ -335,6 +335,8 @@ def test_a_rank_that_has_used_a_failed_result_ends_with_an_error(tmp_path: Path)
     done = run_job(tmp_path, "-np", "2", command, env=env)
     assert done.code == 1 and "result 0" in done.stdout and "[0]<stdout>:exit code 1" in done.stdout, done
     assert "rank 0: the last operations have failed: " in done.stderr and "rank 1 waited" in done.stderr, done
+    assert "waited too long for its GPU, and was ended" in done.stderr, done
+    assert done.stderr.endswith("more: horovodrun --explain gpu-stall\n"), done
 
 
 def test_a_hang_in_nccl_itself_ends_the_job() -> None:

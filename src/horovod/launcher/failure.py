@@ -224,6 +224,9 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
                 "look at its output for what it did instead of hvd.init(); --start-timeout lets the others wait longer"
             )
             return "did not call init in time, and was ended", hint, LATE
+        if cause.kind == "ABORTED" and "HOROVOD_NCCL_TIMEOUT_SECONDS" in cause.record:
+            hint = "a kernel of its script hangs or is slow: CUDA_LAUNCH_BLOCKING=1 shows which"
+            return "waited too long for its GPU, and was ended", hint, "gpu-stall"
         if cause.kind == "ABORTED":
             hint = "all ranks must call the same collectives: look for a branch on the rank, or uneven data"
             return "did not make a call that others waited for, and was ended", hint, AbortedError.code
