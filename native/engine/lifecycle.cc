@@ -264,11 +264,10 @@ void Engine::drop_communicators(bool in_order) {
       way->carriers.clear();
     }
   }
-  if (in_order) {  // the newest first, as NCCL has it; each lives on in what it has launched
-    while (!carriers.empty()) carriers.pop_back();
-    drop_host_communicators();
+  drop_host_communicators();
+  if (in_order) {
+    nccl::close_all(carriers, nccl::kPatienceToCloseMs);
   } else {
-    drop_host_communicators();
     constexpr uint64_t kPatienceMs = 1000;  // chosen: a kernel that sees the abort ends at once
     nccl::abort_all(carriers, kPatienceMs);
   }

@@ -202,6 +202,8 @@ Status Engine::run_remove_process_set(Submission* submission) {
     sets_.erase(number);
   }
   removed->communicator.reset();  // prepared requests may keep the rest
+  nccl::close_all(removed->gpu.whole.carriers, nccl::kPatienceToCloseMs);
+  nccl::close_all(removed->gpu.in_levels.carriers, nccl::kPatienceToCloseMs);
   removed->gpu = {};
   removed->area.reset();
   // Nobody has it mapped any more.

@@ -64,3 +64,25 @@ def test_jit_is_switched_off_if_xla_cannot_hold_what_is_not_in_the_optimizer_yet
 
     first, second = tensorflow.run(run, kind, str(tmp_path))
     assert first == second and first[0] < 1
+
+
+@pytest.mark.oldest_tensorflow
+def test_xla_has_the_reductions_of_a_function_in_one_order(tensorflow: World) -> None:
+    """By their data: XLA may move calls that do not depend on each other, on each rank in another way."""
+
+    def run() -> tuple[list[bool], list[list[float]]]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        @tf.function(jit_compile=True)
+        def step(*tensors: Any) -> list[Any]:
+            return [hvd.allreduce(tensor, op=hvd.Sum) for tensor in tensors]
+
+        given = [tf.constant([1.0, 2.0]), tf.constant([3.0]), tf.constant([float(hvd.rank())])]
+        graph = step.get_concrete_function(*given).graph
+        calls = [each for each in graph.get_operations() if each.type == "XlaCustomCallV2"]
+        follows = [before in [each.op for each in call.inputs] for before, call in zip(calls, calls[1:], strict=False)]
+        return follows, [result.numpy().tolist() for result in step(*given)]
+
+    assert tensorflow.run(run) == [([True, True], [[2.0, 4.0], [6.0], [1.0]])] * 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import standin, tensorflow_on_gpu
-from support.tensorflow_xla_calls import call, plan_of
+from support.tensorflow_xla_calls import call, plan_of, plans_of
 from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -44,6 +44,23 @@ def test_one_call_reduces_all_tensors_of_a_step(worlds: WorldPool, way: str, cou
         return found, standin.races(), hvd.statistics()[counter] - before
 
     assert world_of(worlds, way).run(run, counter) == [([[[2, 5], [1]]] * 3, "", 3)] * 2
+
+
+def test_calls_of_one_function_wait_for_each_other(worlds: WorldPool) -> None:
+    """Each is given a result of the one before, beside its own tensors."""
+
+    def run() -> tuple[list[list[float]], str]:
+        hvd = started()
+        x, y, z = rows(1, 2), rows(hvd.rank()), rows(3)
+        results = [rows(0, 0), rows(0), rows(0)]
+        plans = plans_of(lambda x, y, z: [hvd.allreduce(each, op=hvd.Sum) for each in (x, y, z)], x, y, z)
+        before: list[Any] = []
+        for plan, given, result in zip(plans, (x, y, z), results, strict=True):
+            assert call(plan, [(given, result)], before=before) is None
+            before = [result]
+        return [result.cpu().tolist() for result in results], standin.races()
+
+    assert world_of(worlds).run(run) == [([[2.0, 4.0], [1.0], [6.0]], "")] * 2
 
 
 def test_the_host_does_not_wait_for_the_gpu(worlds: WorldPool) -> None:

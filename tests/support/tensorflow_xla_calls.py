@@ -2,6 +2,7 @@
 """Calls what a traced function of TensorFlow's asks for, as XLA would on CUDA.
 
 plan = plan_of(function, x)     # the target and the text of the call, from TensorFlow's own graph
+first, second = plans_of(function, x)  # of a function with several
 call(plan, [(x, y)])            # None, or the text of the error; the target is looked up in XLA's own registry
 
 A machine without a GPU cannot have such a call from XLA itself. xla_calls.py does the same for JAX.
@@ -15,7 +16,7 @@ from typing import Any
 
 from support import standin
 
-__all__ = ["call", "plan_of"]
+__all__ = ["call", "plan_of", "plans_of"]
 
 _LOOKUP = "_ZNK3xla24CustomCallTargetRegistry6LookupERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEES8_"
 _GLOBAL = "_ZN3xla24CustomCallTargetRegistry6GlobalEv"
@@ -43,19 +44,26 @@ def _string(text: str) -> _Text:
 
 
 def plan_of(function: Callable[..., Any], *tensors: Any) -> tuple[str, str]:
-    """The target and the number of the plan in what `function` is traced to for tensors of these shapes and dtypes."""
+    (plan,) = plans_of(function, *tensors)
+    return plan
+
+
+def plans_of(function: Callable[..., Any], *tensors: Any) -> list[tuple[str, str]]:
+    """The target and the text of each call in what `function` is traced to for tensors of these shapes and dtypes."""
     import tensorflow as tf
 
     specs = [tf.TensorSpec(tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors]
     traced = tf.function(function, jit_compile=True, autograph=False).get_concrete_function(*specs)
-    (node,) = [each for each in traced.graph.get_operations() if each.type == "XlaCustomCallV2"]
-    return node.get_attr("call_target_name").decode(), node.get_attr("backend_config").decode()
+    nodes = [each for each in traced.graph.get_operations() if each.type == "XlaCustomCallV2"]
+    return [(node.get_attr("call_target_name").decode(), node.get_attr("backend_config").decode()) for node in nodes]
 
 
-def call(plan: tuple[str, str], tensors: Sequence[tuple[Any, Any]], stream: int | None = None) -> str | None:
+def call(
+    plan: tuple[str, str], tensors: Sequence[tuple[Any, Any]], stream: int | None = None, before: Sequence[Any] = ()
+) -> str | None:
     """Takes the target from the registry and calls it with pairs of an input and an output, on the current stream.
 
-    Returns the error's text, None if there is none.
+    `before`: what it is given of the call before. Returns the error's text, None if there is none.
     """
     library = ctypes.CDLL("libtensorflow_cc.so.2")
     registry, lookup, message = library[_GLOBAL], library[_LOOKUP], library[_MESSAGE]
@@ -65,7 +73,8 @@ def call(plan: tuple[str, str], tensors: Sequence[tuple[Any, Any]], stream: int 
     target, number = plan
     address = lookup(registry(), _string(target), _string("CUDA"))
     assert address
-    addresses = [given.data_ptr() for given, _ in tensors] + [result.data_ptr() for _, result in tensors]
+    places = [*(given for given, _ in tensors), *before, *(result for _, result in tensors)]
+    addresses = [place.data_ptr() for place in places]
     status = (ctypes.c_uint64 * 5)()  # std::optional<std::string>, empty
     buffers = (ctypes.c_void_p * len(addresses))(*addresses)
     if stream is None:

@@ -130,7 +130,7 @@ class Joined final : public NcclCommunicator {
         inside_(parts.inside),
         in_aborts_(parts.in_aborts),
         comm_(comm) {}
-  ~Joined() override;
+  ~Joined() override { close(); }
 
   const char* name() const override { return "nccl"; }
   int member() const override { return group_.member; }
@@ -146,10 +146,16 @@ class Joined final : public NcclCommunicator {
   std::string describe() const override { return "\"nccl\": \"" + version_in_words(library_->version()) + "\""; }
   Status health() const override;
   void abort() override;
+  void close() override;
 
  private:
+  enum class End { kNone, kClosed, kAborted };
+  bool begin(End how) {  // false: it has begun before
+    End none = End::kNone;
+    return end_.compare_exchange_strong(none, how);
+  }
   Status checked(Result code, const char* doing) const {
-    return library_->checked(code, doing, aborted_.load() ? nullptr : comm_);
+    return library_->checked(code, doing, end_.load() == End::kNone ? comm_ : nullptr);
   }
   // All calls that `enqueue` makes, as one.
   Status grouped(const std::function<Status()>& enqueue);
@@ -164,32 +170,30 @@ class Joined final : public NcclCommunicator {
   const cuda::Stream stream_;
   const std::shared_ptr<Inside> inside_, in_aborts_;
   const Comm comm_;
-  std::atomic<bool> aborted_{false};
+  std::atomic<End> end_{End::kNone};
 };
 
-Joined::~Joined() {
-  if (aborted_.load()) return;
-  const Inside::Scope inside(*inside_);
-  const cuda::Current current(device_.driver(), device_.context());
-  if (!current.status().ok() || call_.finalize(comm_) != kSuccess) {
-    abort();
-  } else {
-    (void)call_.destroy(comm_);  // nobody is left to be told
-  }
-}
-
 Status Joined::health() const {
-  if (aborted_.load()) return {HVD_ABORTED, "NCCL's work was aborted"};
+  if (end_.load() == End::kAborted) return {HVD_ABORTED, "NCCL's work was aborted"};
+  if (end_.load() == End::kClosed) return {};
   Result error = kSuccess;
   HVD_RETURN_IF_ERROR(checked(call_.async_error(comm_, &error), "ncclCommGetAsyncError"));
   return checked(error, "an operation of NCCL");
 }
 
 void Joined::abort() {
-  if (aborted_.exchange(true)) return;
+  if (!begin(End::kAborted)) return;
   const Inside::Scope inside(*in_aborts_);
   const cuda::Current current(device_.driver(), device_.context());
   (void)call_.abort(comm_);  // the generation has its cause already
+}
+
+void Joined::close() {
+  if (!begin(End::kClosed)) return;
+  const Inside::Scope inside(*inside_);
+  const cuda::Current current(device_.driver(), device_.context());
+  const bool is_idle = current.status().ok() && call_.finalize(comm_) == kSuccess;
+  (void)(is_idle ? call_.destroy(comm_) : call_.abort(comm_));  // nobody is left to be told
 }
 
 Status Joined::grouped(const std::function<Status()>& enqueue) {
@@ -221,7 +225,7 @@ Status Joined::with_op(const Reduction& reduction, const std::function<Status(Op
   HVD_RETURN_IF_ERROR(checked(call_.make_scaled_sum(&op, scalar.bytes, type_of(reduction.dtype), kHostScalar, comm_),
                               "ncclRedOpCreatePreMulSum"));
   const Status enqueued = enqueue(op);
-  if (aborted_.load()) return enqueued.ok() ? health() : enqueued;  // another thread did: `comm_` may be gone
+  if (end_.load() != End::kNone) return enqueued.ok() ? health() : enqueued;  // another thread did: `comm_` may be gone
   const Status freed = checked(call_.free_op(op, comm_), "ncclRedOpDestroy");
   return enqueued.ok() ? freed : enqueued;
 }
@@ -406,18 +410,27 @@ Status compare(const std::vector<Card>& cards, const std::vector<int>& ranks) {
   return {};
 }
 
-}  // namespace
-
-void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
+void at_once(std::span<const std::shared_ptr<NcclCommunicator>> carriers, void (NcclCommunicator::*end)(),
+             uint64_t patience_ms) {
   const auto left = std::make_shared<std::atomic<size_t>>(carriers.size());
   for (const auto& carrier : carriers) {
-    std::thread([carrier, left] {
-      carrier->abort();
+    std::thread([carrier, end, left] {
+      (carrier.get()->*end)();
       left->fetch_sub(1);
     }).detach();
   }
   const uint64_t deadline_ns = now_ns() + patience_ms * 1000000;
   while (left->load() > 0 && now_ns() < deadline_ns) sleep_ms(1);
+}
+
+}  // namespace
+
+void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
+  at_once(carriers, &NcclCommunicator::abort, patience_ms);
+}
+
+void close_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
+  at_once(carriers, &NcclCommunicator::close, patience_ms);
 }
 
 bool can_reduce(const Reduction& reduction, hvd_kind kind) {

@@ -61,11 +61,15 @@ class NcclCommunicator : public Communicator {
   // What is enqueued ends soon, badly, and nothing more is. Returns when the GPU has left it, which may take until the
   // other members of this host have called it, too, or are gone. Any thread; a second call returns at once.
   virtual void abort() = 0;
+  // In order: what is enqueued has ended. Otherwise as abort(), and after either nothing is left to do.
+  virtual void close() = 0;
 };
 
-// All at once, as the abort of one may wait until the GPU has left the others. What takes longer than patience_ms goes on
-// by itself: it then waits for another rank of this host, and the GPU has mostly left it.
+// All at once, as each may wait until the GPU has left the others. What takes longer than patience_ms goes on by itself:
+// it then waits for another rank of this host, and the GPU has mostly left it.
+constexpr uint64_t kPatienceToCloseMs = 3000;
 void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
+void close_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 
 // Whether NCCL has a way for it; a question about nothing but the arguments, so all members answer alike.
 bool can_reduce(const Reduction& reduction, hvd_kind kind);

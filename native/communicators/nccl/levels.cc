@@ -43,15 +43,17 @@ class InLevels final : public NcclCommunicator {
     const Status status = inside_->health();
     return status.ok() && torus_ != nullptr ? torus_->health() : status;
   }
-  void abort() override {
-    std::thread other([this] {
-      if (torus_ != nullptr) torus_->abort();
-    });
-    inside_->abort();
-    other.join();
-  }
+  void abort() override { both(&NcclCommunicator::abort); }
+  void close() override { both(&NcclCommunicator::close); }
 
  private:
+  void both(void (NcclCommunicator::*end)()) {
+    std::thread other([this, end] {
+      if (torus_ != nullptr) (torus_.get()->*end)();
+    });
+    (inside_.get()->*end)();
+    other.join();
+  }
   static Status not_here() { return {HVD_INTERNAL, "two levels of NCCL reduce, and do nothing else"}; }
   Status reduce_staged(std::span<const Slice> shares, const Reduction& reduction);
   Status await(const cuda::Event& event) const;

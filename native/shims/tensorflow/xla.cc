@@ -3,8 +3,8 @@
 //
 // The call blocks XLA's thread. For tensors in host memory it drives the engine until the operation is done. On a GPU it
 // waits until the operation is launched, and has XLA's stream wait for the rest; if the operation fails later, the next
-// call gets the error. There is one call for all gradients: with several, ranks could start them in different orders,
-// and wait for each other forever.
+// call gets the error. Each call of a graph takes a result of the one before as one more operand: XLA orders calls by their
+// data only, so without it ranks could start them in different orders, and wait for each other forever.
 //
 // TensorFlow's C interface covers neither XLA's registry nor its error object. Both are checked before they are used.
 #include <dlfcn.h>
@@ -140,12 +140,14 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
   return status;
 }
 
-// `opaque` is the plan's number. Null: there is no such plan, and the call has failed.
-Plan* find_plan(const char* opaque, size_t length, void* xla_status) {
+// `opaque` is the plan's number, and how many operands follow the tensors, which only keep the calls in order. Null: there
+// is no such plan, and the call has failed.
+Plan* find_plan(const char* opaque, size_t length, void* xla_status, size_t* more_operands) {
   calls.fetch_add(1);
   int64_t number = 0;
-  const auto [end, error] = std::from_chars(opaque, opaque + length, number);
-  if (error == std::errc() && end == opaque + length) {
+  const char* const end = opaque + length;
+  const auto [comma, error] = std::from_chars(opaque, end, number);
+  if (error == std::errc() && comma != end && std::from_chars(comma + 1, end, *more_operands).ptr == end) {
     const std::lock_guard lock(plans_mutex);
     const auto found = kPlans->find(number);
     if (found != kPlans->end()) return &found->second;
@@ -163,7 +165,8 @@ void run_for_xla(Plan* plan, const Buffers& buffers, void* xla_status) {
 
 // API_VERSION_STATUS_RETURNING_UNIFIED on the host. `out` is the result's address, or a table of several.
 void call_on_host(void* out, const void** inputs, const char* opaque, size_t length, void* xla_status) {
-  Plan* const plan = find_plan(opaque, length, xla_status);
+  size_t more = 0;
+  Plan* const plan = find_plan(opaque, length, xla_status, &more);
   if (plan == nullptr) return;
   const size_t tensors = plan->tensors.size();
   void** const outputs = tensors == 1 ? &out : static_cast<void**>(out);
@@ -172,11 +175,12 @@ void call_on_host(void* out, const void** inputs, const char* opaque, size_t len
 
 // The same on CUDA. `buffers` has the operands' addresses, and then the results'.
 void call_on_cuda(void* stream, void** buffers, const char* opaque, size_t length, void* xla_status) {
-  Plan* const plan = find_plan(opaque, length, xla_status);
+  size_t more = 0;
+  Plan* const plan = find_plan(opaque, length, xla_status, &more);
   if (plan == nullptr) return;
   const size_t tensors = plan->tensors.size();
-  run_for_xla(plan,
-              {.inputs = {buffers, tensors}, .outputs = {buffers + tensors, tensors}, .on_gpu = true, .stream = stream},
+  void** const outputs = buffers + tensors + more;
+  run_for_xla(plan, {.inputs = {buffers, tensors}, .outputs = {outputs, tensors}, .on_gpu = true, .stream = stream},
               xla_status);
 }
 

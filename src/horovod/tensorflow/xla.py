@@ -2,7 +2,7 @@
 """Reductions inside of what XLA compiles (jit_compile=True), on the CPU; with HOROVOD_TENSORFLOW_GPU=device, on CUDA.
 
 One custom call reduces all tensors of a step (native/shims/tensorflow/xla.cc). Shapes must be static, and nothing
-overlaps with the backward pass.
+overlaps with the backward pass. Several calls of one function run in the order in which they were traced.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from horovod.tensorflow import gpus
 from horovod.tensorflow.shim import library
 
 __all__ = ["calls", "is_compiling", "problem", "reduced", "refuse"]
+
+_LAST = "_hvd_last_xla_results"  # an attribute of a graph
 
 
 def problem() -> str | None:
@@ -80,11 +82,14 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
         process_set=attributes["process_set"],
     )
     number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
+    graph = tf.compat.v1.get_default_graph()
+    before = getattr(graph, _LAST, [])  # XLA orders calls by their data only, and all ranks need one order
     results = xla.custom_call_v2(
         "horovod_grouped_allreduce",
-        list(tensors),
+        [*tensors, *before],
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
-        backend_config=str(number),
+        backend_config=f"{number},{len(before)}",
         has_side_effect=True,
     )
+    setattr(graph, _LAST, results[:1])
     return list(results)

@@ -129,9 +129,11 @@ int end_group() {
   }
   for (Work& work : ended.works) {
     ++works_of_device[work.comm->device];
-    standin::enqueue(work.stream, work.what, work.touched, [device = work.comm->device, run = std::move(work.run)] {
+    ++work.comm->works;
+    standin::enqueue(work.stream, work.what, work.touched, [comm = work.comm, run = std::move(work.run)] {
       const bool good = run();
-      --works_of_device[device];
+      --works_of_device[comm->device];
+      --comm->works;
       return good;
     });
   }
@@ -273,20 +275,24 @@ int ncclCommInitRankConfig(CommBody** comm, int size, standin_id id, int rank, s
   return shared && nccl_version < 23000 ? kInvalidUsage : kSuccess;  // "Duplicate GPU detected"
 }
 
-int ncclCommFinalize(CommBody*) {
+int ncclCommFinalize(CommBody* comm) {
   STANDIN_NCCL("ncclCommFinalize")
+  while (comm->works.load() > 0) usleep(1000);
   return kSuccess;
 }
 
 int ncclCommDestroy(CommBody* comm) {
   STANDIN_NCCL("ncclCommDestroy")
+  comm->room->rank_has_left[comm->rank] = true;
+  while (others_are_there(*comm)) usleep(1000);
   munmap(comm->room, comm->mapped);
   delete comm;
   return kSuccess;
 }
 
-// As NCCL's: it returns when the device has ended what was enqueued, also by other communicators, and when the other
-// ranks of the host have aborted, too, or are gone. The body stays, since that work may still look at it.
+// As NCCL's, which waits for the other ranks of the host likewise: it returns when the device has ended what was
+// enqueued, also by other communicators, and when the other ranks have aborted, too, or are gone. The body stays, since
+// that work may still look at it.
 int ncclCommAbort(CommBody* comm) {
   static std::mutex mutex;
   static auto* const kept = new std::set<CommBody*>;

@@ -39,7 +39,7 @@ struct Room {
   std::atomic<uint32_t> arrived, round, moved;
   std::atomic<uint32_t> device_of_rank[kMostRanks];  // + 1
   std::atomic<int32_t> process_of_rank[kMostRanks];
-  std::atomic<bool> rank_has_left[kMostRanks];  // by an abort
+  std::atomic<bool> rank_has_left[kMostRanks];  // aborted, or destroyed
   Mail mail[kMostRanks * kMostRanks];           // by sender and receiver
 };
 constexpr size_t kRoomBytes = 16384;
@@ -59,6 +59,7 @@ struct CommBody {
   size_t mapped = 0;
   int rank = 0, size = 0, device = 0;
   std::atomic<bool> aborted{false};
+  std::atomic<int> works{0};  // enqueued and not ended
   std::atomic<int> error{standin::kSuccess};
   std::map<int, double> factors;  // of the operations that were made
 
