@@ -268,8 +268,7 @@ void Engine::drop_communicators(bool in_order) {
   if (in_order) {
     nccl::close_all(carriers, nccl::kPatienceToCloseMs);
   } else {
-    constexpr uint64_t kPatienceMs = 1000;  // chosen: a kernel that sees the abort ends at once
-    nccl::abort_all(carriers, kPatienceMs);
+    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);
   }
 }
 

@@ -365,6 +365,8 @@ CANNOT = {
     "shared": ("rank 0 and rank 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"),
     "versions": ("rank 0 has NCCL 2.32.3, rank 1 has 2.28.9", "HOROVOD_NCCL_LIBRARY"),
     "hangs": ("did not meet in NCCL within", "NCCL_DEBUG=INFO"),
+    "first operation hangs": ("did not meet in NCCL within", "NCCL_SOCKET_IFNAME"),
+    "first operation fails": ("rank 1: the first operation of NCCL failed: NCCL error 6 (remote process",),
     "network": ("rank 0: ncclGetUniqueId failed: NCCL error 2 (unhandled system error)",),
     "does not block": ("rank 1: NCCL_COMM_BLOCKING is 0", "unset it"),
     "fails": ("rank 1: ncclCommInitRankConfig failed: NCCL error 2 (unhandled system error)",),
@@ -382,6 +384,10 @@ def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case
             library.standin_nccl_version(22809)
         if case == "hangs" and hvd.rank() == 1:
             library.standin_block(b"ncclCommInitRankConfig", 0, 10**9)
+        if case == "first operation hangs" and hvd.rank() == 1:
+            library.standin_block(b"ncclAllReduce", 0, 10**9)
+        if case == "first operation fails" and hvd.rank() == 1:
+            library.standin_fail(b"ncclCommGetAsyncError", 0, 6, 1)
         if case == "does not block" and hvd.rank() == 1:
             library.standin_fail(b"ncclCommInitRankConfig", 0, 7, 1)
         if case == "network" and hvd.rank() == 0:

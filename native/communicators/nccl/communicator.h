@@ -67,7 +67,8 @@ class NcclCommunicator : public Communicator {
 
 // All at once, as each may wait until the GPU has left the others. What takes longer than patience_ms goes on by itself:
 // it then waits for another rank of this host, and the GPU has mostly left it.
-constexpr uint64_t kPatienceToCloseMs = 3000;
+// Chosen: a kernel that sees an abort ends at once, what is in order may have to wait for a slower rank.
+constexpr uint64_t kPatienceToAbortMs = 1000, kPatienceToCloseMs = 3000;
 void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 void close_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id names a file in memory that a process
-// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as one piece of work on its stream, and waits there for
-// the other ranks, for ever if one never comes, until the communicator is aborted.
+// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as
+// one piece of work on its stream, and waits there for the other ranks, for ever if one never comes, until the
+// communicator is aborted.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -328,6 +329,7 @@ int ncclRedOpDestroy(int op, CommBody* comm) { return comm->factors.erase(op) ==
 
 int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, CommBody* comm, StreamBody* stream) {
   STANDIN_NCCL("ncclAllReduce")
+  standin::block_as_planned("ncclAllReduce", [comm] { return comm->aborted.load(); });
   if (!is_reduction(comm, type, op)) return kInvalidArgument;
   const Operation how = operation(comm, op);
   const size_t bytes = count * bytes_of(type);
