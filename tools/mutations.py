@@ -1359,6 +1359,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_gpu_training.py", "-k", "may_differ"),),
     ),
     Mutation(
+        "xla-orders-reductions-as-it-likes",
+        "src/horovod/tensorflow/xla.py",
+        "        [*tensors, *before],\n",
+        "        list(tensors),\n",
+        "ranks that XLA has given another order wait for each other for ever",
+        (python("tests/frameworks/test_keras_jit.py", "-k", "one_order"),),
+    ),
+    Mutation(
         "keras-jit-stays-on-in-a-loaded-model",
         "src/horovod/keras/state.py",
         '        switch_off_jit(model, keras.backend.backend() if own is keras else "tensorflow")\n',
@@ -1605,8 +1613,8 @@ MUTATIONS = (
     Mutation(
         "gpu-work-not-aborted-with-the-job",
         "native/engine/lifecycle.cc",
-        "    nccl::abort_all(carriers, kPatienceMs);\n",
-        "    (void)kPatienceMs;\n",
+        "    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);\n",
+        "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),
     ),
@@ -1617,6 +1625,14 @@ MUTATIONS = (
         "  const Status all = met;",
         "a rank that could not start NCCL goes through host memory, and the others wait for it in NCCL",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and fails"),),
+    ),
+    Mutation(
+        "nccl-connects-after-its-start",
+        "native/communicators/nccl/communicator.cc",
+        "      status = first_operation(parts, *meeting);\n",
+        "      if (parts.timeout_ms == 0) status = first_operation(parts, *meeting);\n",
+        "a job ends because NCCL's network does not work, though host memory would do",
+        (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and operation and fails"),),
     ),
     Mutation(
         "nccl-abort-that-waits-ends-the-process",
