@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import standin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def on_stand_in(folder: Path, part: str, *steps: str, options: tuple[str, ...] =
 
 def test_without_a_gpu_nothing_is_run_and_nothing_has_failed(tmp_path: Path) -> None:
     code, outcomes, _ = check(tmp_path / "new", "first", HOROVOD_CUDA_LIBRARY="/no/libcuda.so")
-    assert code == 0 and len(outcomes) == 8
+    assert code == 0 and len(outcomes) == 9
     assert set(outcomes.values()) == {"not run: this machine has no GPU that the driver tells of"}
 
 
@@ -56,6 +57,15 @@ def test_the_steps_of_ranks(tmp_path: Path) -> None:
     assert code == 0 and set(outcomes.values()) == {"passed"}, (tmp_path / "log").read_text()
     assert results["operations-nccl"]["wrong"] == [[], []] and results["operations-nccl"]["batches_by_nccl"] > 50
     assert "rank 1" in results["killed-nccl"]["told"]
+
+
+def test_the_steps_of_other_frameworks(tmp_path: Path) -> None:
+    """Their own logic, on the CPU."""
+    pytest.importorskip("jax", reason="not run: jax is not installed")
+    pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+    code, outcomes, results = on_stand_in(tmp_path, "first", "jax", "tensorflow")
+    assert code == 0 and set(outcomes.values()) == {"passed"}, (tmp_path / "log").read_text()
+    assert all(result["ranks"] == 2 and result["wrong"] == [[], []] for result in results.values())
 
 
 def test_what_only_a_gpu_can_tell_is_not_run(tmp_path: Path) -> None:

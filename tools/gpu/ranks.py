@@ -7,7 +7,7 @@ there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
     cost        what a call takes of the host's time
     speed       allreduce beside torch.distributed's by NCCL, in turns on the same buffers
     training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
-    jax         operations in functions that JAX compiles for CUDA, with their values
+    jax, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import frameworks
 
 STAND_IN = bool(os.environ.get("HVD_CHECK_STAND_IN"))
 KILLED_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
@@ -264,40 +266,6 @@ def training(hvd: Any, gpu: Any) -> Any:
     return in_turns(hvd, gpu, lambda: step(ours, optimizer), lambda: step(theirs, plain), 9)
 
 
-def compiled_by_jax() -> Any:
-    """Operations one behind the other, gradients of a model, and a function whose input is late."""
-    import jax
-    import jax.numpy as jnp
-
-    try:
-        devices = jax.local_devices(backend="cuda")
-    except RuntimeError as error:
-        return {"not run": f"JAX has no GPU: {str(error).splitlines()[0]}"}
-    import horovod.jax as hvd
-
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-
-    @jax.jit
-    def step(x: Any) -> Any:
-        late = jax.lax.fori_loop(0, 300, lambda _, value: value @ jnp.eye(512), jnp.full((512, 512), rank + 1.0))
-        total = hvd.allreduce({"x": x, "late": late[0, :3]}, op=hvd.Sum, name="tree")
-        rows = hvd.allgather(total["x"][:2] * 0 + rank, name="rows")
-        (gradient,) = jax.grad(lambda v: (hvd.allreduce(v, op=hvd.Sum, name="g") ** 2).sum())(x)[:1]
-        return total, rows, gradient, hvd.broadcast(x + rank, root_rank=1, name="b")
-
-    with jax.default_device(devices[hvd.local_rank() % len(devices)]):
-        wrong, all_of_them = [], size * (size + 1) / 2
-        for number in range(5):
-            total, rows, gradient, copied = step(jnp.full(1000, float(number)))
-            found = [total["x"][0], total["late"][0], rows[-1], gradient, copied[0]]
-            wanted = [number * size, all_of_them, size - 1, 2.0 * number * size * size, number + 1]
-            wrong += [(number, list(map(float, found)), wanted)] if list(map(float, found)) != wanted else []
-        counted = hvd.statistics()
-    result = {"ranks": size, "wrong": hvd.allgather_object(wrong), "jax": jax.__version__}
-    return {**result, **{name: counted[name] for name in ("batches_by_nccl", "batches_staged")}}
-
-
 # Starting them
 
 
@@ -323,8 +291,8 @@ def start(what: str) -> int:
 def main(what: str, *more: str) -> int:
     if what == "start":
         return start(*more)
-    if what == "jax":
-        result = compiled_by_jax()
+    if what in frameworks.STEPS:
+        result = frameworks.STEPS[what](STAND_IN)
         if int(os.environ["HOROVOD_RANK"]) == 0:
             tell(result)
         return 0
