@@ -54,12 +54,19 @@ TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
         Case{GpuWay::kNccl, "ncclAllReduce", 5, "ncclAllReduce failed: NCCL error 5 (invalid usage)", HVD_INTERNAL},
         Case{GpuWay::kNccl, "ncclCommGetAsyncError", 3, "NCCL error 3 (internal error)", HVD_INTERNAL}}) {
     in_child(30, [&] {
-      std::atomic<int> told{0};
-      standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
+      std::atomic<int> told{0}, ready{0};
       run_world(make_world(2, Wiring::kSharedMemory, with_gpu(one.way)), [&](Engine& engine, int rank) {
         const Gpu gpu(rank);
         float* const gradient = gpu.floats(16);
         standin_fill(gpu.stream, gradient, 16, 1);
+        const hvd_handle first = submitted(engine, gpu, gradient);  // what fails while NCCL starts ends no job
+        EXPECT(engine.wait(first, 20000).ok());
+        engine.release(first);
+        if (++ready == 2) {
+          standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
+          ++ready;
+        }
+        while (ready.load() < 3) std::this_thread::yield();
         const hvd_handle handle = submitted(engine, gpu, gradient);
         const Status status = engine.wait(handle, 20000);
         // The other one may have been done.

@@ -508,7 +508,7 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
   const Status met = meet(parts, group, ids[group.first], &comm);
-  if (met.code() == HVD_ABORTED) return met;
+  if (met.code() == HVD_ABORTED || met.code() == HVD_DEVICE_LOST) return met;
   std::shared_ptr<NcclCommunicator> joined;
   if (met.ok()) joined = std::make_shared<Joined>(host, parts, group, comm);
   const Status all = agree(host, parts.ranks, met);
