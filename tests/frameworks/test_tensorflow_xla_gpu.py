@@ -100,7 +100,7 @@ def test_what_cannot_be_done_is_an_error_on_all_ranks(worlds: WorldPool, way: st
         if hvd.rank() == 1:
             standin.library().standin_fail(b"cuPointerGetAttributes", 0, 2, 1)
         said += [call(plan, [(one, one)]), call(plan, [(one, one)])]
-        return [*said, call((plan[0], plan[1] + "0"), []), call((plan[0], "x"), [])]
+        return [*said, call((plan[0], "9" + plan[1]), []), call((plan[0], "x"), [])]
 
     for uneven, failed, well, *unknown in world_of(worlds, way).run(run):
         assert uneven is not None and "expected shape" in uneven, uneven
