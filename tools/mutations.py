@@ -544,8 +544,8 @@ MUTATIONS = (
     Mutation(
         "step-with-the-allocations-variables",
         "src/horovod/launcher/placement/slurm.py",
-        "return {name: own[name] for name in _KEPT if name in own}",
-        "return own",
+        "return {name: environment[name] for name in _KEPT if name in environment}",
+        "return dict(environment)",
         "the job's environment, and SLURM_NTASKS with it, stands in the environment of each step",
         (python("tests/unit/test_placement_commands.py"),),
     ),
@@ -1628,7 +1628,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nccl-connects-after-its-start",
-        "native/communicators/nccl/communicator.cc",
+        "native/communicators/nccl/meeting.cc",
         "      status = first_operation(parts, *meeting);\n",
         "      if (parts.timeout_ms == 0) status = first_operation(parts, *meeting);\n",
         "a job ends because NCCL's network does not work, though host memory would do",

@@ -18,6 +18,7 @@ from support.elastic_jobs import SCRIPT, ElasticJob
 from support.extent import SLACK_S
 
 from horovod.launcher.lines import GREETING, line
+from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND
 
 ONE, TWO = "localhost", "127.0.0.1"
 BLAME_WORKER = {"HOROVOD_ELASTIC_BLAME": "worker"}
@@ -145,10 +146,10 @@ def test_workers_of_another_machine_end_at_once_if_the_launcher_is_out_of_reach(
     question: dict[str, Any] = {"secret": "00" * 32, "directory": str(tmp_path), "path": os.environ["PATH"]}
     question.update(command="sh", addresses=[], port=0, silence_s=0.0, network_interface="", time_s=None, temporary="")
     job: dict[str, Any] = {"command": ["sh", "-c", "trap '' TERM; echo ready; sleep 1000"], "directory": str(tmp_path)}
-    job.update(environment=environment, ranks={"common": {}, "own": [], "ranks": []})
+    job.update(environment=environment, own_environment=[], ranks={"common": {}, "own": [], "ranks": []})
     job.update(stays=True, grace_s=100.0, address=None)
     agent = subprocess.Popen(
-        [sys.executable, "-m", "horovod.launcher.remote_agent"],
+        REMOTE_AGENT_COMMAND,
         env={**environment, "TMPDIR": str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ import pytest
 from support.jobs import Job, python, run_job
 
 from horovod.launcher.lines import GREETING, MAX_LINE_BYTES, line
+from horovod.launcher.placement.base import AGENT_COMMAND
 
 
 def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
@@ -123,6 +124,12 @@ def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Pat
     assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
 
 
+def test_a_job_inside_of_an_elastic_one_is_not_of_it(tmp_path: Path) -> None:
+    env = {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_WORKER": "0", "HOROVOD_ELASTIC_JOINS": "1"}
+    code = "print([name for name in os.environ if 'ELASTIC' in name])"
+    assert run_job(tmp_path, "-np", "1", python(code), env=env).stdout == "[0]<stdout>:[]\n"
+
+
 def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
     question = {
         "secret": "00" * 32,
@@ -137,9 +144,10 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "network_interface": "",
     }
     order = {
-        "command": ["sh", "-c", "echo $HOROVOD_SIZE $HOROVOD_RANK"],
+        "command": ["sh", "-c", "echo $HOROVOD_SIZE $HOROVOD_RANK $HOME $USER"],
         "directory": str(tmp_path),
-        "environment": {"PATH": os.environ["PATH"]},
+        "environment": {"PATH": os.environ["PATH"], "USER": "somebody"},
+        "own_environment": ["HOME"],
         "ranks": {"common": {"HOROVOD_SIZE": "2"}, "own": ["HOROVOD_RANK"], "ranks": [[0, "0"], [1, "1"]]},
         "stays": False,
         "grace_s": 3.0,
@@ -147,8 +155,14 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "padding": "x" * (MAX_LINE_BYTES + 1),
     }
     agent = subprocess.Popen(
-        [sys.executable, "-m", "horovod.launcher.agent"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)},
+        AGENT_COMMAND,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TMPDIR": str(tmp_path),
+            "HOME": "/own",
+            "USER": "nobody",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -160,8 +174,8 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
     assert agent.wait() == 0
     agent.stdin.close()
     assert sorted(event["text"] for event in events if event["event"] == "output" and event["text"]) == [
-        "2 0\n",
-        "2 1\n",
+        "2 0 /own somebody\n",
+        "2 1 /own somebody\n",
     ]
 
 

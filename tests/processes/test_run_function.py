@@ -213,6 +213,28 @@ def test_a_script_finds_its_own_modules_in_the_ranks(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_the_callers_modules_come_first_here_and_in_the_ranks(tmp_path: Path) -> None:
+    """Also if a package of that name is installed; and what lies in the current directory stands in for nothing."""
+    for name, text in (("proj/work.py", "from tools import name"), ("proj/tools.py", "name = 'own'")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "proj" / "main.py").write_text(
+        "import work, horovod\nprint(horovod.run(lambda: work.name, np=1, verbose=False))\n"
+    )
+    for name in ("lib/tools/__init__.py", "here/json.py", "here/selectors.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')\n")
+    path = os.pathsep.join([*filter(None, sys.path), str(tmp_path / "lib")])
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "proj" / "main.py")],
+        cwd=tmp_path / "here",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['own']\n", done
+
+
 def test_an_interrupt_ends_the_job_and_reaches_the_caller(tmp_path: Path) -> None:
     with script(tmp_path, "wait") as process:
         pids = ranks_of(process)

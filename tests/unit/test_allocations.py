@@ -137,7 +137,7 @@ def test_named_hosts_win_over_the_allocation(srun: None, tmp_path: Path) -> None
     assert ([host.name for host in some.hosts], some.origin, some.start_with) == (["host1"], "-H", "srun")
     # A host that the allocation does not have is not reached by its means.
     assert chosen(SLURM, hosts="host1:2,else:1", num_proc=2).start_with == "ssh"
-    (tmp_path / "hosts").write_text("host0 slots=3\n")
+    (tmp_path / "hosts").write_text("host0 slots=3\n", encoding="utf-8-sig")  # as editors of Windows do
     assert chosen(SLURM, hostfile=str(tmp_path / "hosts"), num_proc=3).hosts[0].slots == 3
     with pytest.raises(UsageError, match="-np, the number of processes, is missing"):
         chosen(SLURM, hosts="host1:2")
@@ -160,6 +160,7 @@ def test_one_of_several_horovodruns_starts_nothing() -> None:
     ):
         chosen(step)
     assert chosen(step, hosts="localhost:2", num_proc=2).size == 2  # a job of its own in each task
+    assert chosen({**step, "SLURM_PTY_PORT": "40000"}).size == 8  # srun --pty: only the first task goes on
     assert chosen({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).size == 8
 
 

@@ -103,6 +103,17 @@ def test_hydra_gets_the_arguments_of_ssh_through_its_environment(mpi: str) -> No
     made = command_of(dataclasses.replace(PLAIN, ssh_port=2222, ssh_identity_file="key"), VERSIONS[mpi])
     variables = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
     assert {made.environment[name] for name in variables} == {f"-p 2222 -i key {ALIVE}"}
+    assert made.environment["HYDRA_LAUNCHER"] == made.environment["I_MPI_HYDRA_BOOTSTRAP"] == "ssh"
+
+
+@pytest.mark.parametrize("job", ["SLURM_JOB_ID", "LSB_JOBID"])
+def test_srun_and_blaunch_do_not_get_the_arguments_of_ssh(job: str) -> None:
+    def extra(**own: str) -> str | None:
+        environment = {**PLAIN.environment, job: "7", **own}
+        made = command_of(dataclasses.replace(PLAIN, environment=environment), VERSIONS["MPICH"])
+        return made.environment.get("HYDRA_LAUNCHER_EXTRA_ARGS")
+
+    assert (extra(), extra(HYDRA_LAUNCHER="ssh"), extra(HYDRA_LAUNCHER="slurm")) == (None, ALIVE, None)
 
 
 def test_mpiruns_daemons_notice_a_lost_host_unless_the_user_has_said_when() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod.launcher import hosts
 from horovod.launcher.hosts import (
     Host,
     HostsError,
@@ -159,5 +160,9 @@ def test_this_machine_is_known_by_its_names_and_addresses(monkeypatch: pytest.Mo
     try:
         assert [name for name in names if not is_local(name)] == []
         assert not is_local("node9") and not is_local("nobody-knows-it")
+        is_local.cache_clear()
+        monkeypatch.setattr(hosts, "_may_bind_any", lambda: True)  # net.ipv4.ip_nonlocal_bind
+        assert [name for name in names if not is_local(name)] == []
+        assert not is_local("node9")
     finally:
         is_local.cache_clear()

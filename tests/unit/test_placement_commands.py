@@ -4,23 +4,16 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
-from horovod.launcher.placement.base import package_root
-from horovod.launcher.placement.remote import RemotePlacement
+from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, base, placement_for
+from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND, RemotePlacement
 
-AGENT = [
-    "env",
-    f"PYTHONPATH={package_root()}",
-    "PYTHONSAFEPATH=1",
-    sys.executable,
-    "-m",
-    "horovod.launcher.remote_agent",
-]
+AGENT = ["env", *REMOTE_AGENT_COMMAND]
 OPTIONS = PlacementOptions()
 
 
@@ -53,15 +46,44 @@ def test_srun_starts_one_task_beside_others_with_all_cores_and_little_environmen
         *("srun", "--jobid=12", "--nodelist=host1", "--nodes=1", "--ntasks=1"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none"),
         *("--export=ALL", "--chdir=/", "--job-name=horovodrun", "--quiet"),
-        *(sys.executable, "-m", "horovod.launcher.remote_agent"),
+        *REMOTE_AGENT_COMMAND,
     ]
-    assert slurm.own_environment(environment) == {"PATH": "/bin", "PYTHONPATH": package_root(), "PYTHONSAFEPATH": "1"}
+    assert slurm.own_environment(environment) == {"PATH": "/bin"}
 
 
 def test_blaunch() -> None:
-    assert placement("blaunch").command("b", {}, OPTIONS) == ["blaunch", "b", *AGENT]
+    assert placement("blaunch").command("b", {}, OPTIONS) == ["blaunch", "b", *map(shlex.quote, AGENT)]
     spaced = placement("blaunch").command("b", {"PYTHONPATH": "/a b"}, OPTIONS)
-    assert f"'PYTHONPATH={package_root()}:/a b'" in spaced  # its other end is a shell
+    assert "'PYTHONPATH=/a b'" in spaced  # its other end is a shell
+
+
+def test_only_this_package_and_the_standard_library_start_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the user's files, another horovod, or obsolete copies of modules that lie beside this one."""
+    wrong = "raise SystemExit('the wrong module')\n"
+    for name in ("site/selectors.py", "site/typing.py", "here/json.py", "here/horovod.py", "other/horovod/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(wrong)
+    launcher = tmp_path / "site" / "horovod" / "launcher"
+    launcher.mkdir(parents=True)
+    for folder in (launcher, launcher.parent):
+        (folder / "__init__.py").touch()
+    (tmp_path / "site" / "beside.py").touch()
+    (launcher / "agent.py").write_text("import sys, json, selectors, typing, beside\nprint('fine', *sys.argv[1:])\n")
+    monkeypatch.setattr(base, "package_root", lambda: str(tmp_path / "site"))
+    done = subprocess.run(
+        [*base.python_command("horovod.launcher.agent"), "a b"],
+        cwd=tmp_path / "here",
+        env={"PYTHONPATH": str(tmp_path / "other")},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine a b\n", "")
+
+
+def test_what_starts_an_agent_is_one_line_without_what_csh_would_change() -> None:
+    assert not set("\n!") & set(REMOTE_AGENT_COMMAND[-1])
 
 
 # As the MPI operator writes it.

@@ -71,3 +71,10 @@ def test_all_problems_of_all_hosts_are_in_one_report() -> None:
     assert f"  c has hvd 0.0.1, but this host has {__version__}" in lines
     assert "  d did not answer within 30 s" in lines
     assert lines[-1] == "more: horovodrun --explain hosts-not-ready"
+
+
+def test_what_a_host_reaches_is_known_once_it_has_answered() -> None:
+    call = RollCall(["a"], ["10.0.0.1", "10.0.0.2"])
+    assert not call.reaches("a", "10.0.0.2")
+    call.answers("a", prepared(["10.0.0.2"], _1="refused"))
+    assert [call.reaches("a", one) for one in ("10.0.0.1", "10.0.0.2")] == [False, True]

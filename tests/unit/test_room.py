@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher.room import NoRoomError, check_room
+from horovod.launcher.room import NoRoomError, allow_open_files, check_room
 
 UNLIMITED = {resource.RLIMIT_NOFILE: resource.RLIM_INFINITY, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
 USER = {"proc/self/status": "Name:\tpython\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n"}
@@ -118,3 +118,13 @@ def test_what_a_control_group_has_already_is_counted(tmp_path: Path, limits: dic
     folder = "sys/fs/cgroup/job/7"
     write(tmp_path, {**VERSION_2, f"{folder}/pids.max": "40\n", f"{folder}/pids.current": "1\n"})
     assert "at most 39: its control group may have 40 processes, of which 1 is in use" in refused(40, tmp_path)
+
+
+def test_the_launchers_limit_of_open_files_is_raised_for_a_job_that_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    for soft, hard in ((1024, 4096), (1024, 1500), (1024, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
+        allow_open_files(hosts=100, ranks=800)
+        allow_open_files(hosts=4, ranks=32)
+    assert raised == [(2464, 4096), (1500, 1500), (2464, resource.RLIM_INFINITY)]

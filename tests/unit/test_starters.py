@@ -84,6 +84,13 @@ def test_one_process_alone_is_nobodys_world(environment: dict[str, str]) -> None
     assert recognised(environment) is None
 
 
+def test_one_process_of_mpirun_inside_of_a_job_with_several_tasks_is_alone() -> None:
+    batch = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+    one = {**OPEN_MPI_5, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}
+    assert starters.announced_world({**batch, **one}) is None
+    assert starters.announced_world({**batch, "PMIX_RANK": "0"}) == ("SLURM_NTASKS", "4")
+
+
 def test_a_rank_that_cannot_be_is_an_error() -> None:
     with pytest.raises(StartError, match="^srun says that this is rank 4 of 4"):
         recognised({**SRUN, "SLURM_PROCID": "4"})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher's hand on one host: starts its ranks, reads their output, and leaves no process of theirs behind.
 
-Run as `python -m horovod.launcher.agent` (on other machines by remote_agent.py) with two pipes, each carrying JSON, one
+Run as a process (placement/base.py; on other machines by remote_agent.py) with two pipes, each carrying JSON, one
 object a line: orders on stdin, events on stdout. It says `hello` with its version. The order `prepare` asks whether the
 host is ready (preparation.py); it carries the secret, so that this never stands on a command line or in an environment.
 `start` is the job; then `terminate`, `kill`, `suspend` and `resume`. In an elastic job `start` has no ranks, the agent
@@ -33,7 +33,7 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core.secret import SecretFile
-from horovod.core.settings import environment_of
+from horovod.core.settings import current_environment, environment_of
 from horovod.launcher import processes
 from horovod.launcher.hosts import unpacked
 from horovod.launcher.lines import GREETING, LineError, LineReader, line
@@ -126,7 +126,7 @@ class Agent:
         if self._directory:
             remove_directory(self._directory)
         if self._launcher_gone:
-            _say(f"horovodrun: the launcher (process {self._launcher}) was killed; all ranks have been ended")
+            say(f"horovodrun: the launcher (process {self._launcher}) was killed; all ranks have been ended")
         self._tell(event="done")
         if self._events >= 0:
             os.set_blocking(self._events, True)
@@ -141,7 +141,8 @@ class Agent:
         # Processes that outlive their rank are asked to end, then made to; their output is still read.
         if processes.descendants(os.getpid()):
             self._begin_end()
-            return False
+            assert self._kill_at is not None
+            return time.monotonic() >= self._kill_at + processes.UNENDED_S  # its parent says what is left
         if self._drained_at is None:
             self._drained_at = time.monotonic() + _DRAIN_S
         return not self._outputs or self._events < 0 or time.monotonic() >= self._drained_at
@@ -265,7 +266,8 @@ class Agent:
             grace_s = 0.0 if job["stays"] else self._grace_s
             os.write(self._keeper, f"{grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
-        self._common = {**job, "environment": {**job["environment"], **own}}
+        here = {name: value for name, value in current_environment().items() if name in job["own_environment"]}
+        self._common = {**job, "environment": {**job["environment"], **here, **own}}
         self._stays = job["stays"]
         for rank, identity in unpacked(job["ranks"]):
             if self._ending:
@@ -277,7 +279,7 @@ class Agent:
             # No longer than what multiprocessing would make itself: the names of its sockets have 108 bytes.
             self._directory = tempfile.mkdtemp(prefix="hvd-", dir=parent if parent and os.path.isdir(parent) else None)
         except OSError as error:
-            _say(f"horovodrun: warning: no folder for temporary files: {error}")
+            say(f"horovodrun: warning: no folder for temporary files: {error}")
             return
         self._tell(event="directory", path=self._directory)
 
@@ -451,10 +453,10 @@ class Agent:
 
 def remove_directory(path: str) -> None:
     """Removes the job's folder. Prints what cannot be removed, and never raises: the job has ended already."""
-    shutil.rmtree(path, onerror=lambda _, name, why: _say(f"horovodrun: {name} could not be removed: {why[1]}"))
+    shutil.rmtree(path, onerror=lambda _, name, why: say(f"horovodrun: {name} could not be removed: {why[1]}"))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     # Straight to the launcher's stderr, whose reader may be gone as well.
     with contextlib.suppress(OSError):
         os.write(2, text.encode() + b"\n")

@@ -78,6 +78,11 @@ class AgentGroup:
         """Where the ranks of these hosts meet the others, once the hosts are ready."""
         return call.address() or self._rendezvous.address
 
+    def common_address(self, hosts: Sequence[str]) -> str | None:
+        """The first of the rendezvous' addresses that all of these hosts reach, though they were called one by one."""
+        reached = (one for one in self._addresses if all(self._calls[host].reaches(host, one) for host in hosts))
+        return next(reached, None)
+
     def call(self, hosts: Sequence[str]) -> None:
         """Starts agents on these hosts; `on_roll_call` follows."""
         call = RollCall(hosts, self._addresses)
@@ -182,23 +187,26 @@ class AgentGroup:
         return self._calls[agent.host].is_awaited(agent.host) and not agent.done and not agent.started
 
     def _start_next(self) -> None:
-        if not self._left:
-            return
-        host = self._left.popleft()
+        """The next host's agent. A host for which none can be started has answered."""
+        while self._left and not self._start_agent(self._left.popleft()):
+            pass
+
+    def _start_agent(self, host: str) -> bool:
         placement = placement_for(host, self._job.placement)
         assert placement is not None, host  # the command line was checked
         ranks = [one for one in self._job.ranks if one.hostname == host]
         try:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
-            hint = f"is {placement.name} installed here?" if placement.remote else ""
+            hint = f"is {placement.name} installed here?" if isinstance(error, FileNotFoundError) else ""
             self._calls[host].fails(host, f"got no agent: {error}", hint)
-            self._answered(host)
-            return
+            self._end_call(host)
+            return False
         self.links.append(agent)
         self._selector.register(agent.events, selectors.EVENT_READ, lambda: self._on_events(agent))
         if agent.words is not None:
             self._selector.register(agent.words, selectors.EVENT_READ, lambda: self._on_words(agent))
+        return True
 
     def _flush(self, agent: AgentLink) -> None:
         if agent.is_open and agent.flush():
@@ -255,6 +263,9 @@ class AgentGroup:
 
     def _answered(self, host: str) -> None:
         self._start_next()
+        self._end_call(host)
+
+    def _end_call(self, host: str) -> None:
         call = self._calls[host]
         if call.is_complete and not call.is_over:
             call.is_over = True
@@ -284,12 +295,13 @@ class AgentGroup:
             controller="gloo",
             cpu_operations="gloo",
         )
-        left_out = OF_THIS_MACHINE if agent.remote else set()
-        environment = {name: value for name, value in job.environment.items() if name not in left_out}
+        elsewhere = OF_THIS_MACHINE if agent.remote else set()
+        environment = {name: value for name, value in job.environment.items() if name not in elsewhere}
         return {
             "command": job.command,
             "directory": job.directory,
             "environment": {**environment, "PYTHONUNBUFFERED": "1", **meeting},
+            "own_environment": sorted(elsewhere),
             "ranks": packed(agent.ranks),
             "grace_s": job.termination_grace_s,
             "address": address if agent.remote else None,

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from horovod.core.exceptions import NativeCoreError, StartError, text_of
-from horovod.core.network import interface_address
+from horovod.core.network import interface_address, own_addresses
+from horovod.launcher.hosts import is_local
 from horovod.launcher.output import prepare_directory
 from horovod.launcher.usage import UsageError
 
@@ -18,6 +19,7 @@ __all__ = [
     "check_command",
     "check_identity_file",
     "check_interface",
+    "check_is_reachable",
     "check_no_mpi",
     "check_not_by_mpi",
     "check_timeline",
@@ -68,6 +70,15 @@ def check_interface(names: str) -> None:
         interface_address(names)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def check_is_reachable(hosts: Sequence[str], interface: str) -> None:
+    """Whether ranks of other machines have an address at which they may meet those of this one."""
+    if not interface and not own_addresses() and not all(map(is_local, hosts)):
+        raise UsageError(
+            "this host has no network interface with an IPv4 address at which other hosts could reach it\n"
+            "hint: --network-interface names one, lo for example if it has such an address"
+        )
 
 
 def check_identity_file(name: str | None) -> None:

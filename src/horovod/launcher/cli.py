@@ -167,6 +167,7 @@ class _Plan:
         if self._controller == "gloo":
             checks.check_no_mpi(settings.controller, settings.cpu_operations)
             check_room(hosts.here() if hosts else 0)
+            checks.check_is_reachable([host.name for host in hosts.hosts] if hosts else [], settings.network_interface)
         checks.check_interface(settings.network_interface)
         checks.check_identity_file(options.ssh_identity_file)
         if elastic:
@@ -192,6 +193,8 @@ class _Plan:
     def _job_environment(self) -> dict[str, str]:
         """What the ranks get besides their identity."""
         environment = {**self._environment, **environment_of(**self._given)}
+        for name in environment_of(elastic=True, worker=0, joins=True):
+            environment.pop(name, None)  # that of an elastic job, whose worker this job may be
         if self._options.tcp:
             environment["NCCL_IB_DISABLE"] = "1"
         if self._settings.network_interface:

@@ -375,8 +375,14 @@ class ElasticJob(Supervision):
             return
         self._processes[worker.number] = _Process(worker, agent)
         identity = dataclasses.asdict(planned)
+        address = self.agents.common_address([name for name, host in self._hosts.items() if host.is_ready])
         environment = environment_of(
-            **identity, hostname=worker.host, elastic=True, worker=worker.number, joins=joins or None
+            **identity,
+            hostname=worker.host,
+            elastic=True,
+            worker=worker.number,
+            joins=joins or None,
+            rendezvous_address=address,
         )
         self.agents.order(agent, "start_rank", rank=worker.number, environment=environment)
 

@@ -72,7 +72,7 @@ def _given_hosts(options: argparse.Namespace) -> list[Host]:
     if not options.hostfile.strip():
         raise UsageError("--hostfile names no file\nhint: is a variable empty?")
     try:
-        text = Path(options.hostfile).read_text(encoding="utf-8")
+        text = Path(options.hostfile).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text"
         raise UsageError(f"--hostfile {options.hostfile}: {why}") from None
@@ -91,7 +91,8 @@ def _allocation(environment: Mapping[str, str], needed: bool) -> Allocation | No
 def _check_started_once(allocation: Allocation, environment: Mapping[str, str]) -> None:
     """`srun horovodrun ...` would start the whole job once for each task."""
     others = recognise(environment)
-    if others is not None:
+    # The shell of `srun --pty` is the first task; the others have ended at once.
+    if others is not None and "SLURM_PTY_PORT" not in environment:
         raise UsageError(
             f"{others.launcher} has started horovodrun {others.size} times in {allocation}, and each would start the "
             f"job\nhint: start the script itself with {others.launcher}, or horovodrun without it"

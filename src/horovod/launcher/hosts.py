@@ -12,6 +12,7 @@ import functools
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from horovod.core.settings import environment_of
@@ -196,6 +197,15 @@ def is_local(name: str) -> bool:
 
 def _is_own_address(family: int, address: tuple[object, ...]) -> bool:
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        if _may_bind_any() and not str(address[0]).startswith("127."):
+            probe.connect((address[0], 9, *address[2:]))  # nothing is sent
+            return bool(probe.getsockname()[0] == address[0])
         probe.bind((address[0], 0, *address[2:]))  # only an address of this machine can be bound
         return True
     return False
+
+
+def _may_bind_any() -> bool:
+    """As machines may that take over the addresses of others."""
+    files = (Path(f"/proc/sys/net/{family}/ip_nonlocal_bind") for family in ("ipv4", "ipv6"))
+    return any(file.read_text().strip() != "0" for file in files if file.exists())

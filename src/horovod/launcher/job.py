@@ -18,16 +18,19 @@ if TYPE_CHECKING:  # other jobs start without them, and so earlier
 
 __all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job"]
 
-# What says where a process is, and is not true on another machine.
+# What says where a process is, and whose: another machine has values of its own. Slurm gives each node its GPUs.
 OF_THIS_MACHINE = {
     "CUDA_VISIBLE_DEVICES",
     "DISPLAY",
+    "HOME",
     "HOSTNAME",
+    "LOGNAME",
     "OLDPWD",
     "SSH_AUTH_SOCK",
     "SSH_CLIENT",
     "SSH_CONNECTION",
     "SSH_TTY",
+    "USER",
     "XDG_RUNTIME_DIR",
     "XDG_SESSION_ID",
 }

@@ -10,19 +10,25 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Callable
 
 __all__ = [
+    "UNENDED_S",
     "become_subreaper",
     "descendants",
     "die_with_parent",
-    "send_signal",
+    "end_descendants",
     "shell_code",
     "signal_descendants",
     "signal_name",
     "signal_session",
     "state",
+    "why_left",
 ]
+
+# How long processes may take to end after SIGKILL: those that the kernel keeps, or that may not be killed, never do.
+UNENDED_S = 10.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -91,6 +97,30 @@ def signal_descendants(root: int, number: signal.Signals) -> int:
     return len(tree)
 
 
+def end_descendants(patience_s: float) -> list[int]:
+    """Kills all descendants of this process, and reaps its children. Returns those that are left after that time."""
+    until = time.monotonic() + patience_s
+    while signal_descendants(os.getpid(), signal.SIGKILL):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() >= until:
+            return sorted(descendants(os.getpid()))
+        time.sleep(0.01)
+    return []
+
+
+def why_left(pid: int) -> str:
+    """In words, of a process that SIGKILL has not ended."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            name = f" ({file.read().strip()})"
+    except OSError:
+        name = ""
+    why = "the kernel keeps it, for example in a driver or a file system"
+    return f"process {pid}{name} cannot be ended: {why if state(pid) == 'D' else 'it is of another user'}"
+
+
 def signal_session(session: int, number: signal.Signals) -> None:
     """Signals every process of a session, whoever its parent is."""
     for entry in os.listdir("/proc"):
@@ -98,12 +128,6 @@ def signal_session(session: int, number: signal.Signals) -> None:
         if fields and int(fields[3]) == session and fields[0] not in _DEAD:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(entry), number)
-
-
-def send_signal(group: int, number: signal.Signals) -> None:
-    """Signals a process group, which may have ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
 
 
 def state(pid: int) -> str:

@@ -50,11 +50,8 @@ def main() -> int:
     os.close(writer)
     word = _Word(reader)
     code = _wait_for(child, word)
-    while processes.signal_descendants(keeper, signal.SIGKILL):
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)
+    for pid in processes.end_descendants(processes.UNENDED_S):
+        agent.say(f"horovodrun: {processes.why_left(pid)}")
     _, directory = word.read()
     if os.path.isdir(directory):
         agent.remove_directory(directory)

@@ -64,6 +64,10 @@ class RollCall:
         """The first of the addresses that every host reached."""
         return next((one for one in self._addresses if not any(one in why for why in self._unreached.values())), None)
 
+    def reaches(self, host: str, address: str) -> bool:
+        """Whether that host has answered, and reached the launcher there."""
+        return host in self._unreached and address not in self._unreached[host]
+
     def report(self, then: str = "nothing was started") -> str | None:
         """All that is wrong, host by host; None if the job can start. `then`: what follows from it."""
         problems = {host: found for host, found in self._problems.items() if found}

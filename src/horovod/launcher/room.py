@@ -18,7 +18,7 @@ from typing import NamedTuple
 from horovod.core.wording import counted
 from horovod.launcher.control_group import control_group
 
-__all__ = ["NoRoomError", "check_room"]
+__all__ = ["NoRoomError", "allow_open_files", "check_room"]
 
 _OUTPUTS = 2  # stdout and stderr: a descriptor of the agent for each
 # Who has one of these is not held to RLIMIT_NPROC.
@@ -43,6 +43,19 @@ def check_room(ranks: int, root: Path = Path("/")) -> None:
         raise NoRoomError(
             f"{counted(ranks, 'rank')} on this machine were asked for, but it allows at most {lowest.ranks}: "
             f"{lowest.why}\nhint: start fewer ranks, or raise the limit: {lowest.hint}"
+        )
+
+
+def allow_open_files(hosts: int, ranks: int) -> None:
+    """Raises this process' soft limit for a job of that size, as far as the system lets it.
+
+    A host needs pipes and a line, a rank a connection to the rendezvous. Ranks of this machine inherit the limit.
+    """
+    needed = 64 + 8 * hosts + 2 * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
         )
 
 

@@ -39,6 +39,7 @@ from horovod.launcher.exchange import Exchange
 from horovod.launcher.foreign import ForeignCommand
 from horovod.launcher.hosts import is_local
 from horovod.launcher.job import ElasticPlan, Job
+from horovod.launcher.placement.base import python_command
 from horovod.launcher.run_task import Answer, dumps
 from horovod.launcher.supervision import Conclusion
 
@@ -141,7 +142,7 @@ def run(
         paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
         Path(paths[0]).write_bytes(task)
         (conclusion,) = _memory(stack, ["conclusion"])
-        command = [python, "-m", "horovod.launcher.run_task"]
+        command = python_command("horovod.launcher.run_task", python)
         if far and not isinstance(job, ForeignCommand):
             code = _supervised(conclusion, [job.network_interface, *paths], [*flags, *command])
         else:
@@ -203,9 +204,7 @@ def _supervised(conclusion: str, exchange: list[str], arguments: list[str]) -> i
     sys.stderr.flush()
     process = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "horovod.launcher.run_function",
+            *python_command("horovod.launcher.run_function"),
             str(os.getpid()),
             conclusion,
             str(len(exchange)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of horovod.run: reads the function, runs it, leaves its result or exception where the caller reads it.
 
-Run as `python -m horovod.launcher.run_task TASK RESULT...` with one result file a rank. The files are the caller's
+Run as `run_task TASK RESULT...` (placement/base.py) with one result file a rank. The files are the caller's
 memory, or in a folder of this user. If the job has other machines, it is run with `--port PORT` instead: the caller is
 asked there (exchange.py). What is exchanged is pickled by design.
 """
@@ -92,10 +92,16 @@ class _Connections:
         bring_answer(self.address, self.port, self.secret, rank, data)
 
 
+def _search_path(own: list[str], callers: list[str]) -> list[str]:
+    """The caller's modules are found here as there: its script's folder comes first, what it has added comes last."""
+    known = next((index for index, entry in enumerate(callers) if entry in own), len(callers))
+    return [*callers[:known], *own, *(entry for entry in callers[known:] if entry not in own)]
+
+
 def _called(rank: int, caller: _Caller) -> Answer:
     try:
         given = pickle.loads(caller.task())
-        sys.path += [entry for entry in given["path"] if entry not in sys.path]
+        sys.path[:] = _search_path(sys.path, given["path"])
         func, args, kwargs = pickle.loads(given["call"])
         return Answer(rank, value=func(*args, **kwargs))
     except Exception as error:

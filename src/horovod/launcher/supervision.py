@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from horovod.core.network import interface_address, own_addresses
 from horovod.core.rendezvous_server import RendezvousServer
@@ -29,12 +29,14 @@ from horovod.launcher.job import Job
 from horovod.launcher.output import OutputError, Outputs
 from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
+from horovod.launcher.room import allow_open_files
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
 
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
+_UNKNOWN_HOSTS, _UNKNOWN_RANKS = 128, 512  # how many may come if nobody says so
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
 _HELD_UP_S = 1.0
 
@@ -65,6 +67,7 @@ class Supervision:
         """`hosts`: all that the job will ever have; None: that is not known."""
         self.job = job
         self._keep = keep
+        allow_open_files(*_most_that_come(job, hosts))
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job, hosts)
         self.server = RendezvousServer(secret, address)
@@ -78,6 +81,8 @@ class Supervision:
         self._output_error: OutputError | None = None
         self._not_started: tuple[str, int] | None = None  # why, and the exit code
         self._at_once = False
+        self._left: list[int] = []  # processes that cannot be ended
+        self._suspending = False
         self._give_up_at: float | None = None
         self._looked_s = time.monotonic()
         self.selector = stack.enter_context(selectors.DefaultSelector())
@@ -110,7 +115,10 @@ class Supervision:
             pass
         except OutputError as error:
             self._cannot_write(error)
-        return self._conclude()
+        code = self._conclude()
+        for stream in (sys.stdout, sys.stderr):
+            discard_unwritten(stream)
+        return code
 
     # for subclasses
 
@@ -174,12 +182,12 @@ class Supervision:
     # the agents
 
     def _end_agents(self) -> None:
-        """Whatever the agents left undone. Returns when no process of the job is left on this machine."""
+        """Whatever the agents left undone: only what cannot be ended is left on this machine."""
         self.agents.end(_AGENT_GRACE_S)
-        while processes.signal_descendants(os.getpid(), signal.SIGKILL):
-            time.sleep(0.01)
-            while _reap_one():
-                pass
+        left = processes.end_descendants(0.0 if self._left else processes.UNENDED_S)
+        for pid in left if not self._left else ():
+            self.warn(processes.why_left(pid))
+        self._left = left
         self.agents.clean_up()
 
     def on_words(self, agent: AgentLink, words: bytes) -> None:
@@ -214,6 +222,7 @@ class Supervision:
         if not all(agent.suspended or agent.done for agent in self.agents.links):
             return
         os.kill(os.getpid(), signal.SIGSTOP)
+        self._suspending = False
         for agent in self.agents.links:  # somebody has continued us
             agent.suspended = False
         self.on_resumed()
@@ -222,12 +231,14 @@ class Supervision:
     def _on_signals(self) -> None:
         for number in os.read(self._signals, 64):
             if number == signal.SIGTSTP:
-                self.agents.order_all("suspend")
+                if not self._suspending:  # else the second answer would suspend once more
+                    self._suspending = True
+                    self.agents.order_all("suspend")
             elif self._interrupted is None:
                 self._interrupted = number
-                self.warn(f"{processes.signal_name(number)}: ending all ranks")
                 self.terminate()
-            else:
+                self.warn(f"{processes.signal_name(number)}: ending all ranks")
+            elif number != signal.SIGHUP:  # a terminal that is closed may tell so twice
                 self._end_at_once()
 
     def _end_at_once(self) -> None:
@@ -313,7 +324,6 @@ class Supervision:
     def _unwritten_end(self) -> int | None:
         if self._output_error is None:
             return None
-        discard_unwritten(sys.stdout)
         self.conclude_with(f"horovodrun: {self._output_error}; all ranks have been ended")
         return 1
 
@@ -335,10 +345,16 @@ class Supervision:
     def warn(self, text: str) -> None:
         self._print(f"horovodrun: {text}")
 
-    def _print(self, text: str, stream: TextIO = sys.stderr) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            stream.write(text + "\n")
-            stream.flush()
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+def _most_that_come(job: Job, hosts: list[str] | None) -> tuple[int, int]:
+    """Hosts and ranks, of elastic jobs as far as is known."""
+    most = job.elastic.rules.max_np if job.elastic is not None else len(job.ranks)
+    return (_UNKNOWN_HOSTS if hosts is None else len(hosts)), most or _UNKNOWN_RANKS
 
 
 def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:
@@ -350,10 +366,3 @@ def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:
         address = interface_address(job.network_interface)
         return address, [address]
     return "0.0.0.0", own_addresses()
-
-
-def _reap_one() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return False

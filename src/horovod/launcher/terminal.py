@@ -25,10 +25,11 @@ def signals_as_bytes() -> Iterator[int]:
     def on_signal(number: int, _: object) -> None:
         # The byte in the pipe is what counts. But nobody may read our output any more, and then the loop that reads the
         # pipe is stuck in a write: the second request gives the output up, and the write returns.
-        if number != signal.SIGTSTP:
-            asked.append(number)
-            if len(asked) > 1:
-                discard(sys.stdout, sys.stderr)
+        if number == signal.SIGTSTP or (number == signal.SIGHUP and number in asked):  # a terminal's end may come twice
+            return
+        asked.append(number)
+        if len(asked) > 1:
+            discard(sys.stdout, sys.stderr)
 
     for number in _SIGNALS:
         if before[number] is not signal.SIG_IGN:  # nohup

@@ -26,6 +26,11 @@ STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recog
 
 def recognise(environment: Environment) -> Started | None:
     """Who started this process, if it is one of several. Raises StartError if its rank cannot be."""
+    started = _innermost(environment)
+    return started if started is not None and started.size > 1 else None
+
+
+def _innermost(environment: Environment) -> Started | None:
     for one in STARTERS:
         started = one(environment)
         if started is None:
@@ -33,7 +38,7 @@ def recognise(environment: Environment) -> Started | None:
         if started.rank >= started.size:
             text = f"{started.launcher} says that this is rank {started.rank} of {started.size}"
             raise StartError(text, "start-settings")
-        return started if started.size > 1 else None
+        return started
     return None
 
 
@@ -63,7 +68,9 @@ def world_size(environment: Environment) -> int:
 def announced_world(environment: Environment) -> tuple[str, str] | None:
     """The word of a launcher that is not known here that this process is one of several, as (variable, value)."""
     candidates = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"]
-    if slurm.is_step(environment) or "PMIX_RANK" in environment:
+    started = _innermost(environment)
+    # Not if mpirun has started one process inside of a job with several tasks.
+    if (started is None or started.size > 1) and (slurm.is_step(environment) or "PMIX_RANK" in environment):
         candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
     found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
     several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]

@@ -30,7 +30,10 @@ def find(environment: Mapping[str, str]) -> Allocation | None:
     names = expand_nodes(environment[source], source)
     tasks = expand_tasks(environment.get(_TASKS, f"1(x{len(names)})"))
     if len(tasks) != len(names):
-        raise HostsError(f"{source} names {len(names)} hosts, but {_TASKS}={environment[_TASKS]} is for {len(tasks)}")
+        raise HostsError(
+            f"{source} names {len(names)} hosts, but {_TASKS}={environment[_TASKS]} is for {len(tasks)}\n"
+            "hint: this shell may be a step of a part of the job; -H or --hostfile names the hosts"
+        )
     hosts = [Host(name, count) for name, count in zip(names, tasks, strict=True)]
     return Allocation(f"Slurm job {environment['SLURM_JOB_ID']}", source, hosts, "srun")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
 from horovod.launcher.usage import UsageError
@@ -23,6 +23,8 @@ _VERSION_TIMEOUT_S = 30.0
 _SSH_LOSES_HOSTS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 _SSH_OF_OPEN_MPI = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
 _SSH_OF_HYDRA = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+_HYDRA_LAUNCHERS = ("HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
+_BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID")
 # Open MPI notices it only while it has nothing to send there: so before the ranks do. It ends them, and names the host.
 _OPEN_MPI_LOSES_HOSTS = {
     f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
@@ -70,9 +72,18 @@ def command_of(job: ForeignJob, version: str) -> ForeignCommand:
 
 def _environment(job: ForeignJob) -> dict[str, str]:
     """Variables for every MPI, whichever it is. The user's own go before, but not before the flags for ssh."""
-    defaults = dict.fromkeys((*_SSH_OF_OPEN_MPI, *_SSH_OF_HYDRA), _SSH_LOSES_HOSTS)
-    flags = dict.fromkeys(_SSH_OF_HYDRA, _ssh(job)) if job.ssh_arguments() else {}
+    flags: dict[str, str] = {}
+    if job.ssh_arguments():
+        flags = {**dict.fromkeys(_SSH_OF_HYDRA, _ssh(job)), **dict.fromkeys(_HYDRA_LAUNCHERS, "ssh")}
+    hydra = _SSH_OF_HYDRA if _hydra_uses_ssh(job.environment) else ()
+    defaults = dict.fromkeys((*_SSH_OF_OPEN_MPI, *hydra), _SSH_LOSES_HOSTS)
     return {**defaults, **_OPEN_MPI_LOSES_HOSTS, **job.environment, **flags}
+
+
+def _hydra_uses_ssh(environment: Mapping[str, str]) -> bool:
+    """Inside of a batch system's job it uses srun or blaunch, whose options are others."""
+    chosen = next((environment[name] for name in _HYDRA_LAUNCHERS if environment.get(name)), "")
+    return chosen == "ssh" if chosen else not any(name in environment for name in _BATCH_JOBS)
 
 
 def _ssh(job: ForeignJob) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,9 +12,16 @@ from typing import Protocol
 
 import horovod
 
-__all__ = ["AGENT_COMMAND", "Placement", "PlacementOptions", "agent_environment", "package_root"]
+__all__ = ["AGENT_COMMAND", "Placement", "PlacementOptions", "package_root", "python_command"]
 
-AGENT_COMMAND = (sys.executable, "-m", "horovod.launcher.agent")
+# One line, since a shell of another machine may read it, and csh takes no more. Where this package is not at the same
+# place, it is looked for as usual.
+_START = (
+    "import sys; from importlib import machinery as m, util as u; sys.path[:] = filter(None, sys.path); "
+    "f = m.PathFinder.find_spec('horovod', [{root!r}]); h = f and u.module_from_spec(f); "
+    "h and (sys.modules.update(horovod=h), f.loader.exec_module(h)); sys.path.append({root!r}); "
+    "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +62,17 @@ class Placement(Protocol):
         """Removes the job's temporary directory if an agent that was killed has left it. `directory` may be empty."""
 
 
-def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The agent imports this very package, whatever the user's directory holds."""
-    path = os.pathsep.join(filter(None, [package_root(), environment.get("PYTHONPATH", "")]))
-    return {**environment, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+def python_command(module: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a module of this very package, whatever the user's directory and PYTHONPATH hold.
+
+    What is installed beside this package comes last: it may be an obsolete copy of a module of the standard library.
+    """
+    return [python, "-c", _START.format(root=package_root(), module=module)]
 
 
 def package_root() -> str:
     """The folder from which this package is imported."""
     return str(Path(horovod.__file__).resolve().parent.parent)
+
+
+AGENT_COMMAND = tuple(python_command("horovod.launcher.agent"))

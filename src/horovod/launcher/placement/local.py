@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from horovod.launcher.agent import remove_directory
 from horovod.launcher.hosts import is_local
-from horovod.launcher.placement.base import AGENT_COMMAND, PlacementOptions, agent_environment
+from horovod.launcher.placement.base import AGENT_COMMAND, PlacementOptions
 
 __all__ = ["LocalPlacement"]
 
@@ -27,7 +27,7 @@ class LocalPlacement:
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             AGENT_COMMAND,
-            env=agent_environment(environment),
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from horovod import __version__
 from horovod.launcher import processes
 from horovod.launcher.hosts import is_local
-from horovod.launcher.placement.base import PlacementOptions, agent_environment, package_root
+from horovod.launcher.placement.base import PlacementOptions, package_root, python_command
 
-__all__ = ["NEEDED_BY_PYTHON", "RemotePlacement", "agent_words", "hint_in"]
+__all__ = ["NEEDED_BY_PYTHON", "REMOTE_AGENT_COMMAND", "RemotePlacement", "agent_words", "hint_in"]
 
+REMOTE_AGENT_COMMAND = tuple(python_command("horovod.launcher.remote_agent"))
 # Without them the interpreter might not start at all.
-NEEDED_BY_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+NEEDED_BY_PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _NOT_THERE = (126, 127)  # env's words, or a shell's, for a program that it cannot execute, or cannot find
 _SHOWN_LINES = 6
 
 
 def agent_words(environment: Mapping[str, str]) -> list[str]:
     """The command that starts the agent there. env, not the user's shell, which may be any, sets the variables."""
-    own = agent_environment(environment)
-    variables = [f"{name}={own[name]}" for name in NEEDED_BY_PYTHON if name in own]
-    return ["env", *variables, sys.executable, "-m", "horovod.launcher.remote_agent"]
+    variables = [f"{name}={environment[name]}" for name in NEEDED_BY_PYTHON if name in environment]
+    return ["env", *variables, *REMOTE_AGENT_COMMAND]
 
 
 def hint_in(hints: Mapping[str, str], said: str) -> str | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from horovod.launcher.placement.base import PlacementOptions, agent_environment
-from horovod.launcher.placement.remote import NEEDED_BY_PYTHON, RemotePlacement
+from horovod.launcher.placement.base import PlacementOptions
+from horovod.launcher.placement.remote import NEEDED_BY_PYTHON, REMOTE_AGENT_COMMAND, RemotePlacement
 
 __all__ = ["SlurmPlacement"]
 
@@ -33,11 +33,10 @@ class SlurmPlacement(RemotePlacement):
         step = [f"--jobid={environment.get('SLURM_JOB_ID', '')}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
         shared = ["--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none"]
         quiet = ["--export=ALL", "--chdir=/", "--job-name=horovodrun", "--quiet"]
-        return ["srun", *step, *shared, *quiet, sys.executable, "-m", "horovod.launcher.remote_agent"]
+        return ["srun", *step, *shared, *quiet, *REMOTE_AGENT_COMMAND]
 
     def own_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        own = agent_environment(environment)
-        return {name: own[name] for name in _KEPT if name in own}
+        return {name: environment[name] for name in _KEPT if name in environment}
 
     def is_unreached(self, code: int, said: str) -> bool:
         # What cannot be executed there is srun's error as well.
