@@ -17,6 +17,7 @@ Array = np.ndarray[Any, Any]
 class Parameter:
     grad: Array | None = None
     trained: bool = True
+    changes: int = 0  # of the gradient, in place
 
 
 class Gradients:
@@ -25,6 +26,9 @@ class Gradients:
 
     def current(self, parameter: Parameter) -> object | None:
         return parameter.grad
+
+    def version(self, parameter: Parameter) -> int:
+        return parameter.changes
 
     def dense(self, parameter: Parameter) -> Array:
         assert parameter.grad is not None
@@ -39,6 +43,7 @@ class Gradients:
     def add(self, parameter: Parameter, reduced: Array) -> None:
         assert parameter.grad is not None
         parameter.grad += reduced
+        parameter.changes += 1
 
     def any(self, reduced: Array) -> bool:
         return bool(reduced.any())
@@ -94,8 +99,17 @@ class Job:
                 parameter.grad = np.full(2, value)
             else:
                 parameter.grad += value
+                parameter.changes += 1
             self.reducer.ready(self.numbers[name])
         self.reducer.finish()
+
+    def write(self, **gradients: float) -> None:
+        """Changes gradients in place, by other means than backward."""
+        for name, value in gradients.items():
+            parameter: Parameter = getattr(self, name)
+            assert parameter.grad is not None
+            parameter.grad[:] = value
+            parameter.changes += 1
 
     def zero_grad(self) -> None:
         self.a.grad = self.b.grad = None
@@ -197,9 +211,7 @@ def test_what_a_paused_pass_leaves_is_part_of_the_next_reduction() -> None:
     assert job.peers.sent == {"a": [3.0], "b": [2.0]}
     # Cleared in place: the gradient is still the object that the last round left.
     job.reducer.begin_step()
-    for parameter in (job.a, job.b):
-        assert parameter.grad is not None
-        parameter.grad[:] = 0.0
+    job.write(a=0.0, b=0.0)
     job.reducer.paused = True
     job.backward(b=7.0)
     job.reducer.paused = False
@@ -227,6 +239,27 @@ def test_a_gradient_set_by_hand_is_reduced_before_the_step() -> None:
     assert job.peers.sent == {"a": [4.0], "b": [5.0]}
 
 
+def test_a_gradient_written_in_place_is_reduced_in_every_step() -> None:
+    job = Job()
+    job.a.grad, job.b.grad = np.zeros(2), np.zeros(2)
+    for value in (4.0, 6.0):
+        job.write(a=value, b=value + 1)
+        job.reducer.complete_step()
+        job.reducer.begin_step()
+    assert job.peers.sent == {"a": [4.0, 6.0], "b": [5.0, 7.0]}
+
+
+def test_a_gradient_that_is_clipped_before_the_next_loss_of_the_step_is_not_counted_twice() -> None:
+    job = Job()
+    job.peers.gives = {"a": 10.0}
+    job.backward(a=1.0)
+    job.peers.gives = {}
+    job.write(a=5.5)
+    job.backward(b=2.0)
+    assert job.peers.sent == {"a": [1.0, 0.0], "b": [0.0, 2.0]}
+    assert job.values() == (5.5, 2.0)
+
+
 def test_backward_again_before_the_step_is_an_error_that_names_the_gradient() -> None:
     job = Job()
     job.backward(a=1.0, b=1.0)
@@ -240,6 +273,27 @@ def test_gradients_cleared_by_other_means_start_a_new_step() -> None:
     job.a.grad = job.b.grad = None  # model.zero_grad(), after a scaler has skipped step()
     job.backward(a=2.0, b=3.0)
     assert job.peers.sent == {"a": [1.0, 2.0], "b": [1.0, 3.0]}
+
+
+def test_gradients_zeroed_in_place_by_other_means_start_a_new_step() -> None:
+    job = Job(passes=2)
+    for _ in range(2):
+        job.backward(a=1.0, b=1.0)
+    job.write(a=0.0, b=0.0)
+    job.backward(a=2.0, b=3.0)
+    job.backward(a=2.0)
+    assert job.peers.sent == {"a": [2.0, 4.0], "b": [2.0, 3.0]}
+
+
+def test_a_loss_of_its_own_after_zeroing_in_place_may_follow_another_one() -> None:
+    job = Job()
+    job.backward(a=1.0, b=1.0)
+    job.reducer.begin_step()
+    job.write(a=0.0, b=0.0)
+    job.backward(a=2.0)
+    job.backward(b=3.0)
+    assert job.peers.sent == {"a": [1.0, 2.0, 0.0], "b": [1.0, 0.0, 3.0]}
+    assert job.values() == (2.0, 3.0)
 
 
 def test_an_error_is_raised_after_all_reductions_are_done() -> None:

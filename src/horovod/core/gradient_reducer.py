@@ -8,8 +8,9 @@ reduced, so that all ranks agree without asking each other. One that has got no 
 
   zeros, which then become its gradient, if it has none at all;
   zeros, to which the result is added, if its gradient is still the one that the last round left: that value is
-    everybody's already, and reducing it again would count it once per rank;
-  its gradient, if it is any other (accumulated in earlier passes, or set by the user).
+    everybody's already, and reducing it again would count it once per rank. What the user changes in it before the
+    step, by clipping for example, makes no difference;
+  its gradient, if it is any other (accumulated in earlier passes, or set by the user, in place as well).
 
 While `paused`, backward passes only accumulate: they do not count, and what they leave is part of the next reduction.
 
@@ -52,6 +53,10 @@ class Gradients(Protocol[P_contra, T]):
         """The gradient object as it stands, for comparison by identity; None if there is none."""
         ...
 
+    def version(self, parameter: P_contra) -> int:
+        """Grows by one with each change of the gradient in place, as when a pass adds to it."""
+        ...
+
     def dense(self, parameter: P_contra) -> T:
         """The gradient to reduce. Raises if it has none that can be."""
         ...
@@ -76,12 +81,12 @@ class Gradients(Protocol[P_contra, T]):
 class _Slot(Generic[P]):
     """One registered parameter.
 
-    `reduced`: the gradient object that the last round left, held weakly: clearing gradients must free them. `spent`:
-    that round was in this step and carried something, so more on top of it cannot be told apart. `kept`: a paused pass
-    has put something into the gradient that no reduction has seen.
+    `reduced`: the gradient object that the last round left, held weakly: clearing gradients must free them. `version`:
+    that object's, at that time. `spent`: that round was in this step and carried something, so more on top of it cannot
+    be told apart. `kept`: a paused pass has put something into the gradient that no reduction has seen.
     """
 
-    __slots__ = ("added", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent")
+    __slots__ = ("added", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent", "version")
 
     def __init__(self, name: str, parameter: P) -> None:
         self.name = name
@@ -91,6 +96,7 @@ class _Slot(Generic[P]):
         self.own = False
         self.added = False
         self.reduced: Callable[[], object | None] = _nothing
+        self.version = 0
         self.spent: object = False
         self.kept = False
 
@@ -132,14 +138,17 @@ class GradientReducer(Generic[P, T]):
         slot = self._slots[number]
         self._note("ready", slot)
         if slot.spent:
-            if self._gradients.current(slot.parameter) is slot.reduced():
+            changes = self._changes(slot)
+            if changes is not None and changes <= 1:  # the one is this pass
                 passes = counted(self.passes_per_step, "backward pass", "backward passes")
                 raise AssertionError(
                     f"gradient {quoted(slot.name)} was computed again after it had been reduced, before step() or "
                     f"zero_grad(): expected {passes} a step\n"
                     "hint: set backward_passes_per_step to accumulate gradients over several passes"
                 )
-            slot.spent = slot.kept = False  # cleared by other means than this optimizer's zero_grad()
+            slot.spent = slot.kept = (
+                False  # cleared, perhaps in place, by other means than this optimizer's zero_grad()
+            )
             slot.passes = 0
         self._round_done = False
         if self.paused:
@@ -204,16 +213,29 @@ class GradientReducer(Generic[P, T]):
             slot.operation = None
         self.begin_step()
 
+    def _changes(self, slot: _Slot[P]) -> int | None:
+        """How often the gradient that the last round left was changed since; None if it is another object."""
+        if self._gradients.current(slot.parameter) is not slot.reduced():
+            return None
+        return self._gradients.version(slot.parameter) - slot.version
+
     def _fill(self, slot: _Slot[P]) -> None:
         gradients, parameter = self._gradients, slot.parameter
-        current = gradients.current(parameter)
-        if current is None:
+        if gradients.current(parameter) is None:
             gradients.store(parameter, gradients.zeros(parameter))
             self._start(slot, gradients.dense(parameter), own=False)
-        elif current is slot.reduced() and not slot.kept and (slot.passes == 0 or slot.spent):
+        elif self._is_everybodys(slot):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
-            self._start(slot, gradients.dense(parameter), own=True)
+            self._start(slot, gradients.dense(parameter), own=slot.kept or slot.passes > 0)
+
+    def _is_everybodys(self, slot: _Slot[P]) -> bool:
+        """Whether the gradient is still the one that the last round left."""
+        changes = self._changes(slot)
+        if changes is None or slot.kept:
+            return False
+        # In the round's own step clipping and unscaling change it, equally on all ranks.
+        return bool(slot.spent) or (slot.passes == 0 and changes == 0)
 
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
         slot.own = own
@@ -232,6 +254,7 @@ class GradientReducer(Generic[P, T]):
         else:
             self._gradients.store(slot.parameter, reduced)
         slot.reduced = weakref.ref(self._gradients.current(slot.parameter))
+        slot.version = self._gradients.version(slot.parameter)
         slot.spent = slot.spent or slot.own or self._gradients.any(reduced)
         self._note("done", slot)
 

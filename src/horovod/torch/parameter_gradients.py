@@ -35,6 +35,11 @@ class ParameterGradients:
         gradient: object | None = parameter.grad
         return gradient
 
+    def version(self, parameter: Tensor) -> int:
+        gradient = parameter.grad
+        # torch counts no changes of a tensor that was made in inference mode
+        return 0 if gradient is None or gradient.is_inference() else gradient._version
+
     def dense(self, parameter: Tensor) -> Tensor:
         gradient = parameter.grad
         assert gradient is not None
