@@ -45,7 +45,8 @@ class ProcessSet:
     def __new__(cls, ranks_or_comm: Any = None) -> ProcessSet:
         """A communicator's set that is registered already, say by init(comm=[...]), is that very set."""
         for known in contexts.current().sets.values() if contexts.is_initialized() else ():
-            if isinstance(ranks_or_comm, type(known.mpi_comm)) and known.mpi_comm == ranks_or_comm:
+            has_comm = known.mpi_comm is not None and isinstance(ranks_or_comm, type(known.mpi_comm))
+            if has_comm and known.mpi_comm == ranks_or_comm:
                 return cast("ProcessSet", known)
         return super().__new__(cls)
 
@@ -95,8 +96,14 @@ class ProcessSet:
         """Whether this process is a member and there are others, or there may be in a later world of an elastic job."""
         return self.included() and (contexts.may_grow() or (self.size() or 0) > 1)
 
-    def __deepcopy__(self, memo: object) -> ProcessSet:
+    def __copy__(self) -> ProcessSet:
         return self  # what is registered is this very object: a model that holds it may be copied
+
+    def __deepcopy__(self, memo: object) -> ProcessSet:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _set_of, (self.ranks,)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -124,6 +131,12 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
+
+
+def _set_of(ranks: list[int]) -> ProcessSet:
+    """What a pickled set becomes: the registered set of these ranks if there is one, which operations take."""
+    registered = list(contexts.current().sets.values()) if contexts.is_initialized() else []
+    return next((known for known in registered if known.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def check_process_set(process_set: Any) -> None:
