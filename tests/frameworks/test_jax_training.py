@@ -241,6 +241,23 @@ def test_options_that_make_no_sense_are_refused(world: World, options: dict[str,
     assert all(text in seen for seen in world.run(run, options))
 
 
+def test_batches_of_a_set_that_is_not_registered_are_refused(world: World) -> None:
+    pytest.importorskip("flax", reason="not run: flax is not installed")
+
+    def run() -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        layer = hvd.SyncBatchNorm(use_running_average=False, process_set=hvd.ProcessSet([0, 1]))
+        with pytest.raises(ValueError, match="is not registered"):
+            layer.init_with_output(jax.random.key(0), jnp.ones((3, 2)))
+            layer.apply(layer.init(jax.random.key(0), jnp.ones((3, 2))), jnp.ones((3, 2)), mutable=["batch_stats"])
+
+    world.run(run)
+
+
 @pytest.mark.parametrize("is_compiled", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: bool) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")

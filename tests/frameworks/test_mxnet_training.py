@@ -200,3 +200,16 @@ def test_a_set_trains_for_itself(worlds: WorldPool) -> None:
     # Ranks 0 and 2 take the mean of their gradients, rank 1 its own; all are 1.
     assert [weight.tolist() for weight, _ in outcomes] == [[0.0, 0.0]] * 3
     assert [plain.tolist() for _, plain in outcomes] == [[-1.0]] * 3
+
+
+def test_a_set_that_is_not_registered_is_refused(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0), process_set=hvd.ProcessSet([0, 1]))
+        with pytest.raises(ValueError) as caught:
+            optimizer.update(0, mx.nd.zeros((1,)), mx.nd.ones((1,)), None)
+        return str(caught.value)
+
+    assert all("is not registered" in text for text in worlds(2).run(run))

@@ -139,7 +139,12 @@ def test_it_is_local_outside_of_training_and_in_a_set_of_its_own(world: World) -
 
 def test_what_it_cannot_do_is_refused(world: World) -> None:
     def run() -> None:
+        import tensorflow as tf
+
         import horovod.tensorflow as hvd
+
+        with pytest.raises(ValueError, match="is not registered"):
+            hvd.SyncBatchNormalization(process_set=hvd.ProcessSet([0, 1]))(tf.ones((3, 1)), training=True)
 
         with pytest.raises(ValueError, match="fused=True: expected False"):
             hvd.SyncBatchNormalization(fused=True)

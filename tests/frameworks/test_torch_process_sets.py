@@ -65,3 +65,33 @@ def test_state_that_differs_in_a_set_names_its_world_ranks(worlds: WorldPool) ->
     for text in texts[1:]:
         assert "the optimizer of rank 2 is not like that of rank 1, the root" in text, text
         assert "expected parameter groups of [1] parameters, got [2]" in text, text
+
+
+def test_a_set_that_is_not_registered_is_refused_by_its_members(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        pair, everybody = hvd.ProcessSet([0, 1]), hvd.ProcessSet([])
+        weight = torch.nn.Parameter(torch.zeros(1))
+        texts = []
+        for process_set in (pair, everybody):
+            for op in (hvd.Average, hvd.Adasum):
+                sgd = torch.optim.SGD([weight], lr=1.0)
+                try:
+                    hvd.DistributedOptimizer(sgd, op=op, process_set=process_set)
+                except ValueError as error:
+                    texts.append(str(error))
+            layer = hvd.SyncBatchNorm(2, process_set=process_set)
+            layer.eval()(torch.ones(1, 2))  # nothing is averaged
+            try:
+                layer.train()(torch.ones(3, 2))
+            except ValueError as error:
+                texts.append(str(error))
+        return texts
+
+    members, other = ["[0, 1]"] * 3 + ["[]"] * 3, ["[]"] * 3
+    for texts, expected in zip(worlds(3).run(run), [members, members, other], strict=True):
+        for text, ranks in zip(texts, expected, strict=True):
+            assert text.startswith(f"ProcessSet(process_set_id=None, ranks={ranks}, mpi_comm=None) is not registered")
+            assert "hint: give it to init" in text

@@ -35,6 +35,12 @@ __all__ = [
 _changing = threading.Lock()
 
 
+def _registered() -> list[ProcessSet]:
+    """The sets that are registered, but the global one. There are none outside of a world."""
+    context = contexts.current() if contexts.is_initialized() else None
+    return list(context.sets.values()) if context is not None and context.running else []
+
+
 class ProcessSet:
     """A set of world ranks, sorted. `process_set_id` is None until it is registered; the global set's is 0."""
 
@@ -44,7 +50,7 @@ class ProcessSet:
 
     def __new__(cls, ranks_or_comm: Any = None) -> ProcessSet:
         """A communicator's set that is registered already, say by init(comm=[...]), is that very set."""
-        for known in contexts.current().sets.values() if contexts.is_initialized() else ():
+        for known in _registered():
             has_comm = known.mpi_comm is not None and isinstance(ranks_or_comm, type(known.mpi_comm))
             if has_comm and known.mpi_comm == ranks_or_comm:
                 return cast("ProcessSet", known)
@@ -92,9 +98,19 @@ class ProcessSet:
         """Whether this process is a member. Raises NotInitializedError before init."""
         return contexts.rank() in (self.ranks or ())
 
+    def has_peers(self) -> bool:
+        """Whether this process is a member and there are others.
+
+        Raises InvalidRequestError if the set is not registered, unless it lists ranks and this one is not among them:
+        where nothing needs to be sent, no operation would say so.
+        """
+        if self.ranks and not self.included():
+            return False
+        return contexts.current().place(_registered_number(self))[0] > 1
+
     def may_have_peers(self) -> bool:
-        """Whether this process is a member and there are others, or there may be in a later world of an elastic job."""
-        return self.included() and (contexts.may_grow() or (self.size() or 0) > 1)
+        """As has_peers, but also true for a member of a set that may be there in a later world of an elastic job."""
+        return self.included() if self.ranks and contexts.may_grow() else self.has_peers()
 
     def __copy__(self) -> ProcessSet:
         return self  # what is registered is this very object: a model that holds it may be copied
@@ -135,8 +151,7 @@ global_process_set = _GlobalProcessSet()
 
 def _set_of(ranks: list[int]) -> ProcessSet:
     """What a pickled set becomes: the registered set of these ranks if there is one, which operations take."""
-    registered = list(contexts.current().sets.values()) if contexts.is_initialized() else []
-    return next((known for known in registered if known.ranks == ranks), None) or ProcessSet(ranks)
+    return next((known for known in _registered() if known.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def check_process_set(process_set: Any) -> None:
@@ -157,14 +172,22 @@ def number_of(process_set: ProcessSet | None) -> int:
     if process_set is global_process_set or process_set is None:
         return 0
     check_process_set(process_set)
+    number = _registered_number(process_set)
+    context = contexts.current()
+    if context.place(number)[1] < 0:
+        raise NotAMemberError(f"rank {context.rank} is no member of {process_set}")
+    return number
+
+
+def _registered_number(process_set: ProcessSet) -> int:
+    if process_set is global_process_set:
+        return 0
     context = contexts.current()
     number = process_set.process_set_id
     if number is None or context.sets.get(number) is not process_set:
         raise InvalidRequestError(
             f"{process_set} is not registered\nhint: give it to init(process_sets=[...]), or call add_process_set"
         )
-    if context.place(number)[1] < 0:
-        raise NotAMemberError(f"rank {context.rank} is no member of {process_set}")
     return number
 
 

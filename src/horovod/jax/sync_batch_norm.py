@@ -79,11 +79,10 @@ def statistics_of(x: jax.Array, axis: int, process_set: ProcessSet | None) -> tu
     count = x.size // max(x.shape[axis], 1)
     mean = wide.mean(others) if count else jnp.zeros(x.shape[axis], wide.dtype)
     deviations = jnp.square(wide - _by_channel(mean, x, axis)).sum(others)
-    members = process_set.size() or 1 if process_set is not None else 1
-    if process_set is None or members == 1 or not process_set.included():
+    if process_set is None or not process_set.has_peers():
         return mean, deviations / count
     row = jnp.concatenate([jnp.full(1, count, wide.dtype), mean, deviations])
-    rows = jnp.zeros((members, len(row)), wide.dtype).at[process_set.rank()].set(row)
+    rows = jnp.zeros((process_set.size(), len(row)), wide.dtype).at[process_set.rank()].set(row)
     how = (Sum, None, 1.0, 1.0, process_set)
     return _combined(reduced_for_use([rows], f"sync_batch_norm.{x.shape[axis]}", how)[0])
 

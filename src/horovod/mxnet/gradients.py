@@ -23,7 +23,7 @@ def average(options: ReductionOptions, names: Sequence[str], gradients: Sequence
     The first ones are sent first among those that are ready: the next forward pass needs them first.
     """
     process_set = options.process_set
-    if not gradients or not process_set.included() or (process_set.size() or 1) == 1:
+    if not gradients or not process_set.has_peers():
         return
     places = range(len(gradients))
     groups = [list(group) for group in split_list(places, min(options.groups or len(places), len(places)))]

@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Sum
 from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
@@ -56,7 +55,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     # The two places where Keras computes statistics.
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(self, "_calculate_mean_and_var") or not self._hvd_has_peers():
+        if hasattr(self, "_calculate_mean_and_var") or not self.process_set.has_peers():
             return super()._moments(inputs, *args, **kwargs)
         (mask,) = args or (kwargs.get("mask"),)
         return self._hvd_moments(inputs, self._reduction_axes, False, mask)
@@ -64,13 +63,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _no_sync_calculate_mean_and_var(
         self, inputs: Any, reduction_axes: Sequence[int], keep_dims: bool, mask: Any = None
     ) -> Any:
-        if not self._hvd_has_peers():
+        if not self.process_set.has_peers():
             return super()._no_sync_calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
         return self._hvd_moments(inputs, reduction_axes, keep_dims, mask)
-
-    def _hvd_has_peers(self) -> bool:
-        contexts.current()  # NotInitializedError says so if init has not been called
-        return self.process_set.included() and (self.process_set.size() or 1) > 1
 
     def _hvd_moments(self, inputs: Any, axes: Sequence[int], keep_dims: bool, mask: Any) -> tuple[Any, Any]:
         weights = tf.ones_like(inputs) if mask is None else tf.cast(tf.expand_dims(mask, -1), inputs.dtype)

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from horovod.core import context
 from horovod.core.native import SYNC, Sum
 from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
 from horovod.torch.tensors import collectives
@@ -65,7 +64,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"SyncBatchNorm: expected a floating point input, got {input.dtype}")
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not self._has_peers():
+        if not self.training or not self.process_set.has_peers():
             return super().forward(input)
         # By its length, so that layers of one width share a name and no name changes its shape.
         name = f"sync_batch_norm.statistics.{self.num_features}"
@@ -86,10 +85,6 @@ class SyncBatchNorm(_BatchNorm):
                 self._track(mean, variance * (count / (count - 1)))
             scale = torch.rsqrt(variance + self.eps)
         return _Normalize.apply(input, self.weight, self.bias, mean, scale, count, self.process_set)
-
-    def _has_peers(self) -> bool:
-        context.current()  # NotInitializedError says so if init has not been called
-        return self.process_set.included() and (self.process_set.size() or 1) > 1
 
     def _own_count(self, input: Tensor) -> int:
         """This rank's values per channel."""
