@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What old scripts do between backward() and step(), as docs/differences.md says it."""
+"""What scripts do around backward() and step(): some of it docs/differences.md explains."""
 
 from __future__ import annotations
 
@@ -50,3 +50,22 @@ def test_synchronize_and_then_step_reduce_nothing_again(worlds: WorldPool) -> No
         return weight.item(), hvd.statistics()["tensors"] - before
 
     assert worlds(2, SHM).run(run) == [(-1.5, 1), (-3.0, 1)]
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_step_hooks_run_once_after_a_checkpoint_was_loaded(worlds: WorldPool, op: str) -> None:
+    def run(op: str) -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=getattr(hvd, op))
+        optimizer.load_state_dict(optimizer.state_dict())
+        events: list[str] = []
+        optimizer.register_step_pre_hook(lambda *_: events.append("before"))
+        optimizer.register_step_post_hook(lambda *_: events.append("after"))
+        weight.sum().backward()
+        optimizer.step()
+        return events
+
+    assert worlds(2, SHM).run(run, op) == [["before", "after"]] * 2

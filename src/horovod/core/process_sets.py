@@ -13,7 +13,7 @@ import ctypes
 import operator
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from horovod.core import context as contexts
 from horovod.core import mpi, native
@@ -53,7 +53,7 @@ class ProcessSet:
         for known in _registered():
             has_comm = known.mpi_comm is not None and isinstance(ranks_or_comm, type(known.mpi_comm))
             if has_comm and known.mpi_comm == ranks_or_comm:
-                return cast("ProcessSet", known)
+                return known
         return super().__new__(cls)
 
     def __init__(self, ranks_or_comm: Any) -> None:

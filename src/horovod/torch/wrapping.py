@@ -17,9 +17,11 @@ from torch import Tensor
 __all__ = ["find_duplicates", "is_trainable", "wrapped_as"]
 
 
-def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+def wrapped_as(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
     """The optimizer with the methods of `mixin` before its own."""
     kind = type(optimizer)
+    # Step hooks run in the optimizer's own step, so load_state_dict must not wrap this one in them as well.
+    mixin.step.hooked = True
     wrapped: Any = object.__new__(type(kind.__name__, (mixin, kind), {"__module__": kind.__module__}))
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
