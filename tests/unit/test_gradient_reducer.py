@@ -267,6 +267,14 @@ def test_backward_again_before_the_step_is_an_error_that_names_the_gradient() ->
         job.backward(a=1.0)
 
 
+def test_a_gradient_that_arrives_again_while_it_is_reduced_is_an_error() -> None:
+    job = Job()
+    job.a.grad = np.ones(2)
+    job.reducer.ready(job.numbers["a"])
+    with pytest.raises(AssertionError, match=r"`a` arrived again .*\n?.*hint: .*use_reentrant=False"):
+        job.reducer.ready(job.numbers["a"])
+
+
 def test_gradients_cleared_by_other_means_start_a_new_step() -> None:
     job = Job()
     job.backward(a=1.0, b=1.0)
@@ -303,6 +311,9 @@ def test_an_error_is_raised_after_all_reductions_are_done() -> None:
         job.backward(a=1.0, b=2.0)
     assert job.peers.events[-2:] == [("wait", "a"), ("wait", "b")]
     assert job.reducer.in_flight == []
+    job.zero_grad()
+    job.backward(a=1.0, b=2.0)
+    assert job.peers.sent == {"a": [1.0, 1.0], "b": [2.0, 2.0]}
 
 
 def test_an_interrupt_leaves_what_was_not_waited_for_in_flight() -> None:

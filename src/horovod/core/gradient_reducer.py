@@ -137,6 +137,12 @@ class GradientReducer(Generic[P, T]):
         """Backward has put a gradient in place. Starts the reduction when it is due; never blocks."""
         slot = self._slots[number]
         self._note("ready", slot)
+        if slot.operation is not None:
+            raise AssertionError(
+                f"gradient {quoted(slot.name)} arrived again while it was being reduced: expected once in a backward\n"
+                "hint: a layer that several checkpointed parts of a model share needs checkpoint(use_reentrant=False), "
+                "or backward_passes_per_step with the number of parts"
+            )
         if slot.spent:
             changes = self._changes(slot)
             if changes is not None and changes <= 1:  # the one is this pass
@@ -180,6 +186,7 @@ class GradientReducer(Generic[P, T]):
                 self._complete(slot)
             except Exception as error:
                 # The others are still being written to: their memory must not be touched before they are done as well.
+                slot.operation = None
                 first_error = first_error or error
             except BaseException:
                 self._in_flight = in_flight[index:]

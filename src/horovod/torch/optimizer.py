@@ -39,17 +39,35 @@ class _EndOfBackward:
     """Called by autograd at the end of the backward that owns it.
 
     The object lives as long as its backward; while it exists, that backward runs. A nested backward (activation
-    checkpointing) belongs to the outer one.
+    checkpointing) belongs to the outer one, whose end is awaited from the moment the nested one's node is done;
+    `between`: that moment has not come yet.
     """
 
     def __init__(self, reducer: GradientReducer[Tensor, Tensor]) -> None:
         self._reducer = reducer
-        self.over = False
+        self.over = self.between = False
+        self._hook: Any = None
+
+    def queue(self) -> None:
+        """Has this called at the end of the backward that runs now."""
+        Variable._execution_engine.queue_callback(self)
 
     @torch._disable_dynamo
     def __call__(self) -> None:
-        self.over = True
-        self._reducer.finish()
+        # At the end of a nested backward the node of the outer one that has called it is still at work.
+        node = torch._C._current_autograd_node()
+        if node is None:
+            self.over = True
+            self._reducer.finish()
+        else:
+            self.between = True
+            self._hook = node.register_hook(self._go_on)
+
+    @torch._disable_dynamo
+    def _go_on(self, *gradients: Any) -> None:
+        self._hook.remove()
+        self.between = False
+        self.queue()
 
 
 class _DistributedOptimizer:
@@ -108,11 +126,14 @@ class _DistributedOptimizer:
     def _hvd_join_backward(self) -> None:
         # Not in _hvd_ready: if that raises, its traceback would keep the end of a finished backward alive.
         running = self._hvd_backward()
+        if running is not None and not running.over and not running.between:
+            return
+        # Between: the next nested backward of one node, unless that node has raised since.
         if running is None or running.over:
             self._hvd_check_idle("backward()")
-            end = _EndOfBackward(self._hvd_reducer)
-            self._hvd_backward = weakref.ref(end)
-            Variable._execution_engine.queue_callback(end)
+        end = _EndOfBackward(self._hvd_reducer)
+        self._hvd_backward = weakref.ref(end)
+        end.queue()
 
     def _hvd_check_idle(self, call: str) -> None:
         names = self._hvd_reducer.in_flight
