@@ -69,3 +69,27 @@ def test_step_hooks_run_once_after_a_checkpoint_was_loaded(worlds: WorldPool, op
         return events
 
     assert worlds(2, SHM).run(run, op) == [["before", "after"]] * 2
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_a_scheduler_made_before_wrapping_works_after_a_checkpoint_was_loaded(worlds: WorldPool, op: str) -> None:
+    def run(op: str) -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        plain = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.1)
+        optimizer: Any = hvd.DistributedOptimizer(plain, op=getattr(hvd, op))
+        weight.sum().backward()
+        optimizer.step()
+        checkpoint = optimizer.state_dict()
+        for _ in range(2):
+            optimizer.load_state_dict(checkpoint)
+            optimizer.step()
+            scheduler.step()
+        assert plain.state[weight] is optimizer.state[weight]
+        return [group["lr"] for group in (*plain.param_groups, *optimizer.param_groups)]
+
+    # The checkpoint has the first rate; each of its loads sets the schedule back.
+    assert worlds(2, SHM).run(run, op) == [pytest.approx([0.1, 0.1])] * 2

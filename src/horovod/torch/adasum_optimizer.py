@@ -26,7 +26,7 @@ from horovod.core.process_sets import ProcessSet
 from horovod.core.reduction_options import ReductionOptions, check_passes
 from horovod.core.requests import check_adasum_ranks
 from horovod.torch.tensors import collectives
-from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
+from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["AdasumOptimizer", "adasum_optimizer"]
 
@@ -35,10 +35,9 @@ _USED = ("op", "compression", "process_set")
 _WITHOUT_EFFECT = ("backward_passes_per_step", "groups", "sparse_as_dense")
 
 
-class AdasumOptimizer:
+class AdasumOptimizer(Wrapped):
     """Mixed in before the optimizer's class. Its attributes begin with `_hvd_`."""
 
-    param_groups: list[dict[str, Any]]
     grad_scale: Tensor | None
     found_inf: Tensor | None
     _hvd_names: dict[Tensor, str]

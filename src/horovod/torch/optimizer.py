@@ -30,7 +30,7 @@ from horovod.core.wording import counted, quoted, shown
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
-from horovod.torch.wrapping import find_duplicates, is_trainable, wrapped_as
+from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
 
@@ -70,10 +70,9 @@ class _EndOfBackward:
         self.queue()
 
 
-class _DistributedOptimizer:
+class _DistributedOptimizer(Wrapped):
     """Mixed in before the optimizer's class. Its attributes begin with `_hvd_`."""
 
-    param_groups: list[dict[str, Any]]
     _hvd_reducer: GradientReducer[Tensor, Tensor]
     _hvd_numbers: dict[Tensor, int]
     _hvd_names: dict[Tensor, str]

@@ -14,14 +14,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["find_duplicates", "is_trainable", "wrapped_as"]
+__all__ = ["Wrapped", "find_duplicates", "is_trainable", "wrapped_as"]
 
 
-def wrapped_as(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
+class Wrapped:
+    """What every mixin begins with."""
+
+    param_groups: list[dict[str, Any]]
+    state: dict[Any, Any]
+
+    def __setstate__(self, loaded: dict[str, Any]) -> None:
+        """How load_state_dict puts new groups and state in place: into the containers that the unwrapped one shares.
+
+        A scheduler that was made before holds the unwrapped one, and changes its groups.
+        """
+        groups, state = self.__dict__.get("param_groups"), self.__dict__.get("state")
+        super().__setstate__(loaded)  # type: ignore[misc]
+        if groups is not None and groups is not self.param_groups:
+            groups[:] = self.param_groups
+            self.param_groups = groups
+        if state is not None and state is not self.state:
+            state.clear()
+            state.update(self.state)
+            self.state = state
+
+
+def wrapped_as(optimizer: torch.optim.Optimizer, mixin: type[Wrapped]) -> Any:
     """The optimizer with the methods of `mixin` before its own."""
     kind = type(optimizer)
     # Step hooks run in the optimizer's own step, so load_state_dict must not wrap this one in them as well.
-    mixin.step.hooked = True
+    mixin.step.hooked = True  # type: ignore[attr-defined]
     wrapped: Any = object.__new__(type(kind.__name__, (mixin, kind), {"__module__": kind.__module__}))
     # A scheduler made before has put a step bound to the unwrapped optimizer into the instance.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
