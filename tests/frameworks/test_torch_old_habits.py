@@ -93,3 +93,30 @@ def test_a_scheduler_made_before_wrapping_works_after_a_checkpoint_was_loaded(wo
 
     # The checkpoint has the first rate; each of its loads sets the schedule back.
     assert worlds(2, SHM).run(run, op) == [pytest.approx([0.1, 0.1])] * 2
+
+
+def test_a_rank_without_a_backward_may_step_before_other_collectives(worlds: WorldPool) -> None:
+    def run() -> list[float]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        for way in ("synchronize", "step", "zeros"):
+            if hvd.rank() == 0:
+                weight.sum().backward()
+            elif way == "zeros":
+                (0 * weight).sum().backward()
+            elif way == "synchronize":
+                optimizer.synchronize()
+            if way == "step":
+                optimizer.step()
+                hvd.barrier()
+            else:
+                hvd.barrier()
+                optimizer.step()
+            if way != "zeros":
+                optimizer.zero_grad()
+        return [float(weight), float(weight.grad)]
+
+    assert worlds(2, SHM).run(run) == [[-1.5, 0.5]] * 2
