@@ -293,6 +293,24 @@ def test_gradients_zeroed_in_place_by_other_means_start_a_new_step() -> None:
     assert job.peers.sent == {"a": [2.0, 4.0], "b": [2.0, 3.0]}
 
 
+def test_backward_again_after_clipping_is_an_error_as_well() -> None:
+    job = Job()
+    job.backward(a=1.0, b=1.0)
+    job.write(a=0.5, b=0.5)
+    with pytest.raises(AssertionError, match="`a` was computed again"):
+        job.backward(a=1.0, b=1.0)
+
+
+def test_a_gradient_zeroed_in_place_begins_anew_while_others_stay_as_they_are() -> None:
+    job = Job()
+    job.backward(a=1.0, b=1.0)
+    job.write(a=0.0)
+    job.backward(a=2.0)
+    assert job.peers.sent == {"a": [1.0, 2.0], "b": [1.0, 0.0]}
+    with pytest.raises(AssertionError, match="`b` was computed again"):
+        job.backward(b=1.0)
+
+
 def test_a_loss_of_its_own_after_zeroing_in_place_may_follow_another_one() -> None:
     job = Job()
     job.backward(a=1.0, b=1.0)

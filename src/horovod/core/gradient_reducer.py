@@ -100,6 +100,11 @@ class _Slot(Generic[P]):
         self.spent: object = False
         self.kept = False
 
+    def begin(self) -> None:
+        """A step begins for this parameter."""
+        self.passes = 0
+        self.spent = self.kept = False
+
 
 def _nothing() -> None:
     return None
@@ -144,18 +149,14 @@ class GradientReducer(Generic[P, T]):
                 "or backward_passes_per_step with the number of parts"
             )
         if slot.spent:
-            changes = self._changes(slot)
-            if changes is not None and changes <= 1:  # the one is this pass
+            if not self._was_cleared(slot):
                 passes = counted(self.passes_per_step, "backward pass", "backward passes")
                 raise AssertionError(
                     f"gradient {quoted(slot.name)} was computed again after it had been reduced, before step() or "
                     f"zero_grad(): expected {passes} a step\n"
                     "hint: set backward_passes_per_step to accumulate gradients over several passes"
                 )
-            slot.spent = slot.kept = (
-                False  # cleared, perhaps in place, by other means than this optimizer's zero_grad()
-            )
-            slot.passes = 0
+            slot.begin()  # cleared by other means than this optimizer's zero_grad()
         self._round_done = False
         if self.paused:
             slot.kept = True
@@ -207,8 +208,7 @@ class GradientReducer(Generic[P, T]):
         """The gradients have been used, or cleared: counts start again."""
         self._round_done = False
         for slot in self._slots:
-            slot.passes = 0
-            slot.spent = slot.kept = False
+            slot.begin()
 
     def abandon(self) -> None:
         """Gives up what is in flight: its generation is over, and nobody uses the results."""
@@ -220,9 +220,26 @@ class GradientReducer(Generic[P, T]):
             slot.operation = None
         self.begin_step()
 
+    def _was_cleared(self, slot: _Slot[P]) -> bool:
+        """Whether this pass has added to a gradient that was cleared after the round. If so, all that were are."""
+        changes = self._changes(slot)
+        if changes is None:
+            return True
+        if changes <= 1:  # this pass
+            return False
+        # Cleared or only clipped, in place? The others tell, as this pass has not added to them yet. A lone one is
+        # taken as cleared.
+        others = [other for other in self._slots if other.spent and other is not slot and self._changes(other)]
+        if any(self._gradients.any(self._gradients.dense(other.parameter)) for other in others):
+            return False
+        for other in others:
+            other.begin()
+        return True
+
     def _changes(self, slot: _Slot[P]) -> int | None:
-        """How often the gradient that the last round left was changed since; None if it is another object."""
-        if self._gradients.current(slot.parameter) is not slot.reduced():
+        """How often the gradient that the last round left was changed since; None if it is not there any more."""
+        current = self._gradients.current(slot.parameter)
+        if current is None or current is not slot.reduced():
             return None
         return self._gradients.version(slot.parameter) - slot.version
 
