@@ -436,8 +436,8 @@ MUTATIONS = (
     Mutation(
         "written-gradient-unseen",
         "src/horovod/core/gradient_reducer.py",
-        "return bool(slot.spent) or (slot.passes == 0 and changes == 0)",
-        "return bool(slot.spent) or slot.passes == 0",
+        "return (slot.passes == 0 and changes == 0) or bool(slot.spent)",
+        "return slot.passes == 0 or bool(slot.spent)",
         "a gradient that is written into the old tensor is not reduced",
         (python("tests/frameworks/test_torch_gradients_in_place.py"),),
     ),

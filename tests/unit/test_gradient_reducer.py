@@ -200,6 +200,17 @@ def test_a_stale_gradient_is_not_counted_twice() -> None:
     assert job.values() == (3.0, 2.0)
 
 
+def test_a_stale_gradient_that_was_clipped_is_not_counted_twice() -> None:
+    job = Job()
+    job.backward(a=1.0, b=2.0)
+    job.write(a=0.5, b=1.0)
+    job.reducer.begin_step()
+    job.a.grad = None
+    job.backward(a=3.0)
+    assert job.peers.sent == {"a": [1.0, 3.0], "b": [2.0, 0.0]}
+    assert job.values() == (3.0, 1.0)
+
+
 def test_what_a_paused_pass_leaves_is_part_of_the_next_reduction() -> None:
     job = Job()
     job.reducer.paused = True

@@ -206,9 +206,12 @@ class GradientReducer(Generic[P, T]):
 
     def begin_step(self) -> None:
         """The gradients have been used, or cleared: counts start again."""
-        self._round_done = False
         for slot in self._slots:
+            if self._round_done:
+                # What has changed it since, such as clipping, has done so on all ranks.
+                slot.version += self._changes(slot) or 0
             slot.begin()
+        self._round_done = False
 
     def abandon(self) -> None:
         """Gives up what is in flight: its generation is over, and nobody uses the results."""
@@ -258,8 +261,8 @@ class GradientReducer(Generic[P, T]):
         changes = self._changes(slot)
         if changes is None or slot.kept:
             return False
-        # In the round's own step clipping and unscaling change it, equally on all ranks.
-        return bool(slot.spent) or (slot.passes == 0 and changes == 0)
+        # In the round's own step clipping and unscaling change it, equally on all ranks. (`spent` last: see any().)
+        return (slot.passes == 0 and changes == 0) or bool(slot.spent)
 
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
         slot.own = own
