@@ -1255,6 +1255,17 @@ MUTATIONS = (
         (python("tests/frameworks/test_jax_failures.py", "-k", "under_way"),),
     ),
     Mutation(
+        "jax-failures-stay",
+        "src/horovod/jax/shim.py",
+        "            del tokens.current_tokens[effect]\n",
+        "            pass\n",
+        "after an operation has failed, all functions with operations fail that are compiled or called later",
+        (
+            python("tests/frameworks/test_jax_failures.py", "-k", "leaves_later_functions"),
+            python("tests/frameworks/test_jax_elastic.py", "-k", "survives_losses"),
+        ),
+    ),
+    Mutation(
         "jax-rows-unchecked",
         "native/shims/jax/collective.cc",
         "if (result.rows[member] == expected) continue;",

@@ -132,13 +132,15 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
         data = jnp.asarray(np.random.default_rng(hvd.rank()).standard_normal((10, 4)), jnp.float32)
         optimizer = hvd.DistributedGradientTransformation(optax.adam(0.1))
         params = {"w": jnp.full(4, float(hvd.rank()))}
-        state = JaxState(params, optimizer.init(params), batch=0)
+        state = JaxState(params, optimizer.init(params), batch=0, loss=0.0)
 
         @jax.jit
         def step(params: Any, opt_state: Any, row: Any) -> Any:
-            gradients = jax.grad(lambda params: ((params["w"] * row).sum() - 1.0) ** 2)(params)
+            late = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), jnp.ones((200, 200)))  # JAX returns before
+            row = row + 0 * late[0, :4]
+            loss, gradients = jax.value_and_grad(lambda params: ((params["w"] * row).sum() - 1.0) ** 2)(params)
             updates, opt_state = optimizer.update(gradients, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state
+            return optax.apply_updates(params, updates), opt_state, hvd.allreduce(loss)
 
         @elastic_run
         def train(state: Any) -> None:
@@ -146,7 +148,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
                 event = events.pop(state.batch, "")
                 if event == "loss" and hvd.rank() == 1:
                     raise HorovodInternalError("as if another rank had died")
-                state.params, state.opt_state = step(state.params, state.opt_state, data[state.batch])
+                state.params, state.opt_state, state.loss = step(state.params, state.opt_state, data[state.batch])
                 state.batch += 1
                 if event == "update":
                     assert session.heard is not None
@@ -156,7 +158,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
         with same_ranks() as session:
             train(state)
             hvd.barrier()
-            leaves = jax.tree_util.tree_leaves((state.params, state.opt_state))
+            leaves = jax.tree_util.tree_leaves((state.params, state.opt_state, state.loss))
             return [leaf.tolist() for leaf in leaves], state.batch, [entry[0] for entry in session.log]
 
     plain = two.run(run, {})

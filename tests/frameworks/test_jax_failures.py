@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.frameworks import TENSORFLOW_ENV
+from support.frameworks import TENSORFLOW_ENV, jax_world
 from support.jobs import run_job
+from support.world import WorldPool
 
 pytest.importorskip("jax", reason="not run: jax is not installed")
 
@@ -100,3 +102,39 @@ def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNDER_WAY)
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
     assert (done.code, done.stdout) == (0, "[0]<stdout>:True\n"), done.stderr
+
+
+def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: WorldPool) -> None:
+    """Also those that were called before anybody learned of the failure, and those of the next generation."""
+
+    def run() -> list[Any]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        hvd.init()
+
+        @jax.jit
+        def total(x: Any) -> Any:
+            late = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
+            return hvd.allreduce(late.sum(0) * 0 + 1, op=hvd.Sum)
+
+        good, bad = jnp.ones((200, 200)), jnp.ones((200 + 100 * hvd.rank(),) * 2)
+        total.lower(bad).compile()
+        total(good).block_until_ready()
+        seen = []
+        for _ in range(2):
+            failed, called_before = total(bad), total(good)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="the ranks disagree"):
+                failed.block_until_ready()
+            # An old XLA has the error wait for all that was called before it was known.
+            seen += [] if jax.__version_info__ < (0, 5) else [float(called_before.max())]
+            seen += [float(hvd.allreduce(jnp.ones(2), op=hvd.Sum)[0]), float(total(good).max())]
+        total(bad)
+        hvd.shutdown()
+        hvd.init()
+        return [*seen, float(total(good).max())]
+
+    first, second = jax_world(worlds).run(run)
+    assert first == second and set(first) == {2.0}
