@@ -1249,10 +1249,18 @@ MUTATIONS = (
     Mutation(
         "jax-leaves-early",
         "src/horovod/jax/shim.py",
-        "if context is None and _holds_operations:",
-        "if False:",
+        "    if context is None:\n        finish()\n",
+        "",
         "a rank that is done leaves while its last step is under way",
         (python("tests/frameworks/test_jax_failures.py", "-k", "under_way"),),
+    ),
+    Mutation(
+        "jax-joins-early",
+        "src/horovod/jax/joining.py",
+        "    finish()\n    return joining.join(device)",
+        "    return joining.join(device)",
+        "a rank joins while its last steps are under way, which fail, and the others get zeros for them",
+        (python("tests/frameworks/test_jax_ops.py", "-k", "joins_once"),),
     ),
     Mutation(
         "jax-failures-stay",

@@ -281,6 +281,10 @@ WRONG = {
     "bool": (lambda hvd, x: hvd.allreduce(x > 0), "a bool tensor has Min"),
     "parameters": (lambda hvd, x: hvd.broadcast_parameters(x), "cannot be part of a compiled function"),
     "join": (lambda hvd, x: hvd.join(), "join cannot be part of a function that JAX compiles"),
+    "removal": (
+        lambda hvd, x: hvd.remove_process_set(hvd.global_process_set),
+        "remove_process_set cannot be part of a function that JAX compiles",
+    ),
     "uneven data": (lambda hvd, x: _uneven(hvd, x), "uneven_data cannot be part of a function that JAX compiles"),
     "max": (lambda hvd, x: _gradient_of_max(hvd, x), "allreduce: op=Max has no derivative"),
 }

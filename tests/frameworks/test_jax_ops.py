@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +172,57 @@ def test_a_compiled_function_goes_on_in_the_next_generation() -> None:
 
     with World(2, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}) as world:
         assert world.run(run) == [[2.0] * 6] * 2
+
+
+@pytest.mark.parametrize("way", ["join", "uneven_data"])
+def test_a_rank_joins_once_what_it_has_called_is_done(world: World, way: str) -> None:
+    """JAX returns before a function has run."""
+
+    def run(way: str) -> list[float]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        @jax.jit
+        def step(x: Any) -> Any:
+            late = jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x)
+            return hvd.allreduce_gradients([late * 0 + 1], op=hvd.Sum)[0]
+
+        given = jnp.ones((300, 300))
+        joined = hvd.uneven_data() if way == "uneven_data" else contextlib.nullcontext()
+        with joined:
+            results = [step(given) for _ in range(4)]
+            if hvd.rank() == 0:  # which would be told what is wrong, or get zeros
+                jax.block_until_ready(results)
+        if way == "join":
+            hvd.join()
+        return [float(result.max()) for result in results]
+
+    assert world.run(run, way) == [[2.0] * 4] * 2
+
+
+def test_a_set_is_removed_once_what_was_called_is_done(worlds: WorldPool) -> None:
+    def run() -> list[float]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        hvd.init()
+        pair = hvd.add_process_set([0, 1])
+
+        @jax.jit
+        def step(x: Any) -> Any:
+            late = jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x)
+            return hvd.allreduce(late * 0 + 1, op=hvd.Sum, process_set=pair)
+
+        results = [step(jnp.ones((300, 300))) for _ in range(4)] if pair.included() else []
+        hvd.remove_process_set(pair)
+        return [float(result.max()) for result in results]
+
+    world = jax_world(worlds, 3, HOROVOD_TRANSPORT="tcp", HOROVOD_DYNAMIC_PROCESS_SETS="1")
+    assert world.run(run) == [[2.0] * 4] * 2 + [[]]
 
 
 def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:

@@ -23,11 +23,11 @@ from typing import Any
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
-from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set
 from horovod.jax import elastic as elastic
 from horovod.jax import ops
 from horovod.jax.compression import Compression
-from horovod.jax.joining import join, uneven_data
+from horovod.jax.joining import join, remove_process_set, uneven_data
 from horovod.jax.ops import *  # noqa: F403
 from horovod.jax.optimizer import DistributedGradientTransformation, allreduce_gradients, grad, value_and_grad
 from horovod.jax.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters

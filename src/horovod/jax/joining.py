@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins for JAX: core/joining.py, refused in functions that JAX traces, where they would run once and never again."""
+"""Joins and the end of process sets, for JAX: those of the core, once what this rank has called is done.
+
+JAX returns before a compiled function has run. The core would hear of a join before it hears of that function's
+operations, and refuse them. What is traced would run once and never again, so it is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from horovod.core import joining
+from horovod.core import joining, process_sets
 from horovod.core.exceptions import InvalidRequestError
-from horovod.jax.shim import is_eager
+from horovod.core.process_sets import ProcessSet
+from horovod.jax.shim import finish, is_eager
 
-__all__ = ["join", "uneven_data"]
+__all__ = ["join", "remove_process_set", "uneven_data"]
 
 
 def _check_eager(label: str) -> None:
@@ -23,14 +28,29 @@ def _check_eager(label: str) -> None:
 
 
 def join(device: Any = -1) -> int:
-    """As core's join. Raises ValueError in a function that JAX traces."""
+    """As core's join, once the compiled functions that were called are done.
+
+    Raises ValueError in a function that JAX traces.
+    """
     _check_eager("join")
+    finish()
     return joining.join(device)
 
 
 @contextlib.contextmanager
 def uneven_data() -> Iterator[joining.UnevenData]:
-    """As core's uneven_data. Raises ValueError in a function that JAX traces."""
+    """As core's uneven_data, with this module's join. Raises ValueError in a function that JAX traces."""
     _check_eager("uneven_data")
     with joining.uneven_data() as data:
         yield data
+        finish()
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """As core's remove_process_set, once the compiled functions that were called are done.
+
+    Raises ValueError in a function that JAX traces.
+    """
+    _check_eager("remove_process_set")
+    finish()
+    return process_sets.remove_process_set(process_set)

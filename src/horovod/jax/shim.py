@@ -37,6 +37,7 @@ __all__ = [
     "TARGET",
     "calls",
     "custom_call",
+    "finish",
     "has_tokens",
     "is_eager",
     "is_outermost",
@@ -174,8 +175,10 @@ _on_gpus = False
 _holds_operations = False  # whether a function was compiled that does
 
 
-def _finish() -> None:
+def finish() -> None:
     """Blocks until the compiled functions that have been called are done: the other ranks wait for their operations."""
+    if not _holds_operations:
+        return
     # A thread's functions run in the order of their calls, so this one runs last.
     waited_for = [jax.jit(jnp.zeros_like)(jnp.zeros(())), *jax.live_arrays()]
     if jax.default_backend() != "cpu":
@@ -188,8 +191,8 @@ def _finish() -> None:
 
 def _attach(context: Context | None) -> None:
     global _world
-    if context is None and _holds_operations:
-        _finish()
+    if context is None:
+        finish()
     native.library().hvd_jax_attach(None if context is None else context.pointer)
     if context is None:
         return
