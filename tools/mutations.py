@@ -1274,6 +1274,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "jax-zeros-of-gradients",
+        "src/horovod/jax/optimizer.py",
+        "return tree_util.tree_map(jnp.zeros_like, updates), waiting",
+        "return tree_util.tree_map(jnp.zeros_like, gradients), waiting",
+        "passes that wait give updates of the gradients' dtype, which the optimizer's may not have",
+        (python("tests/frameworks/test_jax_training.py", "-k", "whatever_the_dtypes"),),
+    ),
+    Mutation(
         "jax-rows-unchecked",
         "native/shims/jax/collective.cc",
         "if (result.rows[member] == expected) continue;",

@@ -133,6 +133,62 @@ def test_passes_are_summed_and_reduced_once(world: World, is_average: bool) -> N
     world.run(run, is_average)
 
 
+PASSES = {
+    "optimizer_with_float32": ("bfloat16", "bfloat16", {"mu_dtype": "float32"}),
+    "gradients_narrower": ("float32", "bfloat16", {}),
+    "gradients_wider": ("bfloat16", "float32", {}),
+    "one_dtype": ("bfloat16", "bfloat16", {}),
+}
+
+
+@pytest.mark.parametrize("case", PASSES)
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_passes_are_summed_whatever_the_dtypes_of_gradients_and_updates(
+    world: World, case: str, is_compiled: bool
+) -> None:
+    def run(params_dtype: str, gradient_dtype: str, options: dict[str, Any], is_compiled: bool) -> None:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        import horovod.jax as hvd
+
+        optimizer = optax.adam(1.0, **options)
+        transform = hvd.DistributedGradientTransformation(optimizer, backward_passes_per_step=2)
+        params, gradient = jnp.ones(3, params_dtype), jnp.full(3, 1.0 + 2 * hvd.rank(), gradient_dtype)
+        update = jax.jit(transform.update) if is_compiled else transform.update
+        state, expected_state = transform.init(params), optimizer.init(params)
+        for _ in range(2):
+            nothing, state = update(gradient, state, params)
+            updates, state = update(gradient, state, params)
+            whole = jnp.full(3, 4.0, jnp.promote_types(params_dtype, gradient_dtype))  # two passes, the ranks' average
+            expected, expected_state = optimizer.update(whole, expected_state, params)
+            assert nothing.dtype == updates.dtype == expected.dtype and nothing.tolist() == [0.0] * 3
+            assert jnp.allclose(updates, expected, rtol=1e-2)
+
+    world.run(run, *PASSES[case], is_compiled)
+
+
+def test_passes_leave_the_gradients_of_integers_alone(world: World) -> None:
+    def run() -> None:
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        import horovod.jax as hvd
+
+        params = {"w": jnp.ones(2), "n": jnp.arange(2)}
+        optimizer = optax.masked(optax.sgd(1.0), {"w": True, "n": False})
+        transform = hvd.DistributedGradientTransformation(optimizer, backward_passes_per_step=2)
+        gradients = jax.grad(lambda params: (params["w"] * (hvd.rank() + 1)).sum(), allow_int=True)(params)
+        state = transform.init(params)
+        for expected in (0.0, -3.0):
+            updates, state = jax.jit(transform.update)(gradients, state, params)
+            assert updates["w"].tolist() == [expected] * 2 and updates["n"].dtype == jax.dtypes.float0
+
+    world.run(run)
+
+
 def test_adasum_combines_the_updates(world: World) -> None:
     def run() -> list[Any]:
         import jax.numpy as jnp

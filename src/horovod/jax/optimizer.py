@@ -27,7 +27,7 @@ def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
     """The reductions of a pytree's leaves. The gradients of integers, which hold nothing, stay as they are."""
     pairs, structure = tree_util.tree_flatten_with_path(gradients)
     leaves = [leaf for _, leaf in pairs]
-    places = [place for place, leaf in enumerate(leaves) if getattr(leaf, "dtype", None) != jax.dtypes.float0]
+    places = [place for place, leaf in enumerate(leaves) if not _is_empty(leaf)]
     keys = [_key(pairs[place][0]) for place in places]
     reduced = JaxGradients(options, name, keys=keys)([leaves[place] for place in places])
     for place, result in zip(places, reduced, strict=True):
@@ -117,24 +117,39 @@ def _accumulating(transformation: Any, passes: int, is_average: bool) -> Any:
     import optax
 
     def init(params: Any) -> AccumulationState:
-        sums = jax.tree_util.tree_map(jnp.zeros_like, params)
+        sums = tree_util.tree_map(jnp.zeros_like, params)
         return AccumulationState(jnp.zeros((), jnp.int32), sums, transformation.init(params))
 
     def update(gradients: Any, state: AccumulationState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        sums = jax.tree_util.tree_map(jnp.add, state.sums, gradients)
-        zeros = jax.tree_util.tree_map(jnp.zeros_like, gradients)
+        sums = tree_util.tree_map(lambda whole, new: whole if _is_empty(new) else whole + new, state.sums, gradients)
+
+        def given(whole: Any, new: Any) -> Any:
+            return new if _is_empty(new) else whole / passes if is_average else whole
 
         def step() -> tuple[Any, AccumulationState]:
-            given = jax.tree_util.tree_map(lambda whole: whole / passes, sums) if is_average else sums
-            updates, inner = transformation.update(given, state.inner, params, **extra)
+            whole = tree_util.tree_map(given, sums, gradients)
+            updates, inner = transformation.update(whole, state.inner, params, **extra)
+            zeros = tree_util.tree_map(jnp.zeros_like, sums)
             return updates, AccumulationState(jnp.zeros((), jnp.int32), zeros, inner)
 
         def wait() -> tuple[Any, AccumulationState]:
-            return zeros, AccumulationState(state.passes + 1, sums, state.inner)
+            # The optimizer decides on the dtypes of its updates, and may change those of its first state.
+            updates, after = jax.eval_shape(step)
+            waiting = tree_util.tree_map(_as, AccumulationState(state.passes + 1, sums, state.inner), after)
+            return tree_util.tree_map(jnp.zeros_like, updates), waiting
 
         return jax.lax.cond(state.passes + 1 == passes, step, wait)  # type: ignore[no-any-return]
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_empty(gradient: Any) -> bool:
+    """Whether it is the gradient of integers, which holds nothing."""
+    return bool(getattr(gradient, "dtype", None) == jax.dtypes.float0)
+
+
+def _as(leaf: Any, form: Any) -> Any:
+    return leaf if getattr(leaf, "dtype", None) == form.dtype else jnp.asarray(leaf, form.dtype)
 
 
 def value_and_grad(
