@@ -1265,8 +1265,8 @@ MUTATIONS = (
     Mutation(
         "jax-failures-stay",
         "src/horovod/jax/shim.py",
-        "            del tokens.current_tokens[effect]\n",
-        "            pass\n",
+        "tokens.current_tokens.pop(effect, None) if",
+        "tokens.current_tokens.get(effect, None) if",
         "after an operation has failed, all functions with operations fail that are compiled or called later",
         (
             python("tests/frameworks/test_jax_failures.py", "-k", "leaves_later_functions"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,10 @@ def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
     assert (done.code, done.stdout) == (0, "[0]<stdout>:True\n"), done.stderr
 
 
-def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: WorldPool) -> None:
-    """Also those that were called before anybody learned of the failure, and those of the next generation."""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: WorldPool, devices: int) -> None:
+    """Also those that were called before anybody learned of the failure, on that device or on another one of the
+    process, and those of the next generation."""
 
     def run() -> list[Any]:
         import jax
@@ -120,7 +123,8 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
             late = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
             return hvd.allreduce(late.sum(0) * 0 + 1, op=hvd.Sum)
 
-        good, bad = jnp.ones((200, 200)), jnp.ones((200 + 100 * hvd.rank(),) * 2)
+        good = jax.device_put(jnp.ones((200, 200)), jax.devices()[-1])
+        bad = jnp.ones((200 + 100 * hvd.rank(),) * 2)
         total.lower(bad).compile()
         total(good).block_until_ready()
         seen = []
@@ -136,5 +140,8 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
         hvd.init()
         return [*seen, float(total(good).max())]
 
-    first, second = jax_world(worlds).run(run)
+    if devices > 1 and version("jax").startswith("0.4."):
+        pytest.skip("not run: XLA crashes with a result that failed and another device")
+    env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
+    first, second = jax_world(worlds, **env).run(run)
     assert first == second and set(first) == {2.0}

@@ -85,8 +85,8 @@ def _let_functions_fail_alone() -> None:
     """Keeps an operation's error from the functions that are called later.
 
     JAX gives the token that a function returns to the next one. If the first has failed, its token has the error, and
-    so would every function that holds an ordered operation from then on. One device runs functions in the order of
-    their calls without tokens, so they all get a first one. Functions of several devices still hand theirs on.
+    so would every function that holds an ordered operation from then on. So they all get a first one. One device runs
+    functions in the order of their calls without tokens; for another device this waits, as JAX does.
     """
     # JAX may rename them: then it goes on as it does by itself.
     kind = getattr(dispatch, "RuntimeTokenSet", None)
@@ -96,9 +96,10 @@ def _let_functions_fail_alone() -> None:
 
     @functools.wraps(take)
     def take_first(tokens: Any, effect: Any, devices: Any) -> Any:
-        last = tokens.current_tokens.get(effect) if effect == ordered_effect else None
-        if last is not None and last._buf.devices() == set(devices):
-            del tokens.current_tokens[effect]
+        last = tokens.current_tokens.pop(effect, None) if effect == ordered_effect else None
+        if last is not None and last._buf.devices() != set(devices):
+            with contextlib.suppress(RuntimeError):  # which whoever uses the function's results will be told
+                last.block_until_ready()
         return take(tokens, effect, devices)
 
     kind.get_token_input = take_first
