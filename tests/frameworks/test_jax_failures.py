@@ -105,6 +105,9 @@ def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
     assert (done.code, done.stdout) == (0, "[0]<stdout>:True\n"), done.stderr
 
 
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: WorldPool, devices: int) -> None:
     """Also those that were called before anybody learned of the failure, on that device or on another one of the
@@ -142,6 +145,26 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
 
     if devices > 1 and version("jax").startswith("0.4."):
         pytest.skip("not run: XLA crashes with a result that failed and another device")
-    env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
-    first, second = jax_world(worlds, **env).run(run)
+    first, second = jax_world(worlds, **(TWO_DEVICES if devices > 1 else {})).run(run)
     assert first == second and set(first) == {2.0}
+
+
+def test_a_function_that_runs_on_several_devices_of_a_process_is_refused(worlds: WorldPool) -> None:
+    def run() -> None:
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        import horovod.jax as hvd
+
+        hvd.init()
+        rows = NamedSharding(Mesh(np.array(jax.devices()), "devices"), PartitionSpec("devices"))
+        spread = jax.device_put(jnp.ones((2, 3)), rows)
+        with pytest.raises(NotImplementedError, match="runs on 2 devices of this process"):
+            jax.jit(hvd.allreduce_gradients)([spread])
+        with pytest.raises(ValueError, match=r"not supported for more than 1 device: \[Horovod\]"):
+            jax.jit(hvd.allreduce)(spread)
+        assert hvd.allreduce(spread, op=hvd.Sum).tolist() == [[2.0] * 3] * 2
+
+    jax_world(worlds, **TWO_DEVICES).run(run)

@@ -14,6 +14,7 @@ The gradients, and what vmap makes of a call: autograd.py.
 from __future__ import annotations
 
 import inspect
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -171,6 +172,19 @@ def _count_calls(operation: Any) -> int:
     return sum(_count_calls(one.operation) for one in inner) + _is_call(operation)
 
 
+def _check_devices(label: str, context: Any) -> None:
+    """Raises NotImplementedError if the function runs on several devices of this process: each would call once."""
+    attributes = context.module_context.module.operation.attributes
+    count = math.prod(
+        mlir.ir.IntegerAttr(attributes[name]).value for name in ("mhlo.num_replicas", "mhlo.num_partitions")
+    )
+    if count > 1 and jax.process_count() == 1:
+        raise NotImplementedError(
+            f"{label} in a function that runs on {count} devices of this process is not supported: expected one\n"
+            "hint: start a rank for each device, or call it outside of jax.jit, where it takes such arrays"
+        )
+
+
 def _unique(label: str, name: str | None, context: Any, place: int) -> str:
     """The name under which the ranks meet.
 
@@ -207,6 +221,7 @@ def _lower(
             f"{label} in a compiled function that another compiled function calls needs JAX 0.5 or newer\n"
             "hint: jax.jit for the outer function alone"
         )
+    _check_devices(label, context)
     ir = mlir.ir
     before = _calls_before(ir.InsertionPoint.current.block)
     token = _plain(context.tokens_in.get(ordered_effect)) if ordered and has_tokens else []
