@@ -206,6 +206,22 @@ def test_adasum_combines_the_updates(world: World) -> None:
     assert world.run(run) == [[[-1.0, -2.0], [-1.0, -1.0]]] * 2
 
 
+def test_gradients_may_be_pythons_numbers(world: World) -> None:
+    """A derivative that is written by hand often gives some."""
+
+    def run() -> None:
+        import jax
+
+        import horovod.jax as hvd
+
+        gradients = {"scale": 2.0 + hvd.rank(), "steps": 4}
+        for reduce in (hvd.allreduce_gradients, lambda _: jax.jit(lambda: hvd.allreduce_gradients(gradients))()):
+            reduced = reduce(gradients)
+            assert float(reduced["scale"]) == 2.5 and reduced["steps"].tolist() == 4
+
+    world.run(run)
+
+
 def test_gradients_by_themselves(world: World) -> None:
     def run() -> None:
         import jax

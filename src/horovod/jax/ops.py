@@ -44,7 +44,7 @@ from horovod.core.tensors import unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
-from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat
+from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat, with_arrays
 from horovod.jax.traces import refuse
 
 __all__ = [
@@ -140,9 +140,10 @@ class JaxOperations(Operations[Any]):
         if not self._is_group(tensors):
             return run(tensors)
         leaves, structure = flat(list(tensors))
-        leaves = [jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
         return structure.unflatten(
-            super()._compressed(leaves, compression, call, lambda sent: flat(run(structure.unflatten(sent)))[0])
+            super()._compressed(
+                with_arrays(leaves), compression, call, lambda sent: flat(run(structure.unflatten(sent)))[0]
+            )
         )
 
     def _refuse(self, label: str, name: str | None, why: str, process_set: ProcessSet) -> None:

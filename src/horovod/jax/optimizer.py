@@ -19,6 +19,7 @@ from horovod.core.reduction_options import ReductionOptions
 from horovod.core.wording import shown
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
+from horovod.jax.tensors import with_arrays
 
 __all__ = ["AccumulationState", "DistributedGradientTransformation", "allreduce_gradients", "grad", "value_and_grad"]
 
@@ -26,7 +27,7 @@ __all__ = ["AccumulationState", "DistributedGradientTransformation", "allreduce_
 def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
     """The reductions of a pytree's leaves. The gradients of integers, which hold nothing, stay as they are."""
     pairs, structure = tree_util.tree_flatten_with_path(gradients)
-    leaves = [leaf for _, leaf in pairs]
+    leaves = with_arrays([leaf for _, leaf in pairs])
     places = [place for place, leaf in enumerate(leaves) if not _is_empty(leaf)]
     keys = [_key(pairs[place][0]) for place in places]
     reduced = JaxGradients(options, name, keys=keys)([leaves[place] for place in places])

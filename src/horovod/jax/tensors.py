@@ -27,7 +27,7 @@ from horovod.core.operations import Operation, submit_group
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.tensors import NumpyAdapter, unsupported_dtype
 
-__all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat"]
+__all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat", "with_arrays"]
 
 ONE_TENSOR = "alltoall takes one tensor: expected an array, got a pytree of several"
 _ALIGNMENT_BYTES = 64  # of memory that JAX takes over as it is
@@ -102,6 +102,11 @@ def flat(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a pytree, and its structure."""
     leaves, structure = tree_util.tree_flatten(tree)
     return leaves, structure
+
+
+def with_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves of a pytree, Python's numbers as arrays."""
+    return [jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
 
 
 def carried(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
