@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,8 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
 class _DistributedGradientTape(tf.GradientTape):
+    # No part of the state, which it shares with the tape that it was made of.
+    __slots__ = ("_reduction",)
     _reduction: TensorFlowGradients
 
     def register_local_source(self, source: Any) -> None:
@@ -46,6 +48,17 @@ class _DistributedGradientTape(tf.GradientTape):
         flat = tf.nest.flatten(gradients)
         return tf.nest.pack_sequence_as(gradients, self._reduction(flat, tf.nest.flatten(sources)))
 
+    def jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """As tf.GradientTape.jacobian: this rank's own, which is not reduced."""
+        return self._plain().jacobian(*arguments, **options)
+
+    def batch_jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """As tf.GradientTape.batch_jacobian: this rank's own, which is not reduced."""
+        return self._plain().batch_jacobian(*arguments, **options)
+
+    def _plain(self) -> Any:
+        return _sharing_state(self, type(self).__bases__[1])
+
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -69,7 +82,9 @@ def DistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape like `gradtape`, with what it has recorded, whose gradient() averages over the ranks.
+    """The recording of `gradtape` as a tape whose gradient() averages over the ranks.
+
+    `gradtape` may still record, and ends with it. jacobian() and batch_jacobian() are this rank's own.
 
     groups: a number of groups, or lists of variables, whose gradients are reduced as one; by default each is reduced
     as soon as it is there. register_local_source(variable) leaves a variable out; its gradient is divided by the size
@@ -83,10 +98,21 @@ def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
         raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, got {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedGradientTape):
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
-    tape = copy.copy(gradtape)
-    tape.__class__ = type(type(gradtape).__name__, (_DistributedGradientTape, type(gradtape)), {})
+    tape = _sharing_state(gradtape, _distributed_class(type(gradtape)))
     tape._reduction = TensorFlowGradients(options, "DistributedGradientTape")
     return tape
+
+
+@functools.cache
+def _distributed_class(plain: type) -> type:
+    return type(plain.__name__, (_DistributedGradientTape, plain), {})
+
+
+def _sharing_state(tape: Any, as_class: type) -> Any:
+    """Another object for the same recording: whichever is entered, left or used, it happens to both."""
+    other = object.__new__(as_class)
+    other.__dict__ = tape.__dict__
+    return other
 
 
 def PartialDistributedGradientTape(  # noqa: N802

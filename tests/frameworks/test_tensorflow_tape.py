@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A distributed tape is used as the tape that it is made of: while it records, again, and for jacobians."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.frameworks import tensorflow_world
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    return tensorflow_world(worlds)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_tape_may_be_wrapped_and_used_while_it_records(world: World, persistent: bool, compiled: bool) -> None:
+    def run(persistent: bool, compiled: bool) -> list[list[float]]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = tf.Variable([1.0, 2.0])
+
+        def used_after() -> Any:
+            with tf.GradientTape(persistent=persistent) as tape:
+                loss = tf.reduce_sum(x * x) * (hvd.rank() + 1.0)
+                tape = hvd.DistributedGradientTape(tape)
+            return tape.gradient(loss, x)
+
+        def used_within() -> Any:
+            with tf.GradientTape(persistent=persistent) as tape:
+                loss = tf.reduce_sum(x * x) * (hvd.rank() + 1.0)
+                return hvd.DistributedGradientTape(tape).gradient(loss, x)
+
+        def wrapped_before() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape(persistent=persistent)) as tape:
+                loss = tf.reduce_sum(x * x) * (hvd.rank() + 1.0)
+                return tape.gradient(loss, x)
+
+        ways = (used_after, used_within, wrapped_before)
+        return [(tf.function(way) if compiled else way)().numpy().tolist() for way in ways]
+
+    assert world.run(run, persistent, compiled) == [[[3.0, 6.0]] * 3] * 2
+
+
+def test_a_tape_that_is_not_persistent_is_used_once(world: World) -> None:
+    def run() -> None:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = tf.Variable(1.0)
+        with tf.GradientTape() as plain:
+            loss = x * x
+        hvd.DistributedGradientTape(plain).gradient(loss, x)
+        with pytest.raises(RuntimeError, match="non-persistent"):
+            plain.gradient(loss, x)
+
+    world.run(run)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_jacobians_are_this_ranks_own(world: World, vectorized: bool, compiled: bool) -> None:
+    def run(vectorized: bool, compiled: bool) -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = tf.Variable([[1.0, 2.0]])
+
+        def step() -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                y = x * x * (hvd.rank() + 1.0)
+            tape = hvd.DistributedGradientTape(tape)
+            options = {"experimental_use_pfor": vectorized}
+            whole, rows = tape.jacobian(y, x, **options), tape.batch_jacobian(y, x, **options)
+            return tf.linalg.diag_part(whole[0, :, 0]), tf.linalg.diag_part(rows[0]), tape.gradient(y, x)[0]
+
+        return [value.numpy().tolist() for value in (tf.function(step) if compiled else step)()]
+
+    expected = [[[2.0 * (rank + 1), 4.0 * (rank + 1)]] * 2 + [[3.0, 6.0]] for rank in range(2)]
+    assert world.run(run, vectorized, compiled) == expected
