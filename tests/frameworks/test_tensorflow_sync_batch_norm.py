@@ -132,6 +132,8 @@ def test_it_is_local_outside_of_training_and_in_a_set_of_its_own(world: World) -
         if hvd.rank() == 0:  # nobody waits for the other rank
             layer(tf.constant([[1.0], [3.0]]), training=True)
             hvd.SyncBatchNormalization()(tf.constant([[1.0]]), training=False)
+        for one in alone:
+            hvd.remove_process_set(one)
         return layer.moving_mean.numpy().tolist() if hvd.rank() == 0 else []
 
     assert world.run(run) == [[2.0], []]
@@ -166,3 +168,46 @@ def test_a_saved_model_with_it_is_loaded(world: World, tmp_path: Path) -> None:
         return type(hvd_keras.load_model(path).layers[-1]).__name__
 
     assert world.run(run, str(tmp_path)) == ["SyncBatchNormalization"] * 2
+
+
+def test_copies_and_loaded_layers_keep_the_process_set(world: World, tmp_path: Path) -> None:
+    def run(folder: str) -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        import horovod.tensorflow.keras as hvd_keras
+
+        alone = [hvd.add_process_set([rank]) for rank in range(2)]
+        mine = alone[hvd.rank()]
+        path = f"{folder}/{hvd.rank()}.keras"
+        layer = hvd.SyncBatchNormalization(momentum=0.0, process_set=mine)
+        model = tf.keras.Sequential([tf.keras.Input((1,)), layer])
+        model.save(path)
+        copies = [tf.keras.models.clone_model(model), hvd_keras.load_model(path)]
+        sets = [copy.layers[-1].process_set for copy in copies]
+        if hvd.rank() == 0:  # nobody waits for the other rank
+            copies[1](tf.constant([[1.0], [3.0]]), training=True)
+        assert model.layers[-1].get_config()["process_set"] == [hvd.rank()]
+        for one in alone:
+            hvd.remove_process_set(one)
+        loaded = hvd_keras.load_model(path)
+        loaded(tf.constant([[1.0], [3.0]]), training=False)
+        with pytest.raises(ValueError, match="is not registered"):
+            loaded(tf.constant([[1.0], [3.0]]), training=True)
+        plain = tf.keras.models.clone_model(tf.keras.Sequential([tf.keras.Input((1,)), hvd.SyncBatchNormalization()]))
+        return [*(one is mine for one in sets), plain.layers[-1].process_set is hvd.global_process_set]
+
+    assert world.run(run, str(tmp_path)) == [[True] * 3] * 2
+
+
+def test_synchronized_is_over_the_ranks(world: World) -> None:
+    def run() -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        layer = hvd.SyncBatchNormalization(momentum=0.0, synchronized=True)
+        layer(tf.fill([2, 1], 1.0 + 2 * hvd.rank()), training=True)
+        return list(layer.moving_mean.numpy().tolist())
+
+    assert world.run(run) == [[2.0], [2.0]]

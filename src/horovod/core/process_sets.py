@@ -30,6 +30,7 @@ __all__ = [
     "global_process_set",
     "number_of",
     "remove_process_set",
+    "set_of_ranks",
 ]
 
 _changing = threading.Lock()
@@ -119,7 +120,7 @@ class ProcessSet:
         return self
 
     def __reduce__(self) -> Any:
-        return _set_of, (self.ranks,)
+        return set_of_ranks, (self.ranks,)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -149,9 +150,10 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 
-def _set_of(ranks: list[int]) -> ProcessSet:
-    """What a pickled set becomes: the registered set of these ranks if there is one, which operations take."""
-    return next((known for known in _registered() if known.ranks == ranks), None) or ProcessSet(ranks)
+def set_of_ranks(ranks: Sequence[int]) -> ProcessSet:
+    """The registered set of these ranks; a new one, which is not registered, if there is none."""
+    wanted = ProcessSet(ranks)
+    return next((known for known in _registered() if known.ranks == wanted.ranks), wanted)
 
 
 def check_process_set(process_set: Any) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Sum
-from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set
+from horovod.core.process_sets import ProcessSet, check_process_set, global_process_set, set_of_ranks
 from horovod.tensorflow import ops
 
 __all__ = ["SyncBatchNormalization"]
@@ -34,6 +34,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     gamma and beta are this rank's part, as those of any other layer: what is distributed reduces them. Blocks in
     forward and in backward until every rank has got there. `fused` is accepted as False only: a fused kernel keeps its
     statistics to itself. Raises ValueError for that, for renorm and for a backend of Keras that is not TensorFlow.
+    `synchronized`, which Keras has for the replicas of tf.distribute, changes nothing.
+
+    A copy, and a layer that is loaded, normalizes over the registered set of the same ranks. Without one it works
+    outside of training.
     """
 
     def __init__(self, fused: Any = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -49,13 +53,26 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         check_process_set(process_set)
         if hasattr(self, "_fused_can_be_used"):  # tf-keras would choose it by itself
             kwargs["fused"] = False
+        kwargs.pop("synchronized", None)  # over the ranks it is
         super().__init__(**kwargs)
         self.process_set = process_set
+
+    def get_config(self) -> dict[str, Any]:
+        """As any layer's, with the ranks of the process set; None for all ranks."""
+        ranks = None if self.process_set is global_process_set else self.process_set.ranks
+        return {**super().get_config(), "process_set": ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a get_config()."""
+        ranks = config.get("process_set")
+        process_set = global_process_set if ranks is None else set_of_ranks(ranks)
+        return super().from_config({**config, "process_set": process_set})
 
     # The two places where Keras computes statistics.
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(self, "_calculate_mean_and_var") or not self.process_set.has_peers():
+        if hasattr(self, "_calculate_mean_and_var") or not self.process_set.may_have_peers():
             return super()._moments(inputs, *args, **kwargs)
         (mask,) = args or (kwargs.get("mask"),)
         return self._hvd_moments(inputs, self._reduction_axes, False, mask)
@@ -63,7 +80,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _no_sync_calculate_mean_and_var(
         self, inputs: Any, reduction_axes: Sequence[int], keep_dims: bool, mask: Any = None
     ) -> Any:
-        if not self.process_set.has_peers():
+        if not self.process_set.may_have_peers():
             return super()._no_sync_calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
         return self._hvd_moments(inputs, reduction_axes, keep_dims, mask)
 
