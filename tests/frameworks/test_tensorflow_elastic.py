@@ -149,3 +149,58 @@ def test_an_error_of_the_script_stays_what_it_is(two: World) -> None:
         return ""
 
     assert two.run(run) == ["of the script's own, HorovodAllreduce or not"] * 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_one_worker_has_traced_is_right_when_there_are_more(worlds: WorldPool, compiled: bool) -> None:
+    def run(compiled: bool) -> list[Any]:
+        import os
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core import context as contexts
+
+        variables = [tf.Variable(1.0), tf.Variable(1.0), tf.Variable([1.0, 1.0])]
+        layer = hvd.SyncBatchNormalization(momentum=0.0)
+        layer.build((2, 1))
+        helper = hvd.LocalGradientAggregationHelper(1, lambda gradients, _: gradients, False, False, 0, None)
+        helper.register_local_var(variables[1])
+
+        @tf.function(jit_compile=compiled, autograph=False)
+        def step(number: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variables[0] * number + variables[1] * 6.0 + tf.gather(variables[2], [0]))
+            tape = hvd.DistributedGradientTape(tape)
+            for variable in variables[1:]:
+                tape.register_local_source(variable)
+            gradients = tape.gradient(loss, variables)
+            layer(tf.reshape(number, [1, 1]), training=True)
+            return (
+                *gradients[:2],
+                tf.convert_to_tensor(gradients[2])[0],
+                *helper.compute_gradients([number] * 2, variables[:2]),
+            )
+
+        def run_in_world(environment: dict[str, str]) -> list[float]:
+            os.environ.update(environment)
+            hvd.init()
+            number = tf.constant(2.0 + 2.0 * (hvd.rank() if environment else 0))
+            results = [*step(number), layer.moving_mean[0]]
+            hvd.shutdown()
+            return [float(result) for result in results]
+
+        hvd.shutdown()
+        mine = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("HOROVOD_")}
+        was, contexts._grows = contexts._grows, True
+        try:
+            results = [run_in_world({})]
+            traced = step.experimental_get_tracing_count()
+            return [*results, run_in_world(mine), step.experimental_get_tracing_count() == traced]
+        finally:
+            contexts._grows = was
+            hvd.init()
+
+    alone = [2.0, 6.0, 1.0, 2.0, 2.0, 2.0]
+    together = [[3.0, 3.0, 0.5, total, total / 2, 3.0] for total in (2.0 + 2.0, 2.0 + 4.0)]
+    assert worlds(2, TENSORFLOW_ENV).run(run, compiled) == [[alone, one, True] for one in together]

@@ -72,8 +72,12 @@ class GradientList(abc.ABC):
         Nothing while a step is compiled: nobody waits yet.
         """
 
-    def divided(self, gradient: Any, divisor: int) -> Any:
-        """A gradient, sparse or dense, divided by a number."""
+    def members(self) -> Any:
+        """The number of ranks: a number, or a tensor if later runs of what is compiled now may have another one."""
+        return self.options.process_set.size() or 1
+
+    def divided(self, gradient: Any, divisor: Any) -> Any:
+        """A gradient, sparse or dense, divided by what members() gives."""
         return gradient / divisor
 
     def unique(self, name: str) -> str:
@@ -99,7 +103,7 @@ class GradientList(abc.ABC):
         results = list(gradients)
         if not self.is_active:
             return results
-        members = self.options.process_set.size() or 1
+        members = self.members() if self._local else 1
         reduced = []
         for index, gradient in enumerate(results):
             if gradient is None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import check_passes
+from horovod.tensorflow.gradient_list import members_of
 from horovod.tensorflow.tensors import plain_variable
 
 __all__ = [
@@ -161,7 +162,7 @@ class LocalGradientAggregationHelper:
             if not self._local or plain_variable(variables[index]).ref() not in self._local:
                 shared.append(index)
             elif self._scale_local_gradients:
-                results[index] = total / (self._process_set.size() or 1)
+                results[index] = total / tf.cast(members_of(self._process_set), total.dtype)
         received = self._allreduce([sums[index] for index in shared], [variables[index] for index in shared])
         for index, tensor in zip(shared, received, strict=True):
             results[index] = tensor

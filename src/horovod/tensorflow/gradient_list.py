@@ -23,14 +23,25 @@ from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.gradient_list import GradientList
-from horovod.core.process_sets import number_of
+from horovod.core.native import Sum
+from horovod.core.process_sets import ProcessSet, number_of
 from horovod.tensorflow import ops, xla
+from horovod.tensorflow.rank_ops import size_op
 from horovod.tensorflow.shim import operations
 from horovod.tensorflow.tensors import check_op, plain_variable, unique_name
 
-__all__ = ["TensorFlowGradients"]
+__all__ = ["TensorFlowGradients", "members_of"]
 
 _steps = itertools.count(1)
+
+
+def members_of(process_set: ProcessSet) -> Any:
+    """The number of ranks of a set; in a graph of an elastic job, the number at the time that it runs."""
+    if tf.executing_eagerly() or not contexts.may_grow():
+        return process_set.size() or 1
+    if xla.is_compiling():  # XLA cannot ask for the size
+        return ops.allreduce(tf.ones([]), op=Sum, name="members", process_set=process_set)
+    return size_op(number_of(process_set))
 
 
 class TensorFlowGradients(GradientList):
@@ -53,10 +64,13 @@ class TensorFlowGradients(GradientList):
             )
         return tf.convert_to_tensor(gradient)
 
-    def divided(self, gradient: Any, divisor: int) -> Any:
+    def members(self) -> Any:
+        return members_of(self.options.process_set)
+
+    def divided(self, gradient: Any, divisor: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
-        return gradient / divisor
+            return tf.IndexedSlices(self.divided(gradient.values, divisor), gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(divisor, gradient.dtype)
 
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)
