@@ -1428,8 +1428,8 @@ MUTATIONS = (
     Mutation(
         "xla-orders-reductions-as-it-likes",
         "src/horovod/tensorflow/xla.py",
-        "        [*tensors, *before],\n",
-        "        list(tensors),\n",
+        "            [*tensors, *before],\n",
+        "            list(tensors),\n",
         "ranks that XLA has given another order wait for each other for ever",
         (python("tests/frameworks/test_keras_jit.py", "-k", "one_order"),),
     ),

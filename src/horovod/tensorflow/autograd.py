@@ -6,19 +6,40 @@ Each is a collective in turn, so every rank must take it. (The ranks' average of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.core.native import OP_NAMES, Average, Sum
+from horovod.tensorflow import xla
 from horovod.tensorflow.rank_ops import rank_op, rank_within, size_op
 from horovod.tensorflow.shim import operations
 from horovod.tensorflow.tensors import among_concurrent, unscoped_name
 
+__all__ = ["allreduced"]
+
+
+def allreduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> list[Any]:
+    """The node of an allreduce of `tensors` as a whole, or what XLA has in its place, with its gradient."""
+    if xla.is_compiling():
+        return _compiled(tensors, name, attributes)
+    return list(operations().horovod_allreduce(tensors=list(tensors), tensor_name=name, **attributes))
+
+
+def _compiled(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> list[Any]:
+    # XLA compiles the backward pass of what it compiles, also if TensorFlow traces it later, on its own.
+    return xla.reduced(
+        tensors, name, attributes, lambda gradients: _compiled(gradients, _name_of_gradient(name), attributes)
+    )
+
 
 def _derived(node: Any) -> str:
     """The name of the operation that the gradient of `node` needs."""
-    name = node.get_attr("tensor_name").decode()
+    return _name_of_gradient(node.get_attr("tensor_name").decode())
+
+
+def _name_of_gradient(name: str) -> str:
     if not name:
         return ""
     name = f"{name}.backward"
@@ -33,9 +54,7 @@ def _allreduce_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
     """The same allreduce of the gradients."""
     attributes = {key: node.get_attr(key) for key in ("reduce_op", "process_set")}
     factors = {key: node.get_attr(key).decode() for key in ("prescale", "postscale")}
-    return list(
-        operations().horovod_allreduce(tensors=list(gradients), tensor_name=_derived(node), **attributes, **factors)
-    )
+    return allreduced(gradients, _derived(node), {**attributes, **factors})
 
 
 @tf.RegisterGradient("HorovodReduceGradient")

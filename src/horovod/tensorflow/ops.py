@@ -28,8 +28,7 @@ from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Aver
 from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
 from horovod.core.requests import check_reduction
 from horovod.core.wording import shown
-from horovod.tensorflow import autograd as autograd  # registers them
-from horovod.tensorflow import xla
+from horovod.tensorflow import autograd, xla
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
@@ -153,12 +152,7 @@ def _reduced(
         node = node_name(label, name, tensors, ignore_name_scope)
         attributes = reduction_attributes(how, sent, ALLREDUCE)
         with tf.device(device or None):
-            if xla.is_compiling():
-                reduced = xla.reduced(sent, wire_name(label, node), attributes)
-            else:
-                reduced = operations().horovod_allreduce(
-                    tensors=list(sent), tensor_name=wire_name(label, node), **attributes
-                )
+            reduced = autograd.allreduced(sent, wire_name(label, node), attributes)
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts_, strict=True)]
 
     return checked(label, name, how[-1] or global_process_set, build)

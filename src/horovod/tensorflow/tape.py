@@ -98,7 +98,8 @@ def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
         raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, got {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedGradientTape):
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
-    tape = _sharing_state(gradtape, _distributed_class(type(gradtape)))
+    own: Any = type(gradtape)
+    tape = _sharing_state(gradtape, _distributed_class(own))
     tape._reduction = TensorFlowGradients(options, "DistributedGradientTape")
     return tape
 
@@ -110,7 +111,7 @@ def _distributed_class(plain: type) -> type:
 
 def _sharing_state(tape: Any, as_class: type) -> Any:
     """Another object for the same recording: whichever is entered, left or used, it happens to both."""
-    other = object.__new__(as_class)
+    other: Any = object.__new__(as_class)
     other.__dict__ = tape.__dict__
     return other
 

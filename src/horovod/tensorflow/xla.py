@@ -8,7 +8,7 @@ overlaps with the backward pass. Several calls of one function run in the order 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -60,8 +60,13 @@ def refuse(what: str) -> None:
         )
 
 
-def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> list[Any]:
-    """allreduce of `tensors` as a whole. `attributes`: as of the nodes that TensorFlow runs itself."""
+def reduced(
+    tensors: Sequence[Any], name: str, attributes: dict[str, Any], gradient: Callable[[Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """allreduce of `tensors` as a whole. `attributes`: as of the nodes that TensorFlow runs itself.
+
+    gradient: makes the gradients of `tensors` from those of the results.
+    """
     from tensorflow.compiler.tf2xla.python import xla
 
     found = problem()
@@ -82,14 +87,20 @@ def reduced(tensors: Sequence[Any], name: str, attributes: dict[str, Any]) -> li
         process_set=attributes["process_set"],
     )
     number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
-    graph = tf.compat.v1.get_default_graph()
-    before = getattr(graph, _LAST, [])  # XLA orders calls by their data only, and all ranks need one order
-    results = xla.custom_call_v2(
-        "horovod_grouped_allreduce",
-        [*tensors, *before],
-        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
-        backend_config=f"{number},{len(before)}",
-        has_side_effect=True,
-    )
-    setattr(graph, _LAST, results[:1])
-    return list(results)
+
+    @tf.custom_gradient
+    def call(*tensors: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        # XLA orders calls by their data only, and all ranks need one order. It is no argument: gradients end here.
+        before = getattr(graph, _LAST, [])
+        results = xla.custom_call_v2(
+            "horovod_grouped_allreduce",
+            [*tensors, *before],
+            [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
+            backend_config=f"{number},{len(before)}",
+            has_side_effect=True,
+        )
+        setattr(graph, _LAST, results[:1])
+        return list(results), lambda *gradients: gradient(gradients)
+
+    return list(call(*tensors))
