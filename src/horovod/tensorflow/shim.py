@@ -17,6 +17,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.tensorflow import gpus
+from horovod.tensorflow.order import keep_order
 
 __all__ = ["library", "library_path", "operations"]
 
@@ -39,6 +40,7 @@ def operations() -> Any:
     why = _opened().hvd_tensorflow_error().decode()
     if why:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
+    keep_order()
     contexts.watch(_attach)
     return module
 
