@@ -468,8 +468,8 @@ MUTATIONS = (
     Mutation(
         "loaded-set-is-new",
         "src/horovod/core/process_sets.py",
-        "return next((known for known in _registered() if known.ranks == ranks), None) or ProcessSet(ranks)",
-        "return ProcessSet(ranks)",
+        "return next((known for known in _registered() if known.ranks == wanted.ranks), wanted)",
+        "return wanted",
         "a set that was unpickled is not the registered one",
         (python("tests/contract/test_copied_process_sets.py"),),
     ),
