@@ -313,7 +313,7 @@ def test_options_that_make_no_sense_are_refused(world: World, options: dict[str,
     assert all(text in seen for seen in world.run(run, options))
 
 
-def test_batches_of_a_set_that_is_not_registered_are_refused(world: World) -> None:
+def test_a_set_that_is_not_registered_is_refused(world: World) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
 
     def run() -> None:
@@ -322,6 +322,8 @@ def test_batches_of_a_set_that_is_not_registered_are_refused(world: World) -> No
 
         import horovod.jax as hvd
 
+        with pytest.raises(ValueError, match="is not registered"):
+            hvd.allreduce_gradients({"w": jnp.ones(2)}, process_set=hvd.ProcessSet([]))
         layer = hvd.SyncBatchNorm(use_running_average=False, process_set=hvd.ProcessSet([0, 1]))
         with pytest.raises(ValueError, match="is not registered"):
             layer.init_with_output(jax.random.key(0), jnp.ones((3, 2)))

@@ -96,7 +96,8 @@ class GradientList(abc.ABC):
     @property
     def is_active(self) -> bool:
         """Whether this rank takes part and has peers."""
-        return self.options.process_set.included() and (self.even_alone or contexts.size() > 1 or contexts.may_grow())
+        process_set = self.options.process_set
+        return process_set.may_have_peers() or (self.even_alone and process_set.included())
 
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """The reduced gradients, in order; None stays None. `variables`: needed for groups and local ones."""
