@@ -582,6 +582,22 @@ MUTATIONS = (
         (python("tests/unit/test_allocations.py"),),
     ),
     Mutation(
+        "launcher-ends-with-its-terminal",
+        "src/horovod/launcher/supervision.py",
+        "with contextlib.suppress(OSError):  # nobody",
+        "with contextlib.suppress(BrokenPipeError):  # nobody",
+        "ranks are killed without a word if horovodrun's terminal is closed",
+        (python("tests/processes/test_terminal.py", "-k", "terminal_is_closed"),),
+    ),
+    Mutation(
+        "agent-takes-modules-beside-the-package",
+        "src/horovod/launcher/placement/base.py",
+        "sys.path.append({root!r})",
+        "sys.path.insert(0, {root!r})",
+        "an obsolete copy of a standard module in site-packages keeps every job from starting",
+        (python("tests/unit/test_placement_commands.py", "-k", "standard_library"),),
+    ),
+    Mutation(
         "step-with-the-allocations-variables",
         "src/horovod/launcher/placement/slurm.py",
         "return {name: environment[name] for name in _KEPT if name in environment}",
