@@ -223,6 +223,31 @@ def test_gradients_are_reduced_while_backward_still_runs(world: World) -> None:
     assert world.run(run) == [[[9.0, 12.0], [3.0, 6.0]]] * 2
 
 
+def test_shapes_that_change_leave_nothing_behind(world: World) -> None:
+    """A node prepares its request if a shape comes twice, and lets go of the one for the shape before."""
+
+    def run() -> int:
+        import tensorflow as tf
+        from support.memory import held_kib
+
+        import horovod.tensorflow as hvd
+
+        signature = [tf.TensorSpec([None])] * 100
+        step = tf.function(lambda *given: hvd.grouped_allreduce(list(given)), signature, autograph=False)
+        given = [[tf.ones([length])] * 100 for length in (1, 2)]
+
+        def steps(count: int) -> int:
+            for _ in range(count):
+                for tensors in given:
+                    step(*tensors)
+                    step(*tensors)
+            return held_kib()
+
+        return -steps(50) + steps(300)
+
+    assert max(world.run(run)) < 3000
+
+
 def test_where_xla_cannot_hold_reductions_a_model_is_switched_off_it_with_a_warning(world: World) -> None:
     def run() -> float:
         import keras

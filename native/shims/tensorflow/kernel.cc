@@ -290,6 +290,21 @@ bool start(Invocation* invocation) {
 
 }  // namespace
 
+Kernel::~Kernel() {
+  const std::shared_lock held(generation.mutex);
+  entry_ = nullptr;
+}
+
+// Whoever lets go of it holds the generation shared. The entries of a generation that has ended go with its context.
+Kernel::Entry Kernel::prepare(const hvd_request& request, int* code, hvd_status* status) {
+  hvd_entry* made = nullptr;
+  *code = hvd_prepare(generation.context, &request, &made, status);
+  if (*code != HVD_OK) return nullptr;
+  return Entry(made, [number = generation.number](hvd_entry* entry) {
+    if (generation.number == number) hvd_release_entry(generation.context, entry);
+  });
+}
+
 int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
   std::vector<int64_t> key = {request->place, request->device};
   for (uint32_t i = 0; i < request->ntensors; ++i) {
@@ -299,7 +314,7 @@ int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* h
     key.insert(key.end(), tensor.shape, tensor.shape + tensor.ndim);
   }
   key.insert(key.end(), request->splits, request->splits + request->nsplits);
-  hvd_entry* entry = nullptr;
+  Entry entry;
   {
     const std::lock_guard lock(mutex_);
     const bool seen = generation_ == generation.number && key_ == key;
@@ -308,15 +323,16 @@ int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* h
       generation_ = generation.number;
       key_ = std::move(key);
     } else if (entry_ == nullptr) {
-      const int code = hvd_prepare(generation.context, request, &entry_, status);
+      int code = HVD_OK;
+      entry_ = prepare(*request, &code, status);
       if (code != HVD_OK) return code;
     }
     entry = entry_;
   }
   request->user = user;
   if (entry == nullptr) return shims::submit_once(generation.context, *request, stream, handle, status);
-  const int code = shims::submit_entry(generation.context, entry, {request->tensors, request->ntensors}, request->flags,
-                                       user, stream, handle, status);
+  const int code = shims::submit_entry(generation.context, entry.get(), {request->tensors, request->ntensors},
+                                       request->flags, user, stream, handle, status);
   if (code != HVD_INVALID_ARGUMENT || collective_.process_set == 0) return code;
   // The process set has been removed since, and another one may have its number.
   {

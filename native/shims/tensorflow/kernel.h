@@ -44,6 +44,7 @@ struct Collective {
 class Kernel {
  public:
   explicit Kernel(Collective collective) : collective_(std::move(collective)) {}
+  ~Kernel();
   const Collective& collective() const { return collective_; }
 
   // Submits; `user` goes to finished(). On a GPU, the inputs are what `stream` has computed by now. Needs the generation
@@ -53,11 +54,15 @@ class Kernel {
  private:
   const Collective collective_;
   std::mutex mutex_;
+  // Of the running generation. Null: there is none yet.
+  using Entry = std::shared_ptr<hvd_entry>;
+  static Entry prepare(const hvd_request& request, int* code, hvd_status* status);
+
   // The request of the last shapes and dtypes; an entry from the second time on, so that shapes which never come back
-  // leave nothing behind in the engine.
+  // cost little. Other calls may still submit it when it is replaced.
   std::vector<int64_t> key_;
   uint64_t generation_ = 0;
-  hvd_entry* entry_ = nullptr;
+  Entry entry_;
 };
 
 // What HorovodPlace tells: "rank", "size", "included" in a process set; "local_rank", "local_size".
