@@ -87,3 +87,24 @@ def test_jacobians_are_this_ranks_own(world: World, vectorized: bool, compiled: 
 
     expected = [[[2.0 * (rank + 1), 4.0 * (rank + 1)]] * 2 + [[3.0, 6.0]] for rank in range(2)]
     assert world.run(run, vectorized, compiled) == expected
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_of_a_dtype_that_is_not_reduced_is_named(world: World, compiled: bool) -> None:
+    def run(compiled: bool) -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = tf.Variable([1.0 + 2.0j])
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.abs(x))
+            return hvd.DistributedGradientTape(tape).gradient(loss, x)
+
+        with pytest.raises(ValueError, match="dtype complex128: expected one of bfloat16, ") as caught:
+            (tf.function(step, autograph=False) if compiled else step)()
+        return type(caught.value).__name__
+
+    world.run(run, compiled)

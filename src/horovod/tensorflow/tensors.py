@@ -159,10 +159,14 @@ def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"a grouped operation takes a list of tensors, got {type(values).__name__}")
     tensors = [tf.convert_to_tensor(value) for value in values]
+    _check_dtypes(tensors, dtypes)
+    return tensors
+
+
+def _check_dtypes(tensors: Sequence[tf.Tensor], dtypes: frozenset[str]) -> None:
     for tensor in tensors:
         if tensor.dtype.name not in dtypes:
             raise InvalidRequestError(f"dtype {tensor.dtype.name}: expected one of {', '.join(sorted(dtypes))}")
-    return tensors
 
 
 def plain_variable(variable: Any) -> Any:
@@ -185,6 +189,7 @@ def assignable(variables: Any) -> list[Any]:
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:
     """Raises if tensors have no such reduction."""
+    _check_dtypes(tensors, REDUCED_DTYPES)
     check_reduction(kind, op, [DTYPE_NAMES.index(tensor.dtype.name) for tensor in tensors])
     if op == Adasum:
         check_adasum_ranks((process_set or global_process_set).size() or 1)
