@@ -75,6 +75,28 @@ def test_variables_of_a_graph_are_saved_restored_and_synced_in_its_session(two: 
     assert outcomes == [([[[1.0, 1.0], 0], [[3.0, 3.0], 1], [[3.0, 3.0], 1]], 0)] * 2
 
 
+def test_variables_of_a_graph_that_were_made_from_one_tensor_are_restored_apart(two: World) -> None:
+    def run() -> list[float]:
+        import tensorflow.compat.v1 as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.elastic_state import TensorFlowState
+
+        hvd.init()
+        with tf.Graph().as_default(), tf.Session() as session:
+            start = tf.constant(1.0)
+            variables = [tf.get_variable(f"v{i}", initializer=start, use_resource=i % 2 == 0) for i in range(3)]
+            session.run(tf.global_variables_initializer())
+            session.run([variable.assign_add(10.0 * i) for i, variable in enumerate(variables)])
+            state = TensorFlowState(variables)
+            state.commit()
+            session.run([variable.assign(0.0) for variable in variables])
+            state.restore()
+            return [float(value) for value in session.run(variables)]
+
+    assert two.run(run) == [[1.0, 11.0, 21.0]] * 2
+
+
 @pytest.mark.oldest_tensorflow
 @pytest.mark.parametrize("way", ["at once", "function", "compiled"])
 def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(two: World, way: str) -> None:

@@ -56,9 +56,20 @@ class _InSession:
         return values
 
     def write(self, variables: Sequence[Any], values: Sequence[Array]) -> None:
-        initializers = [variable.initializer for variable in variables]
-        fed = {initializer.inputs[1]: value for initializer, value in zip(initializers, values, strict=True)}
-        self._session().run(initializers, fed)
+        waiting = list(zip(variables, values, strict=True))
+        while waiting:
+            # Variables that were made from one tensor take turns: in one run it has one value.
+            fed: dict[Any, Array] = {}
+            initializers, later = [], []
+            for variable, value in waiting:
+                initializer = variable.initializer
+                if initializer.inputs[1] in fed:
+                    later.append((variable, value))
+                else:
+                    fed[initializer.inputs[1]] = value
+                    initializers.append(initializer)
+            self._session().run(initializers, fed)
+            waiting = later
 
 
 def _access(session: Callable[[], Any]) -> Access:
