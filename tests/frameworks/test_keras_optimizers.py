@@ -142,6 +142,29 @@ def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: 
         assert first == second and first[0] != first[1]
 
 
+@pytest.mark.parametrize("distributed", [False, True])
+def test_the_model_of_one_rank_may_be_built_already(tensorflow: World, legacy: World, distributed: bool) -> None:
+    def run(distributed: bool) -> list[float]:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        tf.keras.utils.set_random_seed(hvd.rank())
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        if hvd.rank() == 0:
+            model.build((None, 6))
+        # Without an update that is distributed, one step of no length tells as much.
+        optimizer = tf.keras.optimizers.SGD(0.01 if distributed else 0.0)
+        model.compile(optimizer=hvd.DistributedOptimizer(optimizer) if distributed else optimizer, loss="mse")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(*data(), batch_size=32, verbose=0, callbacks=callbacks, shuffle=False)
+        return list(model.get_weights()[0].ravel().tolist())
+
+    for world in (tensorflow, legacy):
+        first, second = world.run(run, distributed)
+        assert first == second
+
+
 @pytest.mark.parametrize("kind", ["new", "legacy"])
 def test_tf_keras_is_switched_off_jit_where_xla_cannot_hold_reductions(legacy: World, kind: str) -> None:
     def run(kind: str) -> list[float]:

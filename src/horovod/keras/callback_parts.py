@@ -57,7 +57,7 @@ class Broadcast:
         self._hvd_local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts if the model is built; a model without weights yet does so at its first update.
+        """Broadcasts if the model is built on all ranks; otherwise all do so at the first update.
 
         Once for each model: scripts give one list of callbacks to the models of all folds.
         """
@@ -66,7 +66,9 @@ class Broadcast:
         if self._hvd_done:
             return
         self._hvd_warn_of_training_apart()
-        if self.model.built and self.model.weights:
+        is_built = bool(self.model.built and self.model.weights)
+        # A rank that has loaded its model would not meet the others, whose first batch builds it.
+        if all(allgather_object(is_built, "BroadcastGlobalVariablesCallback.built")):
             self._hvd_broadcast()
         elif is_distributed(getattr(self.model, "optimizer", None)):
             start_from(self.model.optimizer, self._hvd_broadcast)
