@@ -27,7 +27,8 @@ __all__ = [
     "why_left",
 ]
 
-# How long processes may take to end after SIGKILL: those that the kernel keeps, or that may not be killed, never do.
+# Chosen: how long processes may take to end after SIGKILL. Large ones take seconds; those that the kernel keeps, or
+# that may not be killed, never end.
 UNENDED_S = 10.0
 
 _PR_SET_PDEATHSIG = 1
@@ -118,7 +119,8 @@ def why_left(pid: int) -> str:
     except OSError:
         name = ""
     why = "the kernel keeps it, for example in a driver or a file system"
-    return f"process {pid}{name} cannot be ended: {why if state(pid) == 'D' else 'it is of another user'}"
+    why = why if state(pid) == "D" else "it belongs to another user, or is slow to end"
+    return f"process {pid}{name} has not ended: {why}"
 
 
 def signal_session(session: int, number: signal.Signals) -> None:
