@@ -108,7 +108,8 @@ def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
 TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+# An old XLA crashes with a result that failed and another device.
+@pytest.mark.parametrize("devices", [1] if version("jax").startswith("0.4.") else [1, 2])
 def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: WorldPool, devices: int) -> None:
     """Also those that were called before anybody learned of the failure, on that device or on another one of the
     process, and those of the next generation."""
@@ -143,8 +144,6 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
         hvd.init()
         return [*seen, float(total(good).max())]
 
-    if devices > 1 and version("jax").startswith("0.4."):
-        pytest.skip("not run: XLA crashes with a result that failed and another device")
     first, second = jax_world(worlds, **(TWO_DEVICES if devices > 1 else {})).run(run)
     assert first == second and set(first) == {2.0}
 

@@ -68,13 +68,19 @@ for step in range(100000):
     assert "NotRunningError" not in done.stderr, "what fails because a rank ends itself is no news there"
 
 
+# Rank 1 has its result before rank 0, and waits until rank 0 has it, too.
 LOST = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 array = mx.nd.ones((3,))
 hvd.allreduce(array, name="before").wait_to_read()
+done = Path(__file__).with_name("done")
 if hvd.rank() == 1:
+    while not done.exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
+done.touch()
 results = [hvd.allreduce(array, name=f"result{number}") for number in range(3)]
 """
 
