@@ -176,6 +176,20 @@ def test_weights_of_four_axes_are_read_as_old_files_have_them(tmp_path: Path) ->
     assert net.layers[1].blobs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and net.layers[1].blobs[1].tolist() == [7, 8]
 
 
+def test_weights_of_a_net_whose_inputs_have_no_shapes_are_read(tmp_path: Path) -> None:
+    from horovod.caffe import CaffeError
+    from horovod.caffe.files import read_weights
+    from horovod.caffe.schema import message
+
+    proto = message("NetParameter")(input=["data"])
+    proto.layer.add(name="ip", type="InnerProduct").blobs.add(num=1, channels=1, height=1, width=2, data=[7, 8])
+    path = tmp_path / "shapeless.caffemodel"
+    path.write_bytes(proto.SerializeToString())
+    assert [blob.tolist() for blob in read_weights(str(path))["ip"]] == [[[[[7, 8]]]]]
+    with pytest.raises(CaffeError, match="expected a shape for each of 1 tops, got 0"):
+        net_of(tmp_path, 'input: "data"')
+
+
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_a_state_is_written_and_read(tmp_path: Path, suffix: str) -> None:
     from horovod.caffe.files import State, read_state, write_state

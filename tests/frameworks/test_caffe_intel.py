@@ -46,6 +46,17 @@ def test_several_ranks_are_started_by_horovodrun(tmp_path: Path) -> None:
     assert command_of(options, ["caffe"]) == [*launched, "--network-interface", "eth0", "caffe"]
 
 
+def test_timing_is_one_processs_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from horovod.caffe.run_intelcaffe import main
+
+    monkeypatch.chdir(tmp_path)
+    options = f"--caffe_bin {echo(tmp_path)} --ppn 2 --mode time --model_file bench/net --debug on"
+    assert main(options.split()) == 0
+    assert "horovod.launcher" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
@@ -67,6 +78,7 @@ def test_modes_choose_caffes_command(mode: str, expected: list[str]) -> None:
         ("--solvr x", 1, "unknown option '--solvr'\nhint: did you mean '--solver'?"),
         ("--solver x --ppn", 1, "--ppn needs a value"),
         ("--ppn two --solver x", 1, "--ppn: expected a number"),
+        ("--ppn 0 --solver x", 1, "--ppn: expected at least 1"),
         ("--mode tran --solver x", 1, "--mode: expected one of train"),
         ("--network tcp --solver x", 1, "needs --netmask"),
         ("--mode train --ppn 1", 1, "--mode train needs --solver"),

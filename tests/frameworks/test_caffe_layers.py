@@ -280,6 +280,28 @@ def test_pooling_gives_the_places_of_the_largest_values(tmp_path: Path) -> None:
     assert outputs["y"].flatten().tolist() == [5, 9] and outputs["m"].flatten().tolist() == [1, 6]
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("MAX", [[1, 2], [3, 4]]), ("AVE", [[1 / 9, 3 / 9], [4 / 9, 10 / 9]])])
+def test_pooling_with_a_wide_pad_begins_no_window_behind_the_image(
+    kind: str, expected: list[list[float]], tmp_path: Path
+) -> None:
+    text = f"pooling_param {{ pool: {kind} kernel_size: 3 stride: 2 pad: 2 }}"
+    net = net_of(tmp_path, inputs([1, 1, 2, 2]) + layer("Pooling", text))
+    image = np.array([[[[1, 2], [3, 4]]]], np.float32)
+    np.testing.assert_allclose(net.forward({"a": image})["y"].numpy()[0, 0], expected, rtol=1e-6)
+
+
+def test_a_convolution_may_have_a_pad_at_one_axis(tmp_path: Path) -> None:
+    text = layer("Convolution", f"convolution_param {{ num_output: 4 kernel_size: 3 pad_w: 2 {FILLED} }}")
+    assert net_of(tmp_path, inputs(IMAGE) + text).shapes["y"] == (2, 4, 11, 13)
+
+
+def test_pooling_follows_an_image_of_another_size(tmp_path: Path) -> None:
+    for text in ("global_pooling: true", "pool: AVE global_pooling: true", "pool: AVE kernel_size: 2 stride: 2"):
+        net = net_of(tmp_path, inputs([1, 1, 2, 2]) + layer("Pooling", f"pooling_param {{ {text} }}"))
+        image = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+        assert net.forward({"a": image})["y"].shape == ((1, 1, 1, 1) if "global" in text else (1, 1, 2, 2)), text
+
+
 def test_stochastic_pooling_picks_values_in_proportion(tmp_path: Path) -> None:
     text = inputs([1, 1, 2, 2]) + layer("Pooling", "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }")
     x = np.array([[[[1, 0], [0, 3]]]], np.float32)

@@ -74,13 +74,37 @@ def test_the_ranks_train_as_one_on_the_whole_batch(loss: str, size: int, worlds:
     together = worlds(size).run(train, small_training(tmp_path, 12 // size, LOSSES[loss]))
     kept = [lines(result) for result in (alone, together[0])]
     if loss == "some labels ignored":  # means over the valid labels of a batch, and tests have other batches
-        kept = [[line for line in one if "Test net output #1" not in line] for one in kept]
+        kept = [[line for line in one if not re.search("Test (net output #1|loss)", line)] for one in kept]
     assert kept[0] == kept[1] and len(kept[0]) > 60, "every loss, output and test is the same to six digits"
     assert all(not result["log"] for result in together[1:]), "one rank talks for all"
     for result in together:
         for one, other in zip(alone["weights"], result["weights"], strict=True):
             assert np.abs(one - other).max() < 1e-10
-    assert "Iteration 10, Testing net (#0)" in alone["log"] and "Optimization Done." in alone["log"]
+    assert (
+        "Iteration 10, Testing net (#0)" in alone["log"]
+        and "Test loss: " in alone["log"]
+        and "Optimization Done." in alone["log"]
+    )
+
+
+def test_training_begins_with_the_weights_that_the_solver_names(worlds: WorldPool, tmp_path: Path) -> None:
+    """Several files, too, with commas between them."""
+    first = worlds(1).run(train, small_training(tmp_path, 12))[0]
+    (tmp_path / "s12_iter_20.caffemodel").rename(tmp_path / "first.caffemodel")
+    other = tmp_path / "other.caffemodel"
+    worlds(1).run(save_net_without_weights, str(other))
+    path = Path(small_training(tmp_path, 6, more=f'weights: "{other},{tmp_path}/first.caffemodel"'))
+    path.write_text(path.read_text().replace("max_iter: 20", "max_iter: 0"))
+    for result in worlds(2).run(train, str(path)):
+        for one, begun in zip(first["weights"], result["weights"], strict=True):
+            assert np.abs(one - begun).max() < 1e-6, "files have single precision"
+
+
+def save_net_without_weights(path: str) -> None:
+    from horovod.caffe.files import write_weights
+    from horovod.caffe.schema import message
+
+    write_weights(path, message("NetParameter")(), [])
 
 
 def test_passes_of_iter_size_are_one_batch(worlds: WorldPool, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ layer {{ name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "ac
 """
 _SOLVER = """
 net: "{folder}/net{batch}.prototxt" test_iter: 8 test_interval: 10 base_lr: 0.1 momentum: 0.9 weight_decay: 0.001
-lr_policy: "fixed" display: 1 max_iter: 20 random_seed: 5 solver_mode: CPU snapshot_prefix: "{folder}/s{batch}" {more}
+lr_policy: "fixed" display: 1 max_iter: 20 test_compute_loss: true random_seed: 5 solver_mode: CPU
+snapshot_prefix: "{folder}/s{batch}" {more}
 """
 
 

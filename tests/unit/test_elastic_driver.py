@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -133,6 +134,20 @@ def test_a_joiner_that_does_not_get_ready_is_ended(monkeypatch: pytest.MonkeyPat
     assert not job.killed
     job.at(60.0)
     assert job.killed == {1: "was ended: it was not ready within 60 s (HOROVOD_ELASTIC_JOIN_SECONDS)"}
+
+
+def test_workers_that_fail_at_every_start_are_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor before the first world: --elastic-timeout counts from the first slot that lacks."""
+    limits = dataclasses.replace(LIMITS, cooldown=lambda _: 40.0)
+    job = Job(monkeypatch, ("a", 1), ("b", 1), cooldown=True, limits=limits)
+    for seconds in (0.0, 40.0, 80.0):
+        job.at(seconds)
+        worker = next(one.number for one in job.driver.job.workers if one.host == "b")
+        job.driver.worker_ended(worker, "exited with code 1", well=False)
+    job.at(99.9)
+    assert job.outcome == ""
+    job.at(100.0)
+    assert job.outcome == "elastic-too-few-slots"
 
 
 def test_slots_that_are_filled_in_vain_do_not_make_the_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,14 +343,32 @@ def test_when_the_training_is_over_the_next_one_is_as_in_a_static_job(begin: Any
     assert script.log == ["finish"]
 
 
-def test_listeners_of_horovods_manager_hear_of_changes(begin: Any) -> None:
+def test_listeners_of_horovods_manager_hear_of_changes(begin: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One that fails or waits harms neither the others nor whoever tells them, the thread that hears the driver."""
+    waits, end = threading.Event(), threading.Event()
+
+    class Failing:
+        def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
+            raise ValueError("a bug of its own")
+
+    class Waiting:
+        def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
+            waits.set()
+            assert end.wait(60.0)
+
     script, listener = begin((True, 2)), state_of()
-    notification_manager.register_listener(listener)
+    listeners = [Failing(), listener, Waiting()]
+    for one in listeners:
+        notification_manager.register_listener(one)
     try:
         trained(state_of(), lambda state: script.heard(4, ADDED))
+        assert waits.wait(60.0)
     finally:
-        notification_manager.remove_listener(listener)
+        end.set()
+        for one in listeners:
+            notification_manager.remove_listener(one)
     assert listener._host_messages.get_nowait() == (4, ADDED)
+    assert "Failing.on_hosts_updated failed" in caplog.text and "a bug of its own" in caplog.text
 
 
 def test_an_interrupt_is_none_less_if_the_world_has_ended_meanwhile(begin: Any, monkeypatch: Any) -> None:

@@ -103,6 +103,16 @@ def test_a_joiner_disturbs_nobody_before_it_is_ready() -> None:
     assert driver.ranks == [0, 1, 2] and driver.record.sync and driver.record.reason == "workers are added"
 
 
+def test_a_joiner_that_has_gone_again_disturbs_nobody() -> None:
+    driver = Driver((("a", 1),), settle=True).all_attend()
+    driver.on(m.Listed((("a", 1), ("b", 1))), m.Attend(1, 0, m.NO_STATE))
+    assert waits(driver.job, driver.rules).timer == m.Timer.SETTLE  # type: ignore[union-attr]
+    driver.ends(1)
+    assert waits(driver.job, driver.rules) is None
+    driver.on(m.Timeout(m.Timer.SETTLE))
+    assert driver.told(m.Update) == []
+
+
 def test_two_that_cannot_connect_to_each_other_twice_go_on_without_one_of_them() -> None:
     driver = Driver((("a", 1), ("b", 1), ("c", 2))).all_attend()
     trouble = {1: (3,), 3: (1,), 2: (), 0: ()}

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Sequence
 
 import torch
 
 from horovod.caffe.errors import CaffeError, nearest
+from horovod.caffe.files import listed
 from horovod.caffe.flags import Flags, guarded
 from horovod.caffe.log import Log, number
 from horovod.caffe.net import TEST, TRAIN, Net, read_net
@@ -76,10 +76,6 @@ def _stages(flags: argparse.Namespace) -> list[str]:
     return [stage for stage in flags.stage.split(",") if stage]
 
 
-def _files(text: str) -> list[str]:
-    return [name for name in re.split(r"[,\s]+", text) if name]
-
-
 def _warn_of_gpu(flags: argparse.Namespace, log: Log) -> None:
     if flags.gpu:
         log.warning(f"--gpu={flags.gpu}: this version computes on the CPU")
@@ -100,26 +96,18 @@ def train(flags: argparse.Namespace) -> int:
     _warn_of_gpu(flags, log)
     if flags.gpu:
         proto.solver_mode = proto.CPU  # said already, in the words of the command line
+    if flags.weights or flags.snapshot:
+        proto.ClearField("weights")
+        proto.weights.extend(listed(flags.weights))
     with Signals(*effects, replicas) as signals:
         solver = Solver(proto, origin, replicas=replicas, log=log)
         try:
             log.info(f"{replicas.size} rank(s) train together")
-            if not flags.snapshot:
-                _load(solver.net, _files(flags.weights) or list(proto.weights), replicas, log)
-                solver.net.share_weights()
             log.info("Starting Optimization")
             solver.solve(flags.snapshot or None, signals)
         finally:
             solver.close()
     return 0
-
-
-def _load(net: Net, files: list[str], replicas: Replicas, log: Log) -> None:
-    """Rank 0 reads; the others get the values afterwards."""
-    for path in files if replicas.rank == 0 else []:
-        log.info(f"Finetuning from {path}")
-        for name in net.load(path):
-            log.info(f"Ignoring source layer {name}")
 
 
 def test(flags: argparse.Namespace) -> int:
@@ -134,7 +122,7 @@ def test(flags: argparse.Namespace) -> int:
     log.info("Use CPU.")
     net = _net(flags, TEST, replicas)
     try:
-        for path in _files(flags.weights):
+        for path in listed(flags.weights):
             net.load(path)
         log.info(f"Running for {flags.iterations} iterations.")
         with Signals(STOP, STOP, replicas) as signals:
@@ -161,8 +149,7 @@ def _score(net: Net, iterations: int, replicas: Replicas, log: Log, signals: Sig
             values = torch.cat([net.blobs[name].double().reshape(-1) for name in net.outputs])
             for name, value in zip(_value_names(net), values.tolist(), strict=True):
                 log.info(f"Batch {index}, {name} = {number(value)}")
-            loss = float(net.objective()) * replicas.size
-            total += torch.cat([values, values.new_tensor([loss, 1.0])])
+            total += torch.cat([values, values.new_tensor([float(net.loss()), 1.0])])
         if signals.agreed() == STOP:
             break
     total = replicas.total(total, "caffe.test")
@@ -192,7 +179,7 @@ def time_command(flags: argparse.Namespace) -> int:
     log.info("Use CPU.")
     net = _net(flags, phases[flags.phase], Replicas())
     try:
-        for path in _files(flags.weights):
+        for path in listed(flags.weights):
             net.load(path)
         time_net(net, flags.iterations, log, backward=not flags.forward_only)
     finally:

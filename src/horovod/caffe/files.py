@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ __all__ = [
     "State",
     "array_of",
     "blob_of",
+    "listed",
     "read_blob",
     "read_state",
     "read_weights",
@@ -125,6 +127,11 @@ def blob_of(values: Array) -> Any:
         blob.MergeFromString(_PACKED_DATA + size + bytes([length]) + content)
     blob.shape.dim.extend(values.shape)
     return blob
+
+
+def listed(text: str) -> list[str]:
+    """The files that a flag or a field names, separated by commas or blanks."""
+    return [name for name in re.split(r"[,\s]+", text) if name]
 
 
 def read_blob(path: str) -> Array:

@@ -167,7 +167,7 @@ class Net:
         """
         self._set_inputs(inputs or {})
         self.blobs.clear()
-        self._losses: list[Tensor] = []
+        self._losses: list[tuple[Tensor, float, float]] = []
         for index, layer in enumerate(self.layers):
             tops = self.run(layer, [self.blobs[name] for name in layer.proto.bottom])
             self._losses += self._weighted(index, tops)
@@ -192,17 +192,22 @@ class Net:
                 raise CaffeError(f"{self.context.origin.path}: no Input layer has the top {name!r}; there are {known}")
             layers[name].values[name] = torch.as_tensor(value, dtype=torch.get_default_dtype())
 
-    def _weighted(self, index: int, tops: list[Tensor]) -> Iterator[Tensor]:
+    def _weighted(self, index: int, tops: list[Tensor]) -> Iterator[tuple[Tensor, float, float]]:
+        """(sum, weight, share) of each top that counts."""
         layer, weights = self.layers[index], self._weights[index]
         for top, weight in zip(tops, weights, strict=True):
             if weight:
                 # With several ranks the gradients are summed: a mean must be one over all of them.
                 share = 1 / self.context.replicas.size if layer.is_mean else 1.0
-                yield top.sum() * (weight * share)
+                yield top.sum(), weight, share
 
     def objective(self) -> Tensor:
         """The loss of the last pass: this rank's share, of which the sum over the ranks is the loss."""
-        return torch.stack(self._losses).sum() if self._losses else torch.zeros(())
+        return _sum([total * (weight * share) for total, weight, share in self._losses])
+
+    def loss(self) -> Tensor:
+        """The loss of the last pass, of this rank's batch alone."""
+        return _sum([total * weight for total, weight, _ in self._losses])
 
     def loss_weight(self, output: str) -> float:
         """The weight of an output in the loss."""
@@ -256,3 +261,7 @@ class Net:
         """Ends the threads of data layers."""
         for layer in self.layers:
             layer.close()
+
+
+def _sum(losses: list[Tensor]) -> Tensor:
+    return torch.stack(losses).sum() if losses else torch.zeros(())

@@ -83,6 +83,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("ppn", "num_omp_threads", "iteration"):
         if not getattr(found, name).isdigit():
             raise CaffeError(f"--{name}: expected a number, got {getattr(found, name)!r}")
+    if int(found.ppn) < 1:
+        raise CaffeError("--ppn: expected at least 1")
     if found.network == "tcp" and not found.netmask:
         raise CaffeError("--network tcp needs --netmask, the name of the network interface")
     return found
@@ -157,13 +159,13 @@ def _main(options: argparse.Namespace) -> int:
     if options.ignored:
         print(f"without effect: {', '.join(options.ignored)}", file=sys.stderr)
     caffe = [options.caffe_bin] if options.caffe_bin else [sys.executable, "-m", "horovod.caffe"]
-    work = []
+    commands = []
     if options.benchmark != "none":
-        work.append([sys.executable, "-m", "horovod.bench", "allreduce", "--no-gloo"])
+        commands.append(command_of(options, [sys.executable, "-m", "horovod.bench", "allreduce", "--no-gloo"]))
     if options.mode != "none":
-        work.append([*caffe, *caffe_arguments(options)])
-    # Timing is one process's work, as in Intel's script.
-    commands = [command_of(options, one) if options.mode == "train" or "bench" in one[2] else one for one in work]
+        program = [*caffe, *caffe_arguments(options)]
+        # Timing is one process's work, as in Intel's script.
+        commands.append(command_of(options, program) if options.mode == "train" else program)
     folder = Path(options.output or ".") / f"result-{time.strftime('%Y%m%d%H%M%S')}"
     folder.mkdir(parents=True)
     hosts = hosts_of(options.hostfile) or [os.uname().nodename]

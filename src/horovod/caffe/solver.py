@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import deque
@@ -12,6 +13,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod.caffe.errors import CaffeError
+from horovod.caffe.files import listed
 from horovod.caffe.log import Log, number
 from horovod.caffe.net import TRAIN, Net
 from horovod.caffe.phases import NetState
@@ -56,6 +58,15 @@ class Solver:
             self._make()
         except CaffeError as error:
             raise error if error.located else self.origin.error(str(error)) from error
+        self._load_weights()
+
+    def _load_weights(self) -> None:
+        """Those of the solver's `weights`. Rank 0 reads; the others get its values."""
+        for path in itertools.chain(*map(listed, self.proto.weights)) if self.replicas.rank == 0 else ():
+            self.log.info(f"Finetuning from {path}")
+            for name in self.net.load(path):
+                self.log.info(f"Ignoring source layer {name}")
+        self.net.share_weights()
 
     def _make(self) -> None:
         proto = self.proto
@@ -75,7 +86,6 @@ class Solver:
         self.net = self._net(train, NetState.of(train.proto.state, proto.train_state, phase=TRAIN), None)
         states = [NetState.of(one.proto.state, *one.states, phase=1) for one in tests]
         self.test_nets = [self._net(one, state, self.net) for one, state in zip(tests, states, strict=True)]
-        self.net.share_weights()
         self.optimizer = CaffeOptimizer(self.net.parameters, proto)
         named = [(one.name, one.tensor) for one in self.net.parameters if one.tensor.requires_grad]
         self.reducing = hvd.DistributedOptimizer(

@@ -30,8 +30,7 @@ def mean_outputs(net: Net, count: int, replicas: Replicas) -> tuple[Tensor, floa
         for _ in range(own_share(count, replicas)):
             net.forward()
             values = [net.blobs[name].double().reshape(-1) for name in net.outputs]
-            loss = net.objective() * replicas.size
-            total += torch.cat([*values, loss.reshape(1)])
+            total += torch.cat([*values, net.loss().double().reshape(1)])
     total = replicas.total(total, "caffe.test") / count
     return total[:-1], float(total[-1])
 

@@ -81,7 +81,8 @@ def _move_inputs(net: Any) -> None:
         if len(net.input_dim) != 4 * len(net.input):
             raise CaffeError(f"expected four input_dim for each of {len(net.input)} inputs, got {len(net.input_dim)}")
         shapes = [list(net.input_dim[start : start + 4]) for start in range(0, len(net.input_dim), 4)]
-    if len(shapes) != len(net.input):
+    # A file of weights may do without; a net that is made of such a file may not (layers/data.py).
+    if shapes and len(shapes) != len(net.input):
         raise CaffeError(f"expected an input_shape for each of {len(net.input)} inputs, got {len(shapes)}")
     layers = list(net.layer)
     del net.layer[:]

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
+import threading
 from typing import Any
 
 from horovod.elastic.messages import ADDED, REMOVED
 
 __all__ = ["HostUpdateResult", "HostsUpdatedRequest", "WorkerNotificationManager", "notification_manager"]
+
+_log = logging.getLogger("horovod")
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -57,9 +61,18 @@ class WorkerNotificationManager:
         self._listeners.remove(listener)
 
     def handle_hosts_updated(self, timestamp: int, update_res: int) -> None:
-        """Tells all listeners."""
+        """Tells all listeners. An error of one of them is printed, and the others are told."""
         for listener in list(self._listeners):
-            listener.on_hosts_updated(timestamp, update_res)
+            try:
+                listener.on_hosts_updated(timestamp, update_res)
+            except Exception:
+                _log.exception("horovod: warning: %s.on_hosts_updated failed", type(listener).__name__)
+
+    def tell(self, timestamp: int, update_res: int) -> None:
+        """handle_hosts_updated in a thread of its own: whatever a listener does keeps nobody else waiting."""
+        if self._listeners:
+            told = (timestamp, update_res)
+            threading.Thread(target=self.handle_hosts_updated, args=told, name="horovod-notices", daemon=True).start()
 
 
 notification_manager = WorkerNotificationManager()

@@ -19,7 +19,7 @@ _WHO_ENDS = {
     Timer.SLOTS: "the job ends in {} (--elastic-timeout)",
     Timer.STARTS: "the job ends in {} (--elastic-timeout)",
 }
-# Workers that start and fail again and again are one wait for enough of them.
+# Workers that start and fail again and again are one wait for enough of them; before the first world, too (follow).
 _ONE_CLOCK = {Timer.STARTS: Timer.SLOTS}
 
 
@@ -31,6 +31,7 @@ class RunningWait:
         self._wait: Waits | None = None
         self._clock: tuple[Timer | None, int] | None = None  # what is timed: what for, and in which generation
         self._until: float | None = None
+        self._first_slots_until: float | None = None  # for enough slots for the first world, once some have lacked
         self._tell_at: float | None = None
         self._ask_at: float | None = None
 
@@ -40,6 +41,8 @@ class RunningWait:
         if wait is None or clock != self._clock:
             limit_s = None if wait is None or wait.timer is None else self._limits_s[wait.timer]
             self._until = None if limit_s is None else now + limit_s
+            if wait is not None and wait.timer == Timer.SLOTS and not generation:
+                self._until = self._first_slots_until = self._first_slots_until or self._until
             self._tell_at = None if wait is None else now + _tell_after_s(wait, generation)
             is_for_scripts = wait is not None and wait.timer in (Timer.STRAGGLERS, Timer.ENDS)
             self._ask_at = now + min(_ASK_AFTER_S, limit_s / 2) if is_for_scripts and limit_s else None
@@ -70,12 +73,13 @@ class RunningWait:
         """The timer that has run out, once. If it is still waited for afterwards, the time begins anew."""
         if self._wait is None or self._until is None or now < self._until:
             return None
-        self._clock = self._until = None
+        self._clock = self._until = self._first_slots_until = None
         return self._wait.timer
 
     def put_off(self, seconds: float) -> None:
         """All stood still for so long."""
         self._until = None if self._until is None else self._until + seconds
+        self._first_slots_until = None if self._first_slots_until is None else self._first_slots_until + seconds
         self._tell_at = None if self._tell_at is None else self._tell_at + seconds
         self._ask_at = None if self._ask_at is None else self._ask_at + seconds
 

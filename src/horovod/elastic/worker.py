@@ -118,7 +118,7 @@ def _sync(session: Session, state: State, world: World, known: set[int]) -> None
 
 def _tell(state: State, number: int, flags: int) -> None:
     state.on_hosts_updated(number, flags)
-    notification_manager.handle_hosts_updated(number, flags)
+    notification_manager.tell(number, flags)
 
 
 def _numbers(world: World) -> set[int]:

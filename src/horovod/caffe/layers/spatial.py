@@ -21,9 +21,9 @@ def extents(param: Any, name: str, axes: int, default: int | None) -> list[int]:
     short = name.removesuffix("_size")
     by_axis = [axis for axis in (f"{short}_h", f"{short}_w") if _has(param, axis)]
     if by_axis:
-        if axes != 2 or values or len(by_axis) != 2:
+        if axes != 2 or values or (len(by_axis) != 2 and name != "pad"):  # no pad is one of 0
             raise CaffeError(f"expected either {name} or both {short}_h and {short}_w, for two spatial axes")
-        return [getattr(param, axis) for axis in by_axis]
+        return [getattr(param, f"{short}_h"), getattr(param, f"{short}_w")]
     if not values:
         if default is None:
             raise CaffeError(f"{name} is missing")
@@ -155,10 +155,12 @@ class Pooling(Layer):
             raise CaffeError("kernel_size and stride must be at least 1")
         if any(pad >= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True)):
             raise CaffeError("pad must be less than kernel_size")
-        self.is_global = self.kernel == list(shape[2:]) and self.pad == [0, 0]
 
     def forward(self, bottoms: list[Tensor]) -> list[Tensor]:
         image, pad, param = bottoms[0], self.pad, self.proto.pooling_param
+        size = list(image.shape[2:])
+        if param.global_pooling:
+            self.kernel = size
         if self.method == param.STOCHASTIC:
             return [self._stochastic(image)]
         if any(2 * p > k for p, k in zip(pad, self.kernel, strict=True)):  # torch allows half the kernel
@@ -166,14 +168,29 @@ class Pooling(Layer):
                 raise CaffeError("a second top needs a pad of at most half the kernel")
             value = float("-inf") if self.method == param.MAX else 0.0
             image, pad = F.pad(image, (pad[1], pad[1], pad[0], pad[0]), value=value), [0, 0]
+            height, width = self._counts(size)
+            return [self._pooled(image, pad)[0][:, :, :height, :width]]
+        return self._pooled(image, pad)
+
+    def _pooled(self, image: Tensor, pad: list[int]) -> list[Tensor]:
+        param = self.proto.pooling_param
         if self.method == param.AVE:
-            if self.is_global:
+            if self.kernel == list(image.shape[2:]) and pad == [0, 0]:
                 return [image.mean((2, 3), keepdim=True)]
             return [F.avg_pool2d(image, self.kernel, self.stride, pad, self.ceil, count_include_pad=True)]
         if len(self.proto.top) == 1:
             return [F.max_pool2d(image, self.kernel, self.stride, pad, ceil_mode=self.ceil)]
         top, indices = F.max_pool2d(image, self.kernel, self.stride, pad, ceil_mode=self.ceil, return_indices=True)
         return [top, indices.to(image.dtype)]
+
+    def _counts(self, size: list[int]) -> list[int]:
+        """How many windows there are along each axis: none begins behind the image and its first pad."""
+        counts = []
+        for length, k, stride, pad in zip(size, self.kernel, self.stride, self.pad, strict=True):
+            steps = length + 2 * pad - k
+            last = -(-steps // stride) if self.ceil else steps // stride
+            counts.append(last if last * stride >= length + pad else last + 1)
+        return counts
 
     def _stochastic(self, image: Tensor) -> Tensor:
         """Training picks a value of the window with a probability in proportion to it; testing takes the mean so."""
