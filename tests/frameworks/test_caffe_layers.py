@@ -241,6 +241,30 @@ def test_layers_in_place_leave_earlier_readers_alone(tmp_path: Path) -> None:
     assert np.abs(net.layers[1].blobs[0].grad.numpy() - slope).max() < 1e-5
 
 
+def test_what_layers_that_are_not_in_place_have_read_is_seen_unchanged(tmp_path: Path) -> None:
+    text = (
+        inputs([2, 4, 3, 3])
+        + layer("BatchNorm", "", top="b")
+        + layer("Scale", "scale_param { filler { value: 3 } }", "b", "s")
+        + layer("Convolution", f"convolution_param {{ num_output: 3 kernel_size: 1 {FILLED} }}", "s", "h")
+        + layer("ReLU", "", "h")
+    )
+    net = net_of(tmp_path, text)
+    net.layers[1].blobs[1].data.fill_(1)
+    net.layers[1].blobs[2].data.fill_(1)
+    x = np.random.default_rng(8).normal(size=(2, 4, 3, 3)).astype(np.float32)
+    net.forward({"a": x})
+    np.testing.assert_allclose(net.blobs["b"].detach(), x, rtol=1e-4)
+    np.testing.assert_allclose(net.blobs["s"].detach(), 3 * x, rtol=1e-4)
+    assert float(net.blobs["h"].detach().min()) < 0 and float(net.blobs["y"].detach().min()) == 0
+
+
+def test_a_dropout_ratio_of_zero_drops_nothing(tmp_path: Path) -> None:
+    net = net_of(tmp_path, inputs([2, 4]) + layer("Dropout", "dropout_param { dropout_ratio: 0 }"), phase=0)
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(net.forward({"a": x})["y"], x)
+
+
 def test_layers_share_weights_by_the_names_of_their_param(tmp_path: Path) -> None:
     shared = f'param {{ name: "w" lr_mult: 3 }} inner_product_param {{ num_output: 4 bias_term: false {FILLED} }}'
     text = inputs([2, 4]) + layer("InnerProduct", shared, "a", "h") + layer("InnerProduct", shared, "h")

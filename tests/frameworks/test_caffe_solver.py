@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,18 @@ def test_a_solver_that_cannot_work_says_why(settings: dict[str, Any], expected: 
     given = {"net": write(tmp_path, "net.prototxt", text), "base_lr": 0.1, "max_iter": 1, **settings}
     with pytest.raises(CaffeError, match=expected):
         Solver(write(tmp_path, "solver.prototxt", text_of(given)), replicas=Replicas())
+
+
+@pytest.mark.parametrize(
+    ("settings", "iteration", "expected"),
+    [
+        ({"lr_policy": "sigmoid", "gamma": 1, "stepsize": 5000}, 0, 0.0),
+        ({"lr_policy": "exp", "gamma": 2}, 5000, math.inf),
+        ({"lr_policy": "poly", "power": 0.5, "max_iter": 10}, 12, 0.0),
+    ],
+)
+def test_a_rate_beyond_all_numbers_is_as_in_c(settings: dict[str, Any], iteration: int, expected: float) -> None:
+    from horovod.caffe.rates import Rates
+    from horovod.caffe.schema import message
+
+    assert Rates(message("SolverParameter")(base_lr=0.1, **settings)).rate(iteration) == expected

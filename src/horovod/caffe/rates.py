@@ -62,35 +62,45 @@ class Rates:
         return self.rate(iteration) / before if before > 0 else 1.0
 
 
+def _power(base: float, exponent: float) -> float:
+    """As in C: infinity where the result is too large for a float, and not a number where there is none."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return math.nan
+
+
 def _fixed(solver: Any, progress: Progress, i: int, loss: float) -> float:
     return float(solver.base_lr)
 
 
 def _step(solver: Any, progress: Progress, i: int, loss: float) -> float:
     progress.current_step = i // solver.stepsize
-    return float(solver.base_lr * solver.gamma**progress.current_step)
+    return float(solver.base_lr * _power(solver.gamma, progress.current_step))
 
 
 def _exp(solver: Any, progress: Progress, i: int, loss: float) -> float:
-    return float(solver.base_lr * solver.gamma**i)
+    return float(solver.base_lr * _power(solver.gamma, i))
 
 
 def _inv(solver: Any, progress: Progress, i: int, loss: float) -> float:
-    return float(solver.base_lr * (1 + solver.gamma * i) ** -solver.power)
+    return float(solver.base_lr * _power(1 + solver.gamma * i, -solver.power))
 
 
 def _poly(solver: Any, progress: Progress, i: int, loss: float) -> float:
-    return float(solver.base_lr * (1 - i / solver.max_iter) ** solver.power)
+    return float(solver.base_lr * _power(max(0.0, 1 - i / solver.max_iter), solver.power))
 
 
 def _multistep(solver: Any, progress: Progress, i: int, loss: float) -> float:
     if progress.current_step < len(solver.stepvalue) and i >= solver.stepvalue[progress.current_step]:
         progress.current_step += 1
-    return float(solver.base_lr * solver.gamma**progress.current_step)
+    return float(solver.base_lr * _power(solver.gamma, progress.current_step))
 
 
 def _sigmoid(solver: Any, progress: Progress, i: int, loss: float) -> float:
-    return float(solver.base_lr / (1 + math.exp(-solver.gamma * (i - solver.stepsize))))
+    return float(solver.base_lr / (1 + _power(math.e, -solver.gamma * (i - solver.stepsize))))
 
 
 def _plateau(solver: Any, progress: Progress, i: int, loss: float) -> float:
@@ -101,7 +111,7 @@ def _plateau(solver: Any, progress: Progress, i: int, loss: float) -> float:
     if progress.current_step < len(windows) and i - progress.iteration_of_last_event >= windows[progress.current_step]:
         progress.current_step += 1
         progress.iteration_of_last_event = i
-    return float(solver.base_lr * solver.gamma**progress.current_step)
+    return float(solver.base_lr * _power(solver.gamma, progress.current_step))
 
 
 def _multifixed(solver: Any, progress: Progress, i: int, loss: float) -> float:

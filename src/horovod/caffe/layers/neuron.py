@@ -42,8 +42,8 @@ class Dropout(_Neuron):
 
     def setup(self, bottoms: list[Tensor]) -> None:
         self.ratio = self.proto.dropout_param.dropout_ratio
-        if not 0 < self.ratio < 1:
-            raise CaffeError(f"dropout_ratio must be between 0 and 1, got {self.ratio:g}")
+        if not 0 <= self.ratio < 1:
+            raise CaffeError(f"dropout_ratio must be at least 0 and less than 1, got {self.ratio:g}")
 
     def value(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.ratio, training=self.training)
