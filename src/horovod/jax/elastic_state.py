@@ -17,6 +17,7 @@ from horovod.core.context import rank
 from horovod.core.operations import run_all
 from horovod.core.process_sets import global_process_set
 from horovod.elastic.handlers import HandledState, StateHandler
+from horovod.jax.shim import forget_failures
 
 __all__ = ["JaxState"]
 
@@ -40,6 +41,11 @@ class JaxState(HandledState):
         leaves = [leaf for value in self._values().values() for leaf in _leaves(value)]
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
         super().save()
+
+
+    def restore(self) -> None:
+        forget_failures()
+        super().restore()
 
 
 class _NnxHandler(StateHandler):

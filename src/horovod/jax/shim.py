@@ -190,6 +190,23 @@ def finish() -> None:
                 array.block_until_ready()
 
 
+_LATER_FAILURES = 100  # of functions that were called before the first one's failure was known: seldom more than two
+
+
+def forget_failures() -> None:
+    """Blocks until what has failed has no effect on functions that are called from now on.
+
+    Before JAX 0.5 a function fails if the one that its thread has called before it has failed and nobody knows it yet.
+    """
+    for _ in range(_LATER_FAILURES):
+        with contextlib.suppress(RuntimeError):  # which whoever uses those functions' results will be told
+            _nothing().block_until_ready()
+            return
+
+
+_nothing = jax.jit(lambda: jnp.zeros(()))
+
+
 def _attach(context: Context | None) -> None:
     global _world
     if context is None:
