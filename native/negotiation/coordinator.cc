@@ -111,6 +111,7 @@ void Coordinator::forget(size_t index) {
   if (entry.defined()) {
     ids_[entry.id].entry = kNoEntry;
     --cached_;
+    cached_bytes_ -= ids_[entry.id].bytes();
   }
   entry = Entry();
   gaps_.push_back(index);
@@ -350,23 +351,39 @@ void Coordinator::finish(Entry* entry) {
 void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effects* effects) {
   Entry& entry = entries_[index];
   finish(&entry);
-  const bool keep = decisions.front().kind == RecordKind::kDefine && cached_ < limits_.names;
+  const uint64_t wanted = Arena::piece_bytes(decisions.front().payload.size());
+  const bool keep = decisions.front().kind == RecordKind::kDefine && cached_ < limits_.names &&
+                    cached_bytes_ + wanted <= limits_.bytes && bytes_ + wanted <= limits_.all_bytes();
   if (!entry.defined() && keep && take_id(&entry.id)) {
     ids_[entry.id].entry = index;
     ++cached_;
+    cached_bytes_ += ids_[entry.id].bytes();  // of the name that had this id when its set was removed
   }
   if (entry.defined()) {
     touch(entry.id);
     for (Decision& decision : decisions) {
-      decision.id = entry.id;
       decision.stays_recalled = decision.reset && entry.recalled;
-      effects->decisions.push_back(std::move(decision));
+      say(entry.id, std::move(decision), effects);
     }
+    if (cached_bytes_ > limits_.bytes) make_room(0, effects);  // a definition has become longer
     return;
   }
   forget(index);
   run_once(std::move(decisions), effects);
-  make_room(effects);
+  make_room(wanted, effects);
+}
+
+void Coordinator::say(uint32_t id, Decision decision, Effects* effects) {
+  Id& of = ids_[id];
+  if (!decision.payload.empty()) {
+    uint64_t& has = decision.kind == RecordKind::kDefine ? of.definition_bytes : of.error_bytes;
+    const uint64_t more = std::max(has, Arena::piece_bytes(decision.payload.size())) - has;
+    has += more;
+    bytes_ += more;
+    if (of.entry != kNoEntry) cached_bytes_ += more;
+  }
+  decision.id = id;
+  effects->decisions.push_back(std::move(decision));
 }
 
 }  // namespace hvd

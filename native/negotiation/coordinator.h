@@ -14,8 +14,8 @@
 // recall carry those of the recalled counts. When all have joined, nothing is open any more, and the fast way is back.
 //
 // Names come and go. An entry has a number (id) once it has been defined, and keeps it while it is among the names that
-// were used last. If there is no room, a new name runs once and keeps nothing (DEFINE + READY + RETIRE under a
-// temporary number). Meanwhile the hosts are asked to give up the names that were unused for longest. A host that has
+// were used last. If there is no room, in numbers or in the arena, a new name runs once and keeps nothing (DEFINE +
+// READY + RETIRE under a temporary number). Meanwhile the hosts are asked to give up the names that were unused for longest. A host that has
 // no arrival under a name agrees, and shuts its fast way. If all hosts agree, the name is RETIREd. Its number is reused
 // when all ranks of all hosts have read the RETIRE: until then one of them might still count under it. A recalled name
 // counts as in use: while a rank has joined, no name of its sets goes.
@@ -29,6 +29,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/arena.h"
 #include "negotiation/log.h"
 #include "negotiation/tally.h"
 #include "negotiation/wire.h"
@@ -43,7 +44,9 @@ constexpr uint32_t kNoId = UINT32_MAX;
 struct NameLimits {
   uint32_t names = kMaxCachedNames;  // with the fast way; 0: none
   uint32_t ids = kMaxEntries;
-  uint32_t evicted_at_once() const { return names / 32 + 1; }
+  uint64_t bytes = 4u << 20;  // of the arena, for what is known of these names: that of a group grows with the group
+  constexpr uint32_t evicted_at_once() const { return names / 32 + 1; }
+  constexpr uint64_t all_bytes() const { return bytes + bytes / 2; }  // with names that run once
 };
 
 // To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended, and
@@ -180,7 +183,10 @@ class Coordinator {
     uint64_t used = 0;           // when, by clock_
     std::vector<bool> expected;  // by host, while asked, retired or abandoned: an answer is to come
     int answers_missing = 0;
-    bool idle = true;  // as far as has been answered
+    bool idle = true;                                // as far as has been answered
+    uint64_t definition_bytes = 0, error_bytes = 0;  // that it has in the arena
+
+    uint64_t bytes() const { return definition_bytes + error_bytes; }
   };
   static constexpr size_t kNoEntry = SIZE_MAX;
 
@@ -207,7 +213,8 @@ class Coordinator {
   void run_once(std::vector<Decision> decisions, Effects* effects);
   void retire(uint32_t id, Effects* effects);
   void give_back(uint32_t id, Effects* effects);
-  void make_room(Effects* effects);
+  void say(uint32_t id, Decision decision, Effects* effects);
+  void make_room(uint64_t wanted_bytes, Effects* effects);
   Entry* entry_of(uint32_t id) {
     return id < ids_.size() && ids_[id].entry != kNoEntry ? &entries_[ids_[id].entry] : nullptr;
   }
@@ -223,9 +230,12 @@ class Coordinator {
   std::vector<size_t> gaps_;
   std::vector<Id> ids_;
   std::vector<uint32_t> free_ids_;
-  uint32_t cached_ = 0;      // ids that an entry has
-  uint32_t questions_ = 0;   // asked, not all answered
-  int answers_missing_ = 0;  // to recalls of all entries
+  uint32_t cached_ = 0;        // ids that an entry has
+  uint64_t cached_bytes_ = 0;  // and what those have in the arena
+  uint64_t bytes_ = 0;         // what all ids have there
+  uint32_t retiring_ = 0;      // ids
+  uint32_t questions_ = 0;     // asked, not all answered
+  int answers_missing_ = 0;    // to recalls of all entries
   uint64_t clock_ = 0;
   uint64_t evicted_ = 0;
   std::deque<std::vector<Decision>> waiting_;  // decided, for want of an id not yet said

@@ -25,20 +25,21 @@ bool Coordinator::take_id(uint32_t* id) {
 
 void Coordinator::run_once(std::vector<Decision> decisions, Effects* effects) {
   uint32_t id = kNoId;
-  if (!waiting_.empty() || !take_id(&id)) {
+  // What is retired gives its bytes back soon.
+  const uint64_t wanted = Arena::piece_bytes(decisions.front().payload.size());
+  const bool has_bytes = retiring_ == 0 || bytes_ + wanted <= limits_.all_bytes();
+  if (!waiting_.empty() || !has_bytes || !take_id(&id)) {
     waiting_.push_back(std::move(decisions));
     return;
   }
   decisions.front().reset = false;
-  for (Decision& decision : decisions) {
-    decision.id = id;
-    effects->decisions.push_back(std::move(decision));
-  }
+  for (Decision& decision : decisions) say(id, std::move(decision), effects);
   retire(id, effects);
 }
 
 void Coordinator::retire(uint32_t id, Effects* effects) {
   expect_answers(&ids_[id], Id::State::kRetired, nullptr);
+  ++retiring_;
   effects->decisions.push_back({RecordKind::kRetire, id, false, {}});
 }
 
@@ -61,18 +62,23 @@ bool Coordinator::take_answer(int host, uint32_t id, Id::State state) {
   return true;
 }
 
-// Asks for the names that were not used for longest. One question at a time: the next name may find room by itself.
-void Coordinator::make_room(Effects* effects) {
-  if (questions_ > 0 || cached_ < limits_.names) return;
+// Asks for the names that were not used for longest, if there are too many, or too many bytes once some more are
+// wanted. One question at a time: the next name may find room by itself.
+void Coordinator::make_room(uint64_t wanted_bytes, Effects* effects) {
+  const bool is_for_bytes = cached_bytes_ + wanted_bytes > limits_.bytes;
+  if (questions_ > 0 || (cached_ < limits_.names && !is_for_bytes)) return;
   std::vector<std::pair<uint64_t, uint32_t>> candidates;
   for (uint32_t id = 0; id < ids_.size(); ++id) {
     const Entry* entry = entry_of(id);
     if (entry != nullptr && entry->may_go()) candidates.emplace_back(ids_[id].used, id);
   }
-  const auto length = static_cast<ptrdiff_t>(std::min<size_t>(limits_.evicted_at_once(), candidates.size()));
-  std::partial_sort(candidates.begin(), candidates.begin() + length, candidates.end());
-  for (ptrdiff_t i = 0; i < length; ++i) {
-    const uint32_t id = candidates[static_cast<size_t>(i)].second;
+  std::sort(candidates.begin(), candidates.end());
+  uint32_t names = cached_ < limits_.names ? 0 : limits_.evicted_at_once();
+  int64_t bytes = is_for_bytes ? static_cast<int64_t>(wanted_bytes + limits_.bytes / 32) : 0;
+  for (const auto& [used, id] : candidates) {
+    if (names == 0 && bytes <= 0) break;
+    names -= names > 0 ? 1 : 0;
+    bytes -= static_cast<int64_t>(ids_[id].bytes());
     expect_answers(&ids_[id], Id::State::kAsked, &sets_[entry_of(id)->set].members_of_host);
     ++questions_;
     effects->retires.push_back(id);
@@ -100,6 +106,8 @@ bool Coordinator::may_retire(int host, uint32_t id, bool idle, Effects* effects)
 bool Coordinator::retired(int host, uint32_t id, Effects* effects) {
   if (!take_answer(host, id, Id::State::kRetired)) return false;
   if (ids_[id].answers_missing > 0) return true;
+  --retiring_;
+  bytes_ -= std::exchange(ids_[id].definition_bytes, 0) + std::exchange(ids_[id].error_bytes, 0);
   give_back(id, effects);
   end_if_all_joined(effects);
   return true;

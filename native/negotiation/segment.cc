@@ -2,12 +2,13 @@
 #include "negotiation/segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -17,7 +18,7 @@
 
 namespace hvd {
 
-constexpr uint64_t kMagic = 0x31746e656d676573;  // "segment1"
+constexpr uint64_t kMagic = 0x32746e656d676573;  // "segment2"
 constexpr size_t kPage = 4096;
 
 struct Segment::Layout {
@@ -67,6 +68,16 @@ static Status system_error(const std::string& what) {
   return {HVD_UNAVAILABLE, text};
 }
 
+// A signal, such as a profiler's a thousand times a second, would undo a long allocation and end it.
+static int allocate(int fd, uint64_t offset, size_t bytes) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return error;
+}
+
 size_t Segment::whole_bytes(uint32_t local_size, size_t transport_bytes) {
   return Layout(local_size).transport + (transport_bytes + kPage - 1) / kPage * kPage;
 }
@@ -86,7 +97,7 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
     close(memfd);
     return status;
   }
-  if (const int error = posix_fallocate(memfd, 0, static_cast<off_t>(bytes)); error != 0) {
+  if (const int error = allocate(memfd, 0, bytes); error != 0) {
     errno = error;
     Status status = system_error("cannot allocate " + memory);
     close(memfd);
@@ -180,8 +191,7 @@ Status Segment::take_area(size_t bytes, uint64_t* offset) {
     area = areas_.insert(areas_.end(), {end, bytes, false});
   }
   // Makes the file longer where the area is new, and fills the hole where it was given back.
-  const int error = posix_fallocate(memfd_, static_cast<off_t>(area->offset), static_cast<off_t>(area->bytes));
-  if (error != 0) {
+  if (const int error = allocate(memfd_, area->offset, area->bytes); error != 0) {
     errno = error;
     return system_error("cannot allocate " + std::to_string(bytes >> 20) + " MiB of shared memory for a process set");
   }
@@ -241,17 +251,12 @@ bool Segment::write(SharedText* where, std::string_view text) {
   uint64_t offset = where->offset_and_length.load(std::memory_order_relaxed) >> 24;
   uint64_t& capacity = capacity_[where];
   if (text.size() > capacity) {
-    const uint64_t wanted = std::bit_ceil(std::max<uint64_t>(text.size(), 128));
+    const uint64_t wanted = Arena::piece_bytes(text.size());
     if (text.size() > 0xffffff) return false;
-    if (capacity > 0) free_pieces_[std::exchange(capacity, 0)].push_back(offset);
-    if (std::vector<uint64_t>& pieces = free_pieces_[wanted]; !pieces.empty()) {
-      offset = pieces.back();
-      pieces.pop_back();
-    } else if (arena_used_ + wanted <= kArenaBytes) {
-      offset = std::exchange(arena_used_, arena_used_ + wanted);
-    } else {
-      return false;
-    }
+    if (capacity > 0) free_.give_back(offset, std::exchange(capacity, 0));
+    const std::optional<uint64_t> found = free_.take(wanted);
+    if (!found) return false;
+    offset = *found;
     capacity = wanted;
   }
   std::memcpy(arena_ + offset, text.data(), text.size());
@@ -263,7 +268,7 @@ void Segment::release_texts(uint32_t id) {
   for (SharedText* text : {&definitions_[id], &errors_[id]}) {
     const auto piece = capacity_.find(text);
     if (piece == capacity_.end()) continue;
-    if (piece->second > 0) free_pieces_[piece->second].push_back(text->offset_and_length.load() >> 24);
+    if (piece->second > 0) free_.give_back(text->offset_and_length.load() >> 24, piece->second);
     text->offset_and_length.store(0);
     capacity_.erase(piece);
   }

@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/arena.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/log.h"
 #include "negotiation/tally.h"
@@ -30,6 +31,7 @@ namespace hvd {
 
 constexpr uint32_t kRingBytes = 64u << 10;
 constexpr uint64_t kArenaBytes = 8u << 20;
+static_assert(NameLimits().all_bytes() <= kArenaBytes / 4 * 3, "errors, and pieces that lie between others, need room");
 
 struct alignas(128) RankBlock {
   std::atomic<uint32_t> pid;
@@ -38,6 +40,7 @@ struct alignas(128) RankBlock {
   std::atomic<uint32_t> waiting;                // callers that wait: it completes nothing more until they go on
   std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
   std::atomic<uint64_t> cursor;                 // log position this rank reads next: it has acted on what is before
+  std::atomic<uint64_t> pid_namespace;          // where `pid` is the process' number
   alignas(128) std::atomic<uint32_t> sleeping;  // Sleeper: who would need a bell
   std::atomic<uint32_t> bell[2];                // futex words: the engine's thread, a waiting caller
 };
@@ -67,8 +70,8 @@ struct SegmentHeader {
 };
 
 // A string in the arena. The leader replaces it only in a later round of its entry, that is, after all members of its
-// set have read it (for those that have joined, it waits); other ranks must not. Pieces are powers of two, and come
-// back when what lay there outgrew them or its entry is gone.
+// set have read it (for those that have joined, it waits); other ranks must not. Its piece comes back when the text
+// outgrew it or the entry is gone.
 struct SharedText {
   std::atomic<uint64_t> offset_and_length;  // {offset:40 | length:24}
 };
@@ -169,9 +172,8 @@ class Segment {
   StackPage* stacks_;
   std::byte* arena_;
   std::byte* transport_area_;
-  uint64_t arena_used_ = 0;                                          // leader only, like the next
-  std::unordered_map<const SharedText*, uint64_t> capacity_;         // bytes each text may grow to in place
-  std::unordered_map<uint64_t, std::vector<uint64_t>> free_pieces_;  // of the arena: offsets by length
+  Arena free_{kArenaBytes};                                   // leader only, like the next
+  std::unordered_map<const SharedText*, uint64_t> capacity_;  // bytes each text may grow to in place
   struct Area {
     uint64_t offset;
     size_t bytes;

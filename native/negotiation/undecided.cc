@@ -66,7 +66,10 @@ std::string Coordinator::snapshot() const {
   std::sort(uses.begin(), uses.end());
   for (const Id& id : ids_) {
     const uint64_t used = id.entry == kNoEntry ? 0 : id.used;
-    text.put(id.state).put(id.idle).put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
+    text.put(id.bytes())
+        .put(id.state)
+        .put(id.idle)
+        .put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
     for (const bool expected : id.expected) text.put(expected);
   }
   for (const uint32_t id : free_ids_) text.put(id);

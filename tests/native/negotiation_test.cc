@@ -127,6 +127,63 @@ TEST(texts_in_the_arena_are_replaced_in_place) {
   EXPECT(!segment->write_definition(4, std::string(9u << 20, 'x')));
 }
 
+TEST(free_pieces_of_the_arena_become_whole_again) {
+  constexpr uint64_t kBytes = 1 << 16;
+  Arena arena(kBytes);
+  uint32_t random = 1;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::pair<uint64_t, uint64_t>> taken;
+    for (bool full = false; !full;) {
+      random = random * 1664525 + 1013904223;
+      const uint64_t piece = Arena::piece_bytes(random >> 20);  // up to 4096
+      const std::optional<uint64_t> offset = arena.take(piece);
+      full = !offset.has_value();
+      if (full) continue;
+      EXPECT(*offset % piece == 0 && *offset + piece <= kBytes);
+      for (const auto& [other, bytes] : taken) EXPECT(*offset + piece <= other || other + bytes <= *offset);
+      taken.emplace_back(*offset, piece);
+    }
+    for (; !taken.empty(); taken.pop_back()) {
+      random = random * 1664525 + 1013904223;
+      std::swap(taken[(random >> 8) % taken.size()], taken.back());
+      arena.give_back(taken.back().first, taken.back().second);
+    }
+    EXPECT(arena.take(kBytes) == 0u);
+    arena.give_back(0, kBytes);
+  }
+}
+
+// Groups of thousands of tensors under ever new names. A host answers one step late.
+TEST(long_definitions_go_before_they_fill_the_arena) {
+  for (const size_t bytes : {5000u, 130000u, 1500000u}) {
+    std::unique_ptr<Segment> segment;
+    EXPECT(Segment::create(1, 1, 0, &segment).ok());
+    Coordinator coordinator({0});
+    Effects before;
+    int defined = 0, readies = 0;
+    const int steps = bytes < 10000 ? 4000 : 200;
+    for (int step = 0; step < steps; ++step) {
+      Effects effects;
+      coordinator.request({{0, true}}, 0, "group." + std::to_string(step), std::string(bytes, 'd'), 0, &effects);
+      for (const uint32_t id : before.retires) coordinator.may_retire(0, id, true, &effects);
+      for (const Decision& decision : before.decisions) {
+        if (decision.kind != RecordKind::kRetire) continue;
+        segment->release_texts(decision.id);
+        EXPECT(coordinator.retired(0, decision.id, &effects));
+      }
+      for (const Decision& decision : effects.decisions) {
+        if (decision.kind == RecordKind::kReady) ++readies;
+        if (decision.kind != RecordKind::kDefine) continue;
+        ++defined;
+        EXPECT(segment->write_definition(decision.id, decision.payload));
+      }
+      before = std::move(effects);
+    }
+    EXPECT(defined == readies && defined >= steps - 2);
+    EXPECT(coordinator.evicted() > 0 || bytes > 1000000);
+  }
+}
+
 TEST(only_the_first_cause_poisons) {
   std::unique_ptr<Segment> segment;
   EXPECT(Segment::create(1, 1, 0, &segment).ok());

@@ -116,6 +116,27 @@ def test_with_few_descriptors_left_a_start_works_or_fails_with_words(rank: int, 
     assert seen[0], "no room for one more descriptor, and it started"
 
 
+def test_a_start_goes_well_under_a_profilers_signals() -> None:
+    """A signal each millisecond, which would interrupt the kernel while it finds the shared memory."""
+
+    def run() -> float:
+        import signal
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        hvd.init()
+        total = float(hvd.allreduce(np.ones(3), op=hvd.Sum)[0])
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        return total
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert world.run(run) == [2.0, 2.0]
+
+
 @contextlib.contextmanager
 def control_group(limit_bytes: int) -> object:
     """A memory control group inside of this process' own; its folder."""

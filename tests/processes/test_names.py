@@ -91,6 +91,30 @@ def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> Non
         assert steady_growth_kib(one["memory"]) < 3072, one
 
 
+def use_groups(groups: int, tensors: int, named: bool) -> dict[str, Any]:
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    for step in range(groups):
+        values = [np.array([step + i], np.int32) for i in range(tensors)]
+        results = hvd.grouped_allreduce(values, op=hvd.Sum, name=f"step.{step}" if named else None)
+        assert [int(one[0]) for one in results] == [hvd.size() * int(one[0]) for one in values]
+    statistics = hvd.statistics()
+    hvd.shutdown()
+    return dict(statistics)
+
+
+@pytest.mark.parametrize(("groups", "tensors", "named"), [(2200, 161, True), (80, 5000, False)])
+def test_groups_of_many_tensors_make_room_for_each_other(
+    worlds: WorldPool, groups: int, tensors: int, named: bool
+) -> None:
+    """What is known of a group is as long as the group, and would fill the memory for all names."""
+    seen = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_groups, groups, tensors, named)
+    assert seen[0]["names_evicted"] > 0, seen
+
+
 def test_a_name_that_is_too_long_is_shown_once(worlds: WorldPool) -> None:
     def run() -> list[str]:
         import numpy as np
