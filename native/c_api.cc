@@ -28,6 +28,7 @@ struct hvd_entry {
 };
 
 struct hvd_context {
+  hvd::ForkWatch forks;
   std::atomic<int> holders{1};
   std::unique_ptr<hvd::Engine> engine;
   std::mutex mutex;
@@ -206,7 +207,6 @@ int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status) {
 }
 
 int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {
-  hvd::watch_forks();
   return guarded(status, [&]() -> Status {
     if (options == nullptr || context == nullptr) return {HVD_INVALID_ARGUMENT, "options and context are needed"};
     hvd::EngineOptions engine_options;

@@ -17,6 +17,7 @@
 #include "platform/clock.h"
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
+#include "platform/process_state.h"
 #include "platform/warning.h"
 
 namespace hvd {
@@ -151,14 +152,16 @@ Status Engine::start_monitor() {
   std::vector<Monitor::Peer> peers;
   for (uint32_t r = 0; r < segment_->local_size(); ++r) {
     if (r == map_.local_rank) continue;
-    const auto pid = static_cast<int>(segment_->rank(r).pid.load());
-    if (pid == static_cast<int>(getpid()) || options_.segment != nullptr)
+    const RankBlock& other = segment_->rank(r);
+    const auto pid = static_cast<int>(other.pid.load());
+    const bool is_known = other.pid_namespace.load() == pid_namespace();
+    if ((is_known && pid == static_cast<int>(getpid())) || options_.segment != nullptr)
       continue;  // a thread of this process, in tests
     int socket = -1;
     for (const EngineOptions::Link& link : options_.links) {
       if (link.purpose == HVD_LINK_LOCAL && link.peer == map_.ranks_here[r]) socket = link.fd;
     }
-    peers.push_back({map_.ranks_here[r], r, pid, socket});
+    peers.push_back({map_.ranks_here[r], r, pid, socket, is_known});
   }
   std::vector<Monitor::FarPeer> far_peers;
   for (EngineOptions::Link& link : options_.links) {

@@ -25,7 +25,8 @@ constexpr uint64_t kMs = 1000000;
 constexpr uint64_t kTickNs = 500 * kMs;
 constexpr uint64_t kOversleptNs = 1000 * kMs;
 constexpr uint64_t kTicksPerFarBeat = 2;
-constexpr uint64_t kAnswerMs = 3000;  // a living host's kernel answers within this, however it is asked
+constexpr uint64_t kTimesIfItWouldRun = 10;  // longer than frozen_ms
+constexpr uint64_t kAnswerMs = 3000;         // a living host's kernel answers within this, however it is asked
 
 std::string seconds(uint64_t ns) {
   char text[32];
@@ -70,7 +71,7 @@ Monitor::Monitor(Segment& segment, uint32_t local_rank, int stop_fd, Options opt
       poison_fd_(options.poison_fd),
       events_(std::move(events)) {
   for (const Peer& peer : options.peers) {
-    const int pidfd = peer.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1;
+    const int pidfd = peer.is_known && peer.pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1;
     if (pidfd >= 0) {
       deaths_.push_back({peer, pidfd, true});
     } else if (peer.socket >= 0) {
@@ -159,7 +160,7 @@ void Monitor::look_at(BeatWatch* watch, uint64_t now) {
   const uint64_t silent_ns = watch->silence.observe(beat, now);
   if (silent_ns < kTickNs) watch->debugged = false;
   if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs || watch->over || left(watch->peer)) return;
-  const char state = process_state(watch->peer.pid);
+  const char state = watch->peer.is_known ? process_state(watch->peer.pid) : '\0';
   if (state == 't') {
     // Every monitor sees it; one that is not held itself suffices to say so.
     const bool tells = local_rank_ == (watch->peer.local_rank == 0 ? 1u : 0u);
@@ -169,6 +170,7 @@ void Monitor::look_at(BeatWatch* watch, uint64_t now) {
     }
     return;
   }
+  if (state == 'R' && silent_ns < kTimesIfItWouldRun * frozen_ms_ * kMs) return;
   watch->over = true;
   events_.on_loss(watch->peer.rank, loss(watch->peer, state, silent_ns));
 }

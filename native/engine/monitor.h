@@ -2,13 +2,15 @@
 // The monitor: one thread per process, apart from the engine, that notices which ranks no longer take part. It wakes
 // twice a second, and at once for a death.
 //
-// Deaths on this host: by pidfd, or, if pidfds are unavailable, by the end of the local socket. A pidfd is better,
-// because DataLoader children that hold the same sockets open cannot delay it.
+// Deaths on this host: by pidfd, or, if pidfds are unavailable or the peer is in another PID namespace (a container's),
+// by the end of the local socket. A pidfd is better, because DataLoader children that hold the same sockets open cannot
+// delay it.
 //
 // Frozen processes on this host: every monitor counts up its own beat in the segment and looks at the beats of all
 // others, so no particular rank must be alive for another to be missed. A beat that stands still for frozen_ms is a
 // loss, and /proc tells what kind: stopped by a signal, waiting in the kernel, or merely silent. A process that a
-// debugger holds is never a loss: it is named once.
+// debugger holds is never a loss: it is named once. One that would run, if it were given a core, is slow, not frozen: a
+// container at its limit, or too many ranks for the machine. It has ten times as long.
 //
 // Other hosts: rank 0 and every other host's leader send each other a beat a second over a separate link. A side that
 // hears nothing for lost_ms takes the other for lost. But if nobody is to be taken for frozen (frozen_ms is 0), a leader
@@ -55,8 +57,9 @@ class Monitor {
   struct Peer {
     int rank;  // world
     uint32_t local_rank;
-    int pid;     // 0: watched by socket only
-    int socket;  // -1: none; borrowed
+    int pid;
+    int socket;            // -1: none; borrowed
+    bool is_known = true;  // by that pid to this process, too; else watched by socket and beats only
   };
   struct FarPeer {
     int rank;

@@ -10,6 +10,7 @@
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
 #include "platform/fault_point.h"
+#include "platform/process_state.h"
 
 namespace hvd {
 namespace {
@@ -28,6 +29,7 @@ struct Sharing {
 
 // Written before "attached": after "go" all can be read.
 void write_pid(const HostMap& map, Segment* segment) {
+  segment->rank(map.local_rank).pid_namespace.store(pid_namespace());
   segment->rank(map.local_rank).pid.store(static_cast<uint32_t>(getpid()));
 }
 

@@ -12,6 +12,7 @@ namespace hvd {
 namespace {
 
 std::atomic<bool> forked{false};
+std::atomic<int> watches{0};
 
 struct Registry {
   std::mutex mutex;
@@ -26,7 +27,7 @@ Registry& registry() {
 void before_fork() { registry().mutex.lock(); }
 void after_fork_in_parent() { registry().mutex.unlock(); }
 void after_fork_in_child() {
-  forked.store(true);
+  if (watches.load() > 0) forked.store(true);
   for (const int descriptor : registry().descriptors) close(descriptor);
   registry().descriptors.clear();
   registry().mutex.unlock();
@@ -34,10 +35,13 @@ void after_fork_in_child() {
 
 }  // namespace
 
-void watch_forks() {
+ForkWatch::ForkWatch() {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
+  ++watches;
 }
+
+ForkWatch::~ForkWatch() { --watches; }
 
 bool in_forked_child() { return forked.load(std::memory_order_relaxed); }
 

@@ -5,8 +5,15 @@
 
 namespace hvd {
 
-// Closes them in every child that is forked from now on, and makes in_forked_child() true there.
-void watch_forks();
+// Closes them in every child that is forked while this exists, and makes in_forked_child() true there. A process that
+// is not in a world any more may fork a rank of another one.
+class ForkWatch {
+ public:
+  ForkWatch();
+  ~ForkWatch();
+  ForkWatch(const ForkWatch&) = delete;
+  ForkWatch& operator=(const ForkWatch&) = delete;
+};
 bool in_forked_child();
 
 void keep_private(int descriptor);

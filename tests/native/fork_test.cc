@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "horovod/horovod.h"
+#include "platform/private_descriptors.h"
 
 namespace {
 
@@ -91,6 +92,12 @@ TEST(a_forked_child_is_told_so_and_holds_no_socket_of_the_job) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+
+  // Its child may become a rank of another world.
+  const pid_t later = fork();
+  if (later == 0) _exit(hvd::in_forked_child() ? 1 : 0);
+  EXPECT(waitpid(later, &outcome, 0) == later);
+  EXPECT(WIFEXITED(outcome) && WEXITSTATUS(outcome) == 0);
 }
 
 TEST_MAIN

@@ -12,7 +12,9 @@
 
 #include <condition_variable>
 #include <csignal>
+#include <memory>
 #include <mutex>
+#include <thread>
 
 #include "check.h"
 #include "negotiation/frames.h"
@@ -141,6 +143,49 @@ TEST(a_stopped_process_is_named_as_stopped) {
   const std::string word = watching.heard.wait(6);
   EXPECT(holds(word, "lost 7: rank 7 (process ") && holds(word, "was stopped by a signal and has not run for"));
   EXPECT(watching.heard.wait(2).empty());  // once
+}
+
+TEST(a_process_that_would_run_has_ten_times_as_long) {
+  const pid_t busy = fork();  // its main thread sleeps
+  if (busy == 0) {
+    std::thread([] {
+      for (;;) getpid();
+    }).detach();
+    for (;;) pause();
+  }
+  while (process_state(busy) != 'R') sleep_ms(10);
+  Monitor::Options options;
+  options.peers = {{7, 1, busy, -1}};
+  options.frozen_ms = 300;
+  Watching watching(std::move(options));
+  EXPECT(watching.heard.wait(4).empty());
+  EXPECT(holds(watching.heard.wait(20), "is frozen: it has given no sign of life for"));
+  kill(busy, SIGKILL);
+  waitpid(busy, nullptr, 0);
+}
+
+TEST(a_peer_of_another_pid_namespace_is_watched_by_its_socket) {
+  auto stranger = std::make_unique<Child>();  // has the peer's number here
+  int ends[2];
+  EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  Monitor::Options options;
+  options.peers = {{7, 1, stranger->pid(), ends[0], false}};
+  options.frozen_ms = 0;
+  Watching watching(std::move(options));
+  stranger.reset();
+  EXPECT(watching.heard.wait(3).empty());
+  close(ends[1]);
+  EXPECT(holds(watching.heard.wait(6), "died without leaving the job"));
+  close(ends[0]);
+}
+
+TEST(a_silent_peer_of_another_pid_namespace_is_not_taken_for_a_stranger) {
+  const Child stranger;
+  stranger.stop();
+  Monitor::Options options = peer(stranger, 700);
+  options.peers[0].is_known = false;
+  Watching watching(std::move(options));
+  EXPECT(holds(watching.heard.wait(6), "and the kernel does not know it here"));
 }
 
 TEST(a_silent_process_is_named_as_frozen) {

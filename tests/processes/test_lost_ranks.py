@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.extent import SLACK_S
-from support.jobs import TIMEOUT_S, shared_memory_files, wait_until_shared_memory_is_as
+from support.jobs import TIMEOUT_S, python, run_job, shared_memory_files, wait_until_shared_memory_is_as
 from support.world import World
 
 ENDED_WITHIN_S = 3.0 + SLACK_S
@@ -208,6 +210,50 @@ def test_a_forked_child_is_told_that_it_is_no_rank() -> None:
     with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
         for text in world.run(run):
             assert text.startswith("HorovodInternalError") and "forked" in text, text
+
+
+def test_a_process_that_has_left_its_world_may_fork_a_rank() -> None:
+    code = """
+import os
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+hvd.allreduce(np.ones(3))
+hvd.shutdown()
+child = os.fork()
+hvd.init()
+assert hvd.allreduce(np.ones(3))[0] == 1.0
+hvd.shutdown()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+IN_NAMESPACES = """
+import time
+import numpy as np
+import horovod.core as hvd
+hvd.init()
+hvd.allreduce(np.ones(1), name="all are there")
+if rank == 1:
+    time.sleep(0.5)
+    os._exit(7)
+try:
+    hvd.allreduce(np.ones(1), name="one is missing")
+except hvd.RankLostError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not run: PID namespaces need root")
+def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
+    """As of ranks in containers of one host, which may all have the same number."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *python(IN_NAMESPACES)]
+    env = {"HOROVOD_TERMINATION_GRACE_SECONDS": "60", "HOROVOD_TRANSPORT": "shm"}
+    done = run_job(tmp_path, "-np", "2", command, env=env)
+    assert "`allreduce.one is missing` failed: rank 1" in done.stdout, done.stdout + done.stderr
 
 
 def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() -> None:

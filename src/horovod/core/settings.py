@@ -221,8 +221,9 @@ class Settings(ElasticSettings):
         "HOROVOD_FROZEN_TIMEOUT_SECONDS",
         kinds.number(0),
         3.0,
-        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; 0 means "
-        "for ever, and then ranks of other hosts wait for it, too, as long as its host answers.",
+        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; ten "
+        "times as long if it only waits for a core. 0 means for ever, and then ranks of other hosts wait for it, too, "
+        "as long as its host answers.",
     )
     lost_timeout_s: float = setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",
