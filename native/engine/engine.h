@@ -195,6 +195,8 @@ class Engine : private Readers, private Driver {
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
   std::optional<Member> member_;                         // the mutex guards all of it
+  std::thread::id waiter_;                               // the last thread that has submitted what it waits for
+  bool has_several_waiters_ = false;
   HandleTable handles_;
   Trace trace_;
   std::atomic<bool> started_{false};

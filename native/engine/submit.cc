@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "collectives/adasum.h"
@@ -263,6 +264,11 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
     ending_->remember(over);
     return over;
   }
+  if (submission->sync && !calling_back_.is_here()) {
+    const std::thread::id before = std::exchange(waiter_, std::this_thread::get_id());
+    if (before != waiter_ && before != std::thread::id()) has_several_waiters_ = true;
+  }
+  submission->is_only = submission->sync && !has_several_waiters_;
   const ProcessSet& set = *prepared.set;
   if (set.closing) return invalid("process set " + std::to_string(set.number) + " has been removed");
   if (prepared.name.empty()) {

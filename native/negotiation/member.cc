@@ -121,7 +121,7 @@ Member::Announcement Member::ask(const Entry& entry, const Contribution& call) {
   if (call.is_refusal) {
     board_.send_to_leader(FrameKind::kRefuse, refuse_payload({map_.rank, entry.set, *entry.name, call.refusal}));
   } else {
-    RequestFrame request{{{map_.rank, call.sync}}, entry.set, *entry.name, std::string(call.descriptor)};
+    RequestFrame request{{{map_.rank, call.is_only}}, entry.set, *entry.name, std::string(call.descriptor)};
     board_.send_to_leader(FrameKind::kRequest, request_payload(request));
   }
   return {{}, true, call.sync};

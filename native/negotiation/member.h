@@ -46,6 +46,7 @@ struct Contribution {
   std::string refusal;          // why the call failed, if is_refusal
   uint64_t total_bytes = 0;
   bool sync = false;        // the caller waits for it and for nothing else
+  bool is_only = false;     // and no other thread of this rank has ever waited so: nothing else is submitted meanwhile
   bool is_refusal = false;  // stands for a call that failed before it could be submitted
 };
 using ContributionPtr = std::shared_ptr<Contribution>;

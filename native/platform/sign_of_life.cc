@@ -20,7 +20,11 @@ std::optional<SignOfLife> sign_of_life(int fd) {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0) return std::nullopt;
-  return SignOfLife{std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv), info.tcpi_rtt / 1000};
+  // A full window is probed ever more seldom, so its silence is none until a probe has gone without an answer. Of the
+  // last one the answer may be on its way.
+  const bool is_due = info.tcpi_unacked > 0 || info.tcpi_probes > 1;
+  const uint32_t silent_ms = is_due ? std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) : 0;
+  return SignOfLife{silent_ms, info.tcpi_rtt / 1000};
 }
 
 }  // namespace hvd

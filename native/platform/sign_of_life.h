@@ -9,7 +9,8 @@
 namespace hvd {
 
 struct SignOfLife {
-  uint64_t silent_ms;      // since anything was acknowledged, or an acknowledgement came by itself
+  // Since anything was acknowledged, or an acknowledgement came by itself; 0 while there is nothing to acknowledge.
+  uint64_t silent_ms;
   uint64_t round_trip_ms;  // smoothed; queues on the way included
 };
 

@@ -37,7 +37,7 @@ class Timeline {
   Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time);
   void stop();  // what has been recorded by now is in the file then
 
-  bool is_on() const { return on_.load(std::memory_order_relaxed); }
+  bool is_on() const { return on_.load(std::memory_order_acquire); }
   bool marks_cycles() const { return is_on() && mark_cycles_.load(std::memory_order_relaxed); }
 
   // Any thread, never blocks; an event that finds the buffer full is lost, and counted. `label` and `operation` are

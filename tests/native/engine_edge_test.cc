@@ -327,6 +327,31 @@ TEST(a_result_too_large_for_memory_ends_the_job_and_says_so) {
   }
 }
 
+// Rank 0 begins with one of them, rank 1 with the other: nobody waits for ever.
+TEST(two_threads_of_a_rank_may_wait_for_different_operations_about_one_subject) {
+  for (const Wiring wiring : kWirings) {
+    run_world(make_world(2, wiring), [](Engine& engine, int rank) {
+      const auto one = [&](const char* name) {
+        std::vector<float> values(4, 1);
+        EXPECT(sum(engine, name, values).ok() && values[0] == 2);
+      };
+      const auto spread = [&] {
+        std::vector<float> values(4, 1);
+        EXPECT(Call(HVD_BROADCAST, "broadcast.k").root(0).tensor(values, HVD_FLOAT32).run(engine).ok());
+      };
+      one("main thread");
+      std::thread other([&] {
+        one("other thread");
+        if (rank == 1) sleep_ms(300);
+        one("allreduce.k");
+      });
+      if (rank == 0) sleep_ms(300);
+      spread();
+      other.join();
+    });
+  }
+}
+
 // The ranks wait for different operations about `k`; one of them asks for the other's from its callback, at once.
 TEST(what_a_conflict_ended_can_be_submitted_from_the_callback) {
   for (const Wiring wiring : kWirings) {

@@ -82,6 +82,26 @@ def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way
     assert done.returncode == 0, done
 
 
+def test_a_script_may_end_mpi_by_itself(tmp_path: Path) -> None:
+    mpirun, program = mpi("mpich")
+    code = """
+import time
+import numpy as np
+from mpi4py import MPI
+import horovod.core as hvd
+hvd.init()
+assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == 2
+MPI.Finalize()
+time.sleep(0.5)
+print("end")
+"""
+    env = environment(Folder(tmp_path).home, HOROVOD_CPU_OPERATIONS="mpi")
+    done = subprocess.run(
+        [*mpirun, "-np", "2", program, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.count("end")) == (0, 2), done
+
+
 def test_a_call_of_init_that_is_wrong_on_one_rank_ends_the_others_soon(tmp_path: Path) -> None:
     """MPI is the script's: MPI_Finalize would wait for the others, and they in init for this rank."""
     mpirun, program = mpi("mpich")

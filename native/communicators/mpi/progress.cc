@@ -40,6 +40,8 @@ void Progress::run() {
     std::this_thread::sleep_for(pause);
     pause = std::min(kLast, 2 * pause);
     if (busy_ > 0 || over_) continue;
+    int finalized = 0;  // by the script
+    if (mpi_.call.Finalized(&finalized) != kSuccess || finalized != 0) return;
     int there = 0;
     // Any call would do. Nobody sends in the job's own communicator.
     mpi_.call.Iprobe(0, 0, mpi_.world, &there, status);

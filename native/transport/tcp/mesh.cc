@@ -32,6 +32,7 @@ constexpr int kSpins = 40;  // tries, with a yield between, before sleeping in p
 constexpr size_t kManyBytes = size_t{64} << 10;
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
 constexpr uint64_t kRoundTrips = 4;                // that a peer may be silent for: a lost packet takes two or three
+constexpr uint64_t kAskMs = 1500;                  // the kernel asks an idle peer once a second at most
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
@@ -370,7 +371,7 @@ Status TcpMesh::check_links() const {
                                std::max(last->round_trip_ms, sign->round_trip_ms)}
                   : sign;
     }
-    if (!waits || !last || last->silent_ms < std::max(limit_ms, kRoundTrips * last->round_trip_ms)) continue;
+    if (!waits || !last || last->silent_ms < std::max({limit_ms, kAskMs, kRoundTrips * last->round_trip_ms})) continue;
     const std::string seconds =
         std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
