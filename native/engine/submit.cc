@@ -264,7 +264,8 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
     ending_->remember(over);
     return over;
   }
-  if (submission->sync && !calling_back_.is_here()) {
+  // Urgent: a compiled function's, which has its operations in one order, whatever thread runs it.
+  if (submission->sync && !submission->urgent && !calling_back_.is_here()) {
     const std::thread::id before = std::exchange(waiter_, std::this_thread::get_id());
     if (before != waiter_ && before != std::thread::id()) has_several_waiters_ = true;
   }
