@@ -42,7 +42,6 @@ class JaxState(HandledState):
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
         super().save()
 
-
     def restore(self) -> None:
         forget_failures()
         super().restore()
