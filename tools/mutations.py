@@ -2209,6 +2209,14 @@ MUTATIONS = (
         (native("monitor_test", "ten_times_as_long"),),
     ),
     Mutation(
+        "a-full-window-is-silence",
+        "native/platform/sign_of_life.cc",
+        "const bool is_due = info.tcpi_unacked > 0 || info.tcpi_probes > 1;",
+        "const bool is_due = true;",
+        "a host whose ranks are stopped, and read nothing, counts as lost, though its kernel answers",
+        (python("tests/cluster/test_failures.py", "-k", "stopped_ranks_of_another"),),
+    ),
+    Mutation(
         "signals-end-an-allocation",
         "native/negotiation/segment.cc",
         "  sigfillset(&all);",
