@@ -35,7 +35,8 @@ long naps() {  // how often this thread has left its core by itself
 struct StandIn {
   std::atomic<int> probes = 0;
   std::atomic<int> tests = 0;
-  uint64_t done_after_cpu_ns = 0;  // of the waiting thread
+  std::atomic<bool> is_over = false;  // finalized
+  uint64_t done_after_cpu_ns = 0;     // of the waiting thread
   std::atomic<uint64_t>* word = nullptr;
 };
 StandIn mpi_state;
@@ -57,7 +58,7 @@ mpi::Library stand_in() {
     return mpi::kSuccess;
   };
   library.call.Finalized = [](int* flag) {
-    *flag = 1;
+    *flag = mpi_state.is_over ? 1 : 0;
     return mpi::kSuccess;
   };
   return library;
@@ -123,6 +124,17 @@ TEST(an_interrupt_ends_a_wait_and_nobody_calls_mpi_any_more) {
   mpi_state.probes = 0;
   sleep_ms(50);
   EXPECT(mpi_state.probes == 0);
+}
+
+TEST(nobody_calls_mpi_after_a_script_has_ended_it) {
+  const mpi::Library library = stand_in();
+  mpi::Progress progress(library);
+  mpi_state.is_over = true;
+  sleep_ms(20);  // a call that runs
+  mpi_state.probes = 0;
+  sleep_ms(50);
+  EXPECT(mpi_state.probes == 0);
+  mpi_state.is_over = false;
 }
 
 // The thread beside the ranks' own: MPI is called by it only between operations, and it seldom wakes.
