@@ -2270,7 +2270,7 @@ MUTATIONS = (
         "|| finalized != 0) return;",
         ") return;",
         "a script that calls MPI_Finalize is aborted by MPI",
-        (python("tests/processes/test_mpi.py", "-k", "end_mpi_by_itself"),),
+        (native("mpi_test", "after_a_script_has_ended_it"),),
     ),
     # Caffe
     Mutation(
