@@ -2217,14 +2217,6 @@ MUTATIONS = (
         (python("tests/cluster/test_failures.py", "-k", "stopped_ranks_of_another"),),
     ),
     Mutation(
-        "signals-end-an-allocation",
-        "native/negotiation/segment.cc",
-        "  sigfillset(&all);",
-        "  sigemptyset(&all);",
-        "frequent signals keep a rank from starting",
-        (python("tests/processes/test_limits.py", "-k", "profilers_signals"),),
-    ),
-    Mutation(
         "arena-fills-with-names-that-few-use",
         "native/negotiation/coordinator.cc",
         "                    cached_bytes_ + wanted <= limits_.bytes && bytes_ + wanted <= limits_.all_bytes();",

@@ -68,7 +68,8 @@ static Status system_error(const std::string& what) {
   return {HVD_UNAVAILABLE, text};
 }
 
-// A signal, such as a profiler's a thousand times a second, would undo a long allocation and end it.
+// With some kernels (not 6.18) a signal, such as a profiler's a thousand times a second, undoes a long allocation and
+// ends it.
 static int allocate(int fd, uint64_t offset, size_t bytes) {
   sigset_t all, before;
   sigfillset(&all);

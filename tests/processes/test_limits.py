@@ -117,7 +117,7 @@ def test_with_few_descriptors_left_a_start_works_or_fails_with_words(rank: int, 
 
 
 def test_a_start_goes_well_under_a_profilers_signals() -> None:
-    """A signal each millisecond, which would interrupt the kernel while it finds the shared memory."""
+    """Ten signals each millisecond. Some kernels would let them end the allocation of the shared memory."""
 
     def run() -> float:
         import signal
@@ -127,7 +127,7 @@ def test_a_start_goes_well_under_a_profilers_signals() -> None:
         import horovod.core as hvd
 
         signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
         hvd.init()
         total = float(hvd.allreduce(np.ones(3), op=hvd.Sum)[0])
         signal.setitimer(signal.ITIMER_REAL, 0.0)
