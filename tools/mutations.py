@@ -2171,7 +2171,7 @@ MUTATIONS = (
     Mutation(
         "elastic-gone-joiner-interrupts",
         "src/horovod/elastic/job.py",
-        "    if job.settling and has_joiners(job):",
+        "    if job.settling and any(number not in job.members for number, _ in job.waiting):",
         "    if job.settling:",
         "a joiner that has gone again interrupts the training",
         (python("tests/unit/test_membership.py", "-k", "gone_again"),),

@@ -25,7 +25,7 @@ constexpr uint64_t kMs = 1000000;
 constexpr uint64_t kTickNs = 500 * kMs;
 constexpr uint64_t kOversleptNs = 1000 * kMs;
 constexpr uint64_t kTicksPerFarBeat = 2;
-constexpr uint64_t kTimesIfItWouldRun = 10;  // longer than frozen_ms
+constexpr uint64_t kTimesIfItWouldRun = 10;  // frozen_ms; chosen: 30 s by default
 constexpr uint64_t kAnswerMs = 3000;         // a living host's kernel answers within this, however it is asked
 
 std::string seconds(uint64_t ns) {

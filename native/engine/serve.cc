@@ -147,9 +147,9 @@ void HostService::warn_of_eviction() {
   if (eviction_warned_ || evicted == 0) return;
   eviction_warned_ = true;
   if (!settings_.warnings) return;
-  warn("more than " + std::to_string(settings_.cached_names) +
-           " different tensor names are in use: those not used for longest are forgotten, and cost a detour when they "
-           "come back\nhint: give a tensor the same name in every step, or none; HOROVOD_CACHE_CAPACITY sets the "
+  warn("more different tensor names are in use than are remembered (" + std::to_string(settings_.cached_names) +
+           ", or fewer if they are of large groups): those not used for longest are forgotten, and cost a detour when "
+           "they come back\nhint: give a tensor the same name in every step, or none; HOROVOD_CACHE_CAPACITY sets the "
            "number (at most " +
            std::to_string(kMaxCachedNames) + ")",
        settings_.log_time);

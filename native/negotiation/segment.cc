@@ -68,8 +68,7 @@ static Status system_error(const std::string& what) {
   return {HVD_UNAVAILABLE, text};
 }
 
-// With some kernels (not 6.18) a signal, such as a profiler's a thousand times a second, undoes a long allocation and
-// ends it.
+// By its manual, fallocate may fail if a signal comes, such as a profiler's a thousand times a second.
 static int allocate(int fd, uint64_t offset, size_t bytes) {
   sigset_t all, before;
   sigfillset(&all);

@@ -117,7 +117,7 @@ def test_with_few_descriptors_left_a_start_works_or_fails_with_words(rank: int, 
 
 
 def test_a_start_goes_well_under_a_profilers_signals() -> None:
-    """Ten signals each millisecond. Some kernels would let them end the allocation of the shared memory."""
+    """Ten a millisecond. The kernel may let one of them end the allocation of the shared memory."""
 
     def run() -> float:
         import signal

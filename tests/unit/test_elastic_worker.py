@@ -345,7 +345,7 @@ def test_when_the_training_is_over_the_next_one_is_as_in_a_static_job(begin: Any
 
 def test_listeners_of_horovods_manager_hear_of_changes(begin: Any, caplog: pytest.LogCaptureFixture) -> None:
     """One that fails or waits harms neither the others nor whoever tells them, the thread that hears the driver."""
-    waits, end = threading.Event(), threading.Event()
+    waits, end, over = threading.Event(), threading.Event(), threading.Event()
 
     class Failing:
         def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
@@ -354,7 +354,8 @@ def test_listeners_of_horovods_manager_hear_of_changes(begin: Any, caplog: pytes
     class Waiting:
         def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
             waits.set()
-            assert end.wait(60.0)
+            end.wait(10.0)
+            over.set()
 
     script, listener = begin((True, 2)), state_of()
     listeners = [Failing(), listener, Waiting()]
@@ -362,7 +363,7 @@ def test_listeners_of_horovods_manager_hear_of_changes(begin: Any, caplog: pytes
         notification_manager.register_listener(one)
     try:
         trained(state_of(), lambda state: script.heard(4, ADDED))
-        assert waits.wait(60.0)
+        assert waits.wait(60.0) and not over.is_set()
     finally:
         end.set()
         for one in listeners:

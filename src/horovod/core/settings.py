@@ -84,8 +84,8 @@ class Settings(ElasticSettings):
         "HOROVOD_CACHE_CAPACITY",
         kinds.integer(0),
         7680,
-        "How many tensor names the ranks remember, 7680 at most. A tensor with another name takes a slower way over "
-        "rank 0.",
+        "How many tensor names the ranks remember, 7680 at most, and fewer if they are of groups of many tensors. A "
+        "tensor with another name takes a slower way over rank 0.",
         flag="--cache-capacity",
         yaml="params.cache_capacity",
     )

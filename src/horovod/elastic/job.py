@@ -28,7 +28,6 @@ __all__ = [
     "Waits",
     "all_have_failed",
     "because",
-    "has_joiners",
     "holds_state",
     "is_full",
     "missing",
@@ -142,11 +141,6 @@ def is_full(job: Job, rules: Rules) -> bool:
     return rules.max_np is not None and staying >= rules.max_np
 
 
-def has_joiners(job: Job) -> bool:
-    """Whether anybody is ready who has no part in the newest world."""
-    return any(number not in job.members for number, _ in job.waiting)
-
-
 def one_apart(job: Job) -> tuple[int, int] | None:
     """The worker to end, and one that it cannot reach; None unless a pair has failed to connect twice.
 
@@ -204,7 +198,8 @@ def waits(job: Job, rules: Rules) -> Waits | None:
 
 
 def _waits_of_live(job: Job) -> Waits | None:
-    if job.settling and has_joiners(job):  # one that has gone again interrupts nobody
+    # A joiner that has gone again interrupts nobody.
+    if job.settling and any(number not in job.members for number, _ in job.waiting):
         return Waits("other workers that are about to be ready", Timer.SETTLE)
     if job.finished - job.left:
         rest = names(unfinished(job))

@@ -190,7 +190,7 @@ def finish() -> None:
                 array.block_until_ready()
 
 
-_LATER_FAILURES = 100  # of functions that were called before the first one's failure was known: seldom more than two
+_LATER_FAILURES = 100  # chosen: more than are called before a failure is known
 
 
 def forget_failures() -> None:
