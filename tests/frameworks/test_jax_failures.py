@@ -17,7 +17,8 @@ from support.world import WorldPool
 pytest.importorskip("jax", reason="not run: jax is not installed")
 
 STEP = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 import jax, jax.numpy as jnp
 import horovod.jax as hvd
 hvd.init()
@@ -26,6 +27,10 @@ step = jax.jit(lambda x: hvd.allreduce_gradients({"w": x @ x * 1e-3}, name="mode
 for _ in range(3):
     x = step(x)
 x.block_until_ready()
+# Rank 1 may have its result before rank 0, and ends only when rank 0 has it, too.
+done = Path(__file__).with_name("done")
+if hvd.rank() == 0: done.touch()
+while not done.exists(): time.sleep(0.01)
 """
 # Rank 0 ends with an error, rank 1 is the cause.
 LEFT = STEP + "if hvd.rank() == 1: sys.exit(0)\nstep(x).block_until_ready()\n"

@@ -393,24 +393,28 @@ def test_an_error_that_is_read_late_is_no_error_of_the_next_generation() -> None
 
 
 def test_a_lost_rank_is_named_by_mxnet_s_error() -> None:
-    def run() -> tuple[str, Any]:
+    def reduce() -> None:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        hvd.allreduce_(mx.nd.ones((4,)), name="gradient").wait_to_read()
+
+    def go_on() -> tuple[str, Any]:
         import os
 
         import horovod.mxnet as hvd
 
-        hvd.init()
-        array = mx.nd.ones((4,))
-        hvd.allreduce_(array, name="gradient").wait_to_read()
         if hvd.rank() == 1:
             os.kill(os.getpid(), 9)
         for _ in range(3):
-            hvd.allreduce_(array, name="gradient")
+            hvd.allreduce_(mx.nd.ones((4,)), name="gradient")
         with pytest.raises(mx.base.MXNetError) as caught:
             mx.nd.waitall()
         return str(caught.value), getattr(caught.value, "failed_rank", None)
 
     with World(2) as world:
-        outcome, lost = world.run_each(run)
+        world.run(reduce)  # returns when both have the result
+        outcome, lost = world.run_each(go_on)
         assert lost.died
         assert outcome.ok, outcome.traceback
         text, rank = outcome.value
