@@ -266,13 +266,13 @@ def test_no_worker_is_ended_if_all_stand_still(tmp_path: Path) -> None:
 def test_a_script_that_cannot_start_ends_the_job(tmp_path: Path) -> None:
     said = failed(tmp_path, "-np", "2", "--min-np", "1", script="import no_such_module\n")
     assert "ModuleNotFoundError: No module named 'no_such_module'" in said
+    # More than two, if one of the two is slow: the other's slot is filled again meanwhile.
+    failure = r"worker . on localhost exited with code 1 \(ModuleNotFoundError: No module named 'no_such_module'\)"
     assert re.search(
-        "horovodrun: the elastic job has ended: no worker has got to hvd.init..: "
-        "worker . on localhost exited with code 1 .ModuleNotFoundError: No module named 'no_such_module'. and "
-        "worker . on localhost exited with code 1 .ModuleNotFoundError: No module named 'no_such_module'.\n"
+        rf"horovodrun: the elastic job has ended: no worker has got to hvd.init\(\): {failure}( and {failure})+\n"
         "more: horovodrun --explain elastic-no-host-left\n$",
         said,
-    )
+    ), said
 
 
 KILL_ALL = "if state.step == 5 and worker < 2: os.kill(os.getpid(), signal.SIGKILL)"
