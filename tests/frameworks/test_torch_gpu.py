@@ -176,10 +176,17 @@ def test_a_host_s_tensor_and_a_gpu_s_do_not_meet(gpu_worlds: Any) -> None:
         tensor = torch.ones(2) if hvd.rank() == 0 else standin.to_gpu(torch.ones(2))
         with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.allreduce(tensor, name="where")
+
+        def batches_on_gpus() -> int:
+            counts = hvd.statistics()
+            return int(counts["batches_by_nccl"] + counts["batches_staged"])
+
         # The key of the one is not that of the other.
         for _ in range(3):
             for each in (torch.ones(2), standin.to_gpu(torch.ones(2))):
+                before = batches_on_gpus()
                 assert hvd.allreduce(each, op=hvd.Sum, name="here").sum().item() == 2.0 * hvd.size()
+                assert batches_on_gpus() - before == int(each.is_cuda)
         return str(raised.value)
 
     for text in gpu_worlds(2).run(run):
