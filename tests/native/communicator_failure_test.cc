@@ -177,6 +177,7 @@ TEST(a_peer_whose_machine_is_silent_is_lost_after_the_time_that_was_set_and_not_
   // A machine that has nothing to acknowledge is not silent. The last: for ever.
   for (const Case& one :
        {Case{300, true, 60'000, true}, {300, false, 3500, false}, {6000, true, 3000, false}, {0, true, 800, false}}) {
+    if (kEmulated && one.is_cut_off) continue;  // no SO_ATTACH_FILTER
     const members::Pair pair = members::connected_tcp();
     auto links = std::make_shared<hvd::DataLinks>(std::vector<std::vector<int>>{{}, {pair.a}});
     links->lose_after(one.timeout_ms);

@@ -272,6 +272,7 @@ TEST(copies_to_pinned_memory_do_not_make_the_host_wait) {
 
 // Else a page that the parent writes to would become another one than the GPU's.
 TEST(pinned_memory_is_not_shared_with_a_forked_child) {
+  if (kEmulated) return;  // no MADV_DONTFORK
   cuda::PinnedMemory slot;
   EXPECT(device().pin(5000, &slot).ok());
   int ends[2];
