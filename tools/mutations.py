@@ -2214,7 +2214,7 @@ MUTATIONS = (
         "const bool is_due = info.tcpi_unacked > 0 || info.tcpi_probes > 1;",
         "const bool is_due = true;",
         "a host whose ranks are stopped, and read nothing, counts as lost, though its kernel answers",
-        (python("tests/cluster/test_failures.py", "-k", "stopped_ranks_of_another"),),
+        (native("communicator_failure_test", "a_full_window"),),
     ),
     Mutation(
         "arena-fills-with-names-that-few-use",

@@ -204,6 +204,29 @@ TEST(a_peer_whose_machine_is_silent_is_lost_after_the_time_that_was_set_and_not_
   }
 }
 
+TEST(a_full_window_is_no_silence) {
+  const members::Pair pair = members::connected_tcp();
+  auto links = std::make_shared<hvd::DataLinks>(std::vector<std::vector<int>>{{}, {pair.a}});
+  links->lose_after(300);
+  hvd::TcpMesh mesh(links, 0, {0, 1}, {});
+  EXPECT(mesh.open().ok());
+  mesh.begin("allreduce");
+  std::vector<std::byte> data(size_t{32} << 20);  // more than the windows hold
+  mesh.send(1, 0, data.data(), data.size());
+  std::thread peer([&, read_by_peer = std::vector<std::byte>(data.size())]() mutable {
+    hvd::sleep_ms(4500);  // the kernel asks after 0.2, 0.6, 1.4 and 3 s, and then at 6.2
+    for (size_t done = 0; done < data.size();) {
+      const ssize_t count = read(pair.b, read_by_peer.data(), read_by_peer.size());
+      if (count <= 0) return;
+      done += static_cast<size_t>(count);
+    }
+  });
+  EXPECT(mesh.drain().ok());
+  shutdown(pair.b, SHUT_RDWR);
+  peer.join();
+  close(pair.b);
+}
+
 TEST(data_links_that_do_not_fit_are_refused) {
   World world(Wire::kTcp, 2, 0);
   std::unique_ptr<Communicator> communicator;
