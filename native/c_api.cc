@@ -22,6 +22,7 @@
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/stack_source.h"
+#include "reduction/kernels.h"
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -157,11 +158,11 @@ int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member) {
 const char* hvd_build_info(void) {
   static const std::string info = [] {
     std::string text = "{\"version\": \"" HVD_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
-#if defined(__x86_64__)
-    text += std::string(", \"avx2\": ") + (__builtin_cpu_supports("avx2") ? "true" : "false");
-    text += std::string(", \"avx512\": ") + (__builtin_cpu_supports("avx512f") ? "true" : "false");
-#endif
-    return text + "}";
+    text += ", \"instruction_sets\": [\"plain\"";
+    for (const auto isa : {hvd::InstructionSet::kAvx2, hvd::InstructionSet::kAvx512}) {
+      if (hvd::machine_has(isa)) text += std::string(", \"") + hvd::instruction_set_name(isa) + "\"";
+    }
+    return text + "]}";
   }();
   return info.c_str();
 }

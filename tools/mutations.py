@@ -98,6 +98,14 @@ MUTATIONS = (
         (native("kernels_test", "every_type"),),
     ),
     Mutation(
+        "narrow-kernels-everywhere",
+        "native/reduction/kernels.cc",
+        "static const WideSets found = wide_sets();",
+        "static const WideSets found;",
+        "the wide instruction sets are not found: the same bits, but later",
+        (python("tests/unit/test_instruction_sets.py::test_the_library_finds_the_instruction_sets_that_linux_lists"),),
+    ),
+    Mutation(
         "halves-in-halves",
         "native/reduction/kernel_body.h",
         "next[v] * prescale : next[v]);\n    }\n",

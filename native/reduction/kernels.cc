@@ -24,13 +24,29 @@ const KernelTable* table_of([[maybe_unused]] InstructionSet isa) {
   return &kPlainKernels;
 }
 
+struct WideSets {
+  bool avx2 = false, avx512 = false;
+};
+
+// Asks the processor itself: __builtin_cpu_supports is answered by the compiler's runtime library, and that of the
+// wheels' compiler always says no.
+WideSets wide_sets() {
+  WideSets found;
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows it.
-bool machine_has_f16c() {
+  constexpr unsigned kAvx2Needs = bit_OSXSAVE | bit_AVX | bit_F16C;
+  constexpr unsigned kAvx512Parts = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  // Registers that the operating system keeps for each thread (XCR0).
+  constexpr unsigned kYmm = 0x06, kZmm = 0xe6;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kAvx2Needs) != kAvx2Needs) return found;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
+  unsigned kept = 0, high = 0;
+  asm("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+  found.avx2 = (ebx & bit_AVX2) != 0 && (kept & kYmm) == kYmm;
+  found.avx512 = found.avx2 && (ebx & kAvx512Parts) == kAvx512Parts && (kept & kZmm) == kZmm;
 #endif
+  return found;
+}
 
 InstructionSet best_instruction_set() {
   if (machine_has(InstructionSet::kAvx512)) return InstructionSet::kAvx512;
@@ -54,17 +70,10 @@ const char* instruction_set_name(InstructionSet isa) {
 }
 
 bool machine_has(InstructionSet isa) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && machine_has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (isa == InstructionSet::kAvx2) return avx2;
-  if (isa == InstructionSet::kAvx512) return avx512;
+  static const WideSets found = wide_sets();
+  if (isa == InstructionSet::kAvx2) return found.avx2;
+  if (isa == InstructionSet::kAvx512) return found.avx512;
   return true;
-#else
-  return isa == InstructionSet::kPlain || isa == InstructionSet::kBest;
-#endif
 }
 
 Status Kernels::create(InstructionSet isa, Kernels* out) {

@@ -15,7 +15,7 @@ WALL = "the wall"  # c_api.cc and what stands beside it
 HEADER = "horovod"  # include/horovod/horovod.h
 # What a folder may include of ours, besides itself.
 INCLUDES = {
-    WALL: {"engine", "communicators", "platform", HEADER},
+    WALL: {"engine", "communicators", "reduction", "platform", HEADER},
     "engine": {
         "fusion",
         "device",

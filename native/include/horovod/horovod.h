@@ -196,7 +196,7 @@ HVD_EXPORT int32_t hvd_nccl_version(const char* library, const char* found, hvd_
 HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 /* How many of the first dimension's rows a member gets in a reducescatter. */
 HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
-HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, instruction sets the machine has */
+HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, the kernels' instruction sets that run here */
 
 /* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which "auto" tries them: name, title, available
    and, if it is not, why. */
