@@ -198,7 +198,7 @@ Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, c
   const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
   const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const size_t share = std::clamp(rounded, limits.least, limits.most);
+  const size_t share = std::clamp(rounded, limits.least, limits.most_reduced);
   const auto elements = static_cast<int64_t>(share / slices.element_bytes()) * mesh.size();
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;

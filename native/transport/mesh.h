@@ -37,8 +37,9 @@ class Mesh {
   virtual int links_per_peer() const = 0;
   // Into messages of so many bytes a large operation is cut: a message's own cost is small then, and several of them
   // are under way at a time. A smaller operation is cut so that this is so, too, but not into less than `least` bytes.
+  // `most_reduced`: in an allreduce, in which what is sent next waits for what comes.
   struct MessageBytes {
-    size_t least, most;
+    size_t least, most, most_reduced;
   };
   virtual MessageBytes message_bytes() const = 0;
 
