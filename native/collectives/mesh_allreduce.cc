@@ -91,15 +91,20 @@ class DirectExchange final : public PiecewiseAllreduce {
     return Status();
   }
 
-  // In the order of the chunks, as the links carry them.
+  // In the order of the chunks, as the links carry them. All members send in one order, which does not depend on what
+  // has arrived: so what comes next is expected before it can be there.
   void queue_what_is_due() {
     for (;;) {
-      if (shared_ < offered_ && shared_ < folded_ + ahead_) {
+      const int64_t most_shared = std::min(chunks_, folded_ + ahead_);
+      if (shared_ < std::min(offered_, most_shared)) {
         exchange_shares(shared_++);
-      } else if (folded_ < shared_ && missing_shares_[static_cast<size_t>(folded_)] == 0 &&
-                 shared_ == std::min(chunks_, folded_ + ahead_)) {
+      } else if (shared_ < most_shared || folded_ == chunks_) {
+        return;
+      } else if (expected_ == folded_) {
+        expect_results(expected_++);
+      } else if (missing_shares_[static_cast<size_t>(folded_)] == 0) {
         fold(folded_);
-        exchange_results(folded_++);
+        send_results(folded_++);
       } else {
         return;
       }
@@ -133,17 +138,22 @@ class DirectExchange final : public PiecewiseAllreduce {
   }
 
   // A peer's result overwrites the input that was sent to it: the peer has it, or there would be no result.
-  void exchange_results(int64_t k) {
-    const Share mine = share(k, mesh_.member());
+  void expect_results(int64_t k) {
     for (int step = 1; step < mesh_.size(); ++step) {
-      const int to = (mesh_.member() + step) % mesh_.size(),
-                from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
-      const std::vector<Mesh::Output> results = slices_.outputs(mine.begin, mine.count);
-      mesh_.send_parts(to, link(k), std::vector<Mesh::Input>(results.begin(), results.end()));
+      const int from = (mesh_.member() + mesh_.size() - step) % mesh_.size();
       const Share theirs = share(k, from);
       if (theirs.count == 0) continue;
       ++missing_results_[static_cast<size_t>(k)];
       mesh_.receive_parts(from, link(k), slices_.outputs(theirs.begin, theirs.count), chunks_ + k);
+    }
+  }
+
+  void send_results(int64_t k) {
+    const Share mine = share(k, mesh_.member());
+    const std::vector<Mesh::Output> results = slices_.outputs(mine.begin, mine.count);
+    for (int step = 1; step < mesh_.size(); ++step) {
+      const int to = (mesh_.member() + step) % mesh_.size();
+      mesh_.send_parts(to, link(k), std::vector<Mesh::Input>(results.begin(), results.end()));
     }
     results_end_[static_cast<size_t>(k)] = mesh_.queued();
   }
@@ -160,7 +170,7 @@ class DirectExchange final : public PiecewiseAllreduce {
   std::vector<uint64_t> results_end_;                  // by chunk: the mesh's number of what is queued next
   std::vector<const std::byte*> sources_;
   std::vector<Mesh::Arrival> arrivals_;
-  int64_t offered_ = 0, shared_ = 0, folded_ = 0;  // how many chunks
+  int64_t offered_ = 0, shared_ = 0, expected_ = 0, folded_ = 0;  // how many chunks
 };
 
 }  // namespace
@@ -198,8 +208,8 @@ Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, c
   const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
   const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const size_t share = std::clamp(rounded, limits.least, limits.most_reduced);
-  const auto elements = static_cast<int64_t>(share / slices.element_bytes()) * mesh.size();
+  const size_t share = std::clamp(rounded, limits.least_reduced, limits.most_reduced);
+  const auto elements = std::min(slices.count(), static_cast<int64_t>(share / slices.element_bytes()) * mesh.size());
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;
   HVD_RETURN_IF_ERROR(exchange.offer(last));

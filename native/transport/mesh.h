@@ -36,10 +36,10 @@ class Mesh {
   virtual int size() const = 0;
   virtual int links_per_peer() const = 0;
   // Into messages of so many bytes a large operation is cut: a message's own cost is small then, and several of them
-  // are under way at a time. A smaller operation is cut so that this is so, too, but not into less than `least` bytes.
-  // `most_reduced`: in an allreduce, in which what is sent next waits for what comes.
+  // are under way at a time. In an allreduce, what is sent next waits for what comes: other sizes may be good there. A
+  // small one is cut so that several messages are under way, too, but not into less than `least_reduced` bytes.
   struct MessageBytes {
-    size_t least, most, most_reduced;
+    size_t most, least_reduced, most_reduced;
   };
   virtual MessageBytes message_bytes() const = 0;
 

@@ -137,8 +137,7 @@ bool MpiMesh::is_being_sent(int peer, const Message& received) const {
     return std::less<>()(sent.data, received.data + received.bytes) &&
            std::less<>()(received.data, sent.data + sent.bytes);
   };
-  const auto end = queue.messages.begin() + static_cast<ptrdiff_t>(queue.begun);
-  return std::any_of(queue.messages.begin(), end, overlaps);
+  return std::ranges::any_of(queue.messages, overlaps);
 }
 
 // Takes those that have ended from the front; `end` sees each.

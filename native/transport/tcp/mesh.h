@@ -49,7 +49,7 @@ class TcpMesh final : public Mesh {
   int member() const override { return member_; }
   int size() const override { return size_; }
   int links_per_peer() const override { return links_per_peer_; }
-  MessageBytes message_bytes() const override { return {64, size_t{256} << 10, size_t{256} << 10}; }
+  MessageBytes message_bytes() const override { return {size_t{256} << 10, 64, size_t{256} << 10}; }
 
   void begin(const char* operation) override { operation_ = operation; }
   void send(int peer, int link, const std::byte* data, size_t bytes) override;
