@@ -59,6 +59,7 @@ def test_the_steps_of_ranks(tmp_path: Path) -> None:
     assert "rank 1" in results["killed-nccl"]["told"]
 
 
+@pytest.mark.thorough
 def test_the_steps_of_other_frameworks(tmp_path: Path) -> None:
     """Their own logic, on the CPU."""
     pytest.importorskip("jax", reason="not run: jax is not installed")

@@ -12,7 +12,7 @@ namespace hvd::mpi {
 
 namespace {
 
-constexpr timespec kNap{0, 50'000};  // with the timer's slack about 0.1 ms: a hundredth of the time
+constexpr timespec kNap{0, 50'000};  // with the timer's slack about 0.1 ms: a twentieth of the time
 // If a nap, or an offer of the core, lasts so long, others had the core.
 constexpr uint64_t kDisturbedNs = 300'000;
 constexpr uint64_t kRecovery = 16;  // the time awake grows by this part with each undisturbed nap
