@@ -212,7 +212,10 @@ Status MpiMesh::advance(std::vector<Arrival>* arrivals) {
   const Progress::Busy busy(*progress_);
   for (int turns = 0;; turns = std::min(turns + 1, kPauses)) {
     HVD_RETURN_IF_ERROR(move_some(arrivals, &moved));
-    if (moved) return {};
+    if (moved) {
+      patience_.moved();
+      return {};
+    }
     if (interrupt_.raised()) return interrupted();
     if (turns < kPauses && !patience_.is_over()) {
       cpu_pause();

@@ -21,6 +21,10 @@ constexpr uint64_t kRecovery = 16;  // the time awake grows by this part with ea
 
 void Patience::begin() { awake_since_ns_ = now_ns(); }
 
+void Patience::moved() {
+  if (awake_ns_ == kMostAwakeNs) awake_since_ns_ = now_ns();
+}
+
 bool Patience::is_over() const { return now_ns() - awake_since_ns_ >= awake_ns_; }
 
 void Patience::turn() {

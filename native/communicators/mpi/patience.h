@@ -4,7 +4,8 @@
 // MPI moves data only while it is called. But a thread that never sleeps can take a core from the processes of other
 // sessions and containers for seconds, their monitors included: Linux 6.18 does not share a core fairly between groups
 // if one has a thread that always runs and one that wakes often. And if others want the core, a thread that sleeps
-// often gets it back sooner than one that yields. So it stays awake for 2 ms, and for 0.1 ms after others had the core.
+// often gets it back sooner than one that yields. So it stays awake for 2 ms after data has moved, and for 0.1 ms after
+// others had the core.
 //
 // Of one thread at a time.
 #pragma once
@@ -16,6 +17,7 @@ namespace hvd::mpi {
 class Patience {
  public:
   void begin();          // of an operation
+  void moved();          // data has: the next is near, so a sleep would cost more than it saves
   bool is_over() const;  // it is time for a sleep
   void turn();           // between two calls of MPI: offers the core to others, or sleeps
 
