@@ -11,6 +11,7 @@
 // kept (platform/kept_memory.h), and the process should end.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -40,8 +41,12 @@ class MpiMesh final : public Mesh {
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   int links_per_peer() const override { return 1; }
   // Most MPIs ask the other end before they send more than 64 KiB: that costs two more messages. In an allreduce it also
-  // costs more to fold what has come while more of it comes, for MPI moves nothing meanwhile.
-  MessageBytes message_bytes() const override { return {size_t{512} << 10, size_t{8} << 20, size_t{8} << 20}; }
+  // costs to fold what has come while more of it comes, for MPI moves nothing meanwhile. But all shares need memory.
+  MessageBytes message_bytes() const override {
+    constexpr size_t kMessage = size_t{512} << 10, kShares = size_t{16} << 20;
+    const size_t share = std::max(kMessage, kShares / world_ranks_.size());
+    return {kMessage, share, share};
+  }
 
   void begin(const char* operation) override;
   void send(int peer, int link, const std::byte* data, size_t bytes) override;
