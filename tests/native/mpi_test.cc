@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "communicators/mpi/mesh.h"
+#include "communicators/mpi/patience.h"
 #include "communicators/mpi/progress.h"
 #include "platform/clock.h"
 
@@ -103,6 +104,17 @@ TEST(a_long_wait_leaves_the_core_to_others_again_and_again) {
   const long before = naps();
   EXPECT(one.wait().ok());
   EXPECT(naps() - before >= 20);  // about 45: a nap every 2 ms, more if others want the core
+}
+
+TEST(data_that_moves_all_the_time_keeps_the_core_from_others_for_10_ms_at_most) {
+  mpi::Patience patience;
+  patience.begin();
+  const long before = naps();
+  for (const uint64_t end = cpu_ns() + 100 * kMs; cpu_ns() < end;) {
+    patience.moved();
+    if (patience.is_over()) patience.turn();
+  }
+  EXPECT(naps() - before >= 5);  // about 10, more if others want the core
 }
 
 TEST(a_short_wait_takes_no_nap) {

@@ -19,10 +19,10 @@ constexpr uint64_t kRecovery = 16;  // the time awake grows by this part with ea
 
 }  // namespace
 
-void Patience::begin() { awake_since_ns_ = now_ns(); }
+void Patience::begin() { slept_ns_ = awake_since_ns_ = now_ns(); }
 
 void Patience::moved() {
-  if (awake_ns_ == kMostAwakeNs) awake_since_ns_ = now_ns();
+  if (awake_ns_ == kMostAwakeNs) awake_since_ns_ = std::min(now_ns(), slept_ns_ + kMovingNs);
 }
 
 bool Patience::is_over() const { return now_ns() - awake_since_ns_ >= awake_ns_; }
@@ -41,7 +41,7 @@ void Patience::turn() {
   } else if (sleeps) {
     awake_ns_ = std::min(kMostAwakeNs, awake_ns_ + awake_ns_ / kRecovery);
   }
-  if (sleeps) awake_since_ns_ = end_ns;
+  if (sleeps) slept_ns_ = awake_since_ns_ = end_ns;
 }
 
 }  // namespace hvd::mpi
