@@ -816,6 +816,14 @@ MUTATIONS = (
         (native("mpi_test", "leaves_the_core"),),
     ),
     Mutation(
+        "mpi-no-sleep-while-data-moves",
+        "native/communicators/mpi/patience.cc",
+        "awake_since_ns_ = std::min(now_ns(), slept_ns_ + kMovingNs);",
+        "awake_since_ns_ = now_ns();",
+        "a long allreduce over MPI keeps a core for itself, and other processes' monitors may not run for seconds",
+        (native("mpi_test", "data_that_moves"),),
+    ),
+    Mutation(
         "mpi-thread-beside-operations",
         "native/communicators/mpi/progress.cc",
         "if (busy_ > 0 || over_) continue;",

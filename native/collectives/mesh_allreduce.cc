@@ -23,10 +23,10 @@ class DirectExchange final : public PiecewiseAllreduce {
         slices_(slices),
         reduction_(reduction),
         scratch_(scratch),
-        ahead_(cut.ahead),
         element_bytes_(static_cast<int64_t>(slices.element_bytes())),
         chunk_elements_(cut.elements),
         chunks_((slices.count() + chunk_elements_ - 1) / chunk_elements_),
+        ahead_(std::min(cut.ahead, chunks_)),
         links_(slices.bytes() >= kManyLinksBytes ? mesh.links_per_peer() : 1),
         missing_shares_(static_cast<size_t>(chunks_), mesh.size() - 1),
         missing_results_(static_cast<size_t>(chunks_), 0),
@@ -91,8 +91,8 @@ class DirectExchange final : public PiecewiseAllreduce {
     return Status();
   }
 
-  // In the order of the chunks, as the links carry them. All members send in one order, which does not depend on what
-  // has arrived: so what comes next is expected before it can be there.
+  // In the order of the chunks, as the links carry them. A peer's result is expected when its turn comes, and not only
+  // when mine has been folded: MPI copies what nobody expects once more.
   void queue_what_is_due() {
     for (;;) {
       const int64_t most_shared = std::min(chunks_, folded_ + ahead_);
@@ -163,7 +163,7 @@ class DirectExchange final : public PiecewiseAllreduce {
   const SliceList slices_;
   const Reduction reduction_;
   Exchanged<std::byte>* const scratch_;
-  const int64_t ahead_, element_bytes_, chunk_elements_, chunks_;
+  const int64_t element_bytes_, chunk_elements_, chunks_, ahead_;
   const int links_;
   size_t stride_;                                      // of scratch: the longest share
   std::vector<int> missing_shares_, missing_results_;  // by chunk: what has not come
@@ -207,8 +207,8 @@ Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, c
   // At least two chunks if the batch is large enough to be cut at all.
   const Mesh::MessageBytes limits = mesh.message_bytes();
   const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
-  const size_t rounded = (half + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const size_t share = std::clamp(rounded, limits.least_reduced, limits.most_reduced);
+  const size_t clamped = std::clamp(half, limits.least_reduced, limits.most_reduced);
+  const size_t share = (clamped + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
   const auto elements = std::min(slices.count(), static_cast<int64_t>(share / slices.element_bytes()) * mesh.size());
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;

@@ -5,7 +5,7 @@
 // sessions and containers for seconds, their monitors included: Linux 6.18 does not share a core fairly between groups
 // if one has a thread that always runs and one that wakes often. And if others want the core, a thread that sleeps
 // often gets it back sooner than one that yields. So it stays awake for 2 ms, for up to 10 ms while data moves, and for
-// 0.1 ms after others had the core.
+// 0.1 ms after others had the core (times: docs/decisions/0022-mpi-without-its-headers.md).
 //
 // Of one thread at a time.
 #pragma once
