@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from horovod.core.objects import allgather_object
+
 __all__ = ["STEPS"]
 
 
 def told(hvd: Any, version: str, wrong: list[Any]) -> dict[str, Any]:
     counted = hvd.statistics()
-    result = {"ranks": hvd.size(), "version": version, "wrong": hvd.allgather_object(wrong)}
+    result = {"ranks": hvd.size(), "version": version, "wrong": allgather_object(wrong)}
     return {**result, **{name: counted[name] for name in ("batches_by_nccl", "batches_staged")}}
 
 
@@ -87,7 +89,26 @@ def by_tensorflow(on_cpu: bool) -> Any:
     rows = hvd.allgather(tf.fill([rank + 1, 2], float(rank)))[:, 0].numpy().tolist()
     wanted = [float(r) for r in range(size) for _ in range(r + 1)]
     wrong += [("rows", rows, wanted)] if rows != wanted else []
-    return told(hvd, tf.__version__, wrong + trained_by_keras(hvd))
+    import horovod.tensorflow.keras as hvd_keras
+
+    return told(hvd, tf.__version__, wrong + trained_by_keras(hvd_keras))
+
+
+def by_keras(on_cpu: bool) -> Any:
+    """With the backend that KERAS_BACKEND names."""
+    try:
+        import keras
+    except ImportError as error:
+        return {"not run": f"Keras: {error}"}
+    import horovod.keras as hvd
+
+    hvd.init()
+    name = keras.backend.backend()
+    if name == "torch" and not on_cpu:
+        import torch
+
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    return told(hvd, f"{keras.__version__} on {name}", trained_by_keras(hvd))
 
 
 def trained_by_keras(hvd: Any) -> list[Any]:
@@ -95,21 +116,19 @@ def trained_by_keras(hvd: Any) -> list[Any]:
     import keras
     import numpy as np
 
-    import horovod.tensorflow.keras as hvd_keras
-
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((16, 16, 3)), keras.layers.Conv2D(8, 3), keras.layers.Flatten(), keras.layers.Dense(1)]
     )
-    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.001)), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.001)), loss="mse")
     random = np.random.default_rng(hvd.rank())
     images = random.normal(size=(64, 16, 16, 3)).astype("float32")
-    callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)]
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
     fitted = model.fit(images, images[:, :1, 0, 0], batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
     losses = fitted.history["loss"]
-    sums = hvd.allgather_object([float(np.abs(weight).sum()) for weight in model.get_weights()])
+    sums = allgather_object([float(np.abs(weight).sum()) for weight in model.get_weights()])
     wrong = [("loss", losses)] if not losses[-1] < losses[0] else []
     return [*wrong, ("weights", sums)] if any(each != sums[0] for each in sums) else wrong
 
 
-STEPS: dict[str, Callable[[bool], Any]] = {"jax": compiled_by_jax, "tensorflow": by_tensorflow}
+STEPS: dict[str, Callable[[bool], Any]] = {"jax": compiled_by_jax, "tensorflow": by_tensorflow, "keras": by_keras}

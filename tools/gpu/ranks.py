@@ -3,11 +3,12 @@
 there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
 
     operations  every operation on CUDA tensors, with its values
+    idioms      what PyTorch scripts do with Horovod (idioms.py)
     killed      a rank is killed while the others' GPUs wait for it: what they are told, and when
     cost        what a call takes of the host's time
     speed       allreduce beside torch.distributed's by NCCL, in turns on the same buffers
     training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
-    jax, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
+    jax, keras, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
 """
 
 from __future__ import annotations
@@ -132,6 +133,12 @@ def operations(hvd: Any, gpu: Any) -> Any:
     }
 
 
+def idioms(hvd: Any, gpu: Any) -> Any:
+    import idioms as of_scripts
+
+    return of_scripts.idioms(hvd, STAND_IN)
+
+
 def killed(hvd: Any, gpu: Any) -> Any:
     """The last rank dies between two of its calls, while the others go on."""
     import torch
@@ -215,7 +222,8 @@ def speed(hvd: Any, gpu: Any) -> Any:
     others = rival(hvd)
     if isinstance(others, str):
         return {"not run": others}
-    result, began = {}, time.monotonic()
+    result: dict[str, Any] = {"ranks": hvd.size()}
+    began = time.monotonic()
     for size, dtype in itertools.product((4, 4 << 10, 1 << 20, 64 << 20, 256 << 20, 1 << 30), ("float32", "bfloat16")):
         tensor = torch.zeros(
             size // torch.finfo(getattr(torch, dtype)).bits * 8, dtype=getattr(torch, dtype), device="cuda"
@@ -237,41 +245,75 @@ def speed(hvd: Any, gpu: Any) -> Any:
     return result
 
 
+def resnet50() -> tuple[Any, Any, str]:
+    """The model, a batch, and their name. Without torchvision a plain one of as many parameters."""
+    import torch
+
+    torch.manual_seed(1)
+    try:
+        import torchvision
+
+        return torchvision.models.resnet50(), torch.randn(32, 3, 224, 224), "ResNet-50, 32 images of 224 x 224"
+    except ImportError:
+        layers = [torch.nn.Conv2d(3, 64, 3, padding=1)]
+        layers += [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(80)]
+        tail = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 300_000)]
+        return torch.nn.Sequential(*layers, *tail), torch.randn(16, 3, 32, 32), "80 convolutions, 16 images of 32 x 32"
+
+
+def behind_backward(step: Callable[[], Any]) -> Any:
+    """The share of the time of NCCL's kernels in which another kernel of this rank runs."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
+            spans[event.name.startswith("nccl")].append((event.time_range.start, event.time_range.end))
+    ends, others = 0.0, []
+    for start, end in sorted(spans[False]):
+        if end > ends:
+            others.append((max(start, ends), end))
+            ends = end
+    total = sum(end - start for start, end in spans[True])
+    both = sum(max(0.0, min(e, end) - max(s, start)) for start, end in spans[True] for s, e in others)
+    kernels = {"nccl_kernels": len(spans[True]), "nccl_us": round(total)}
+    return {**kernels, "behind": round(both / total, 3) if total else None}
+
+
 def training(hvd: Any, gpu: Any) -> Any:
     import torch
 
     others = rival(hvd)
     if isinstance(others, str):
         return {"not run": others}
-
-    def model() -> Any:
-        torch.manual_seed(1)
-        layers = [torch.nn.Conv2d(3, 64, 3, padding=1)]
-        layers += [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(80)]
-        tail = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 300_000)]
-        return torch.nn.Sequential(*layers, *tail).cuda()
-
-    batch = torch.randn(16, 3, 32, 32, device="cuda")
-    ours = model()
+    ours, batch, name = resnet50()
+    ours, theirs, batch = ours.cuda(), resnet50()[0].cuda(), batch.cuda()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=1e-6), ours.named_parameters())
-    theirs = torch.nn.parallel.DistributedDataParallel(model())
+    theirs = torch.nn.parallel.DistributedDataParallel(theirs)
     plain = torch.optim.SGD(theirs.parameters(), lr=1e-6)
 
-    def step(net: Any, stepper: Any) -> None:
-        for _ in range(5):
+    def step(net: Any, stepper: Any, steps: int = 5) -> None:
+        for _ in range(steps):
             stepper.zero_grad()
             net(batch).square().mean().backward()
             stepper.step()
 
-    return in_turns(hvd, gpu, lambda: step(ours, optimizer), lambda: step(theirs, plain), 9)
+    told = in_turns(hvd, gpu, lambda: step(ours, optimizer), lambda: step(theirs, plain), 9)
+    shares = {"ours": behind_backward(lambda: step(ours, optimizer, 2)), "theirs": None}
+    hvd.barrier()
+    shares["theirs"] = behind_backward(lambda: step(theirs, plain, 2))
+    return {"model": name, "ranks": hvd.size(), **told, "behind_backward": shares}
 
 
 # Starting them
 
 
 def start(what: str) -> int:
-    size = 2
-    if not STAND_IN:
+    size = int(os.environ.get("HVD_CHECK_RANKS", 0)) or 2
+    if not STAND_IN and "HVD_CHECK_RANKS" not in os.environ:
         import torch
 
         size = min(max(2, torch.cuda.device_count()), 4)
@@ -300,7 +342,14 @@ def main(what: str, *more: str) -> int:
 
     hvd.init()
     gpu = (OnStandIn if STAND_IN else OnCuda)(hvd.local_rank())
-    steps = {"operations": operations, "killed": killed, "cost": cost, "speed": speed, "training": training}
+    steps = {
+        "operations": operations,
+        "idioms": idioms,
+        "killed": killed,
+        "cost": cost,
+        "speed": speed,
+        "training": training,
+    }
     result = steps[what](hvd, gpu)
     if hvd.rank() == 0:
         tell(result)
