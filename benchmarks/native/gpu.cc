@@ -83,9 +83,9 @@ struct Setup {
 
 // What the ranks share.
 struct Shared {
-  explicit Shared(const Setup& setup) : meeting(setup.ranks), seconds(static_cast<size_t>(setup.ranks)) {}
+  explicit Shared(const Setup& setup) : meeting(setup.ranks), us(static_cast<size_t>(setup.ranks)) {}
   std::barrier<> meeting;
-  std::vector<double> seconds;
+  std::vector<double> us;
   nccl::UniqueId id{};
   std::vector<std::string> told;  // rank 0: JSON, a member for each case
 };
@@ -119,16 +119,14 @@ class Rank {
     const auto direct = [&] {
       for (int call = 0; call < calls; ++call) reduce_directly(tensors, dtype);
     };
-    std::vector<double> mine, theirs, ratios;
+    Figures mine, theirs;
+    std::vector<double> ratios;
     for (int round = -2; round < setup_.rounds; ++round) {
-      const double a = timed(ours), b = timed(direct);
-      if (round < 0) continue;
-      mine.push_back(a / calls * 1e6);
-      theirs.push_back(b / calls * 1e6);
+      const double a = timed(ours, calls, &mine), b = timed(direct, calls, &theirs);
       ratios.push_back(b / a);
     }
     const bool right = holds_the_sum(tensors, dtype);
-    if (rank_ == 0) tell(name, median(mine), median(theirs), median(ratios), right);
+    if (rank_ == 0) tell(name, mine, theirs, median(ratios), right);
     memories_.clear();
   }
 
@@ -150,7 +148,12 @@ class Rank {
     status.size = sizeof status;
     return status;
   }
+  // Microseconds of a call in each round; the first two warm up.
+  struct Figures {
+    std::vector<double> whole, host;  // until the GPU has done it; until this rank's host has enqueued it
+  };
   static double median(std::vector<double> values) {
+    values.erase(values.begin(), values.begin() + 2);
     std::ranges::sort(values);
     return values[values.size() / 2];
   }
@@ -264,16 +267,19 @@ class Rank {
     for (bool done = false; !done;) must(device_->is_done(ended, &done));
   }
 
-  // Seconds until the last rank's stream has done all of it; the same on all ranks.
-  double timed(const std::function<void()>& run) {
+  // Until the last rank's stream has done all of it; the same on all ranks.
+  double timed(const std::function<void()>& run, int calls, Figures* figures) {
     drain();
     shared_.meeting.arrive_and_wait();
     const uint64_t began = hvd::now_ns();
+    const auto us_of_a_call = [&] { return static_cast<double>(hvd::now_ns() - began) / calls / 1e3; };
     run();
+    figures->host.push_back(us_of_a_call());
     drain();
-    shared_.seconds[static_cast<size_t>(rank_)] = static_cast<double>(hvd::now_ns() - began) / 1e9;
+    shared_.us[static_cast<size_t>(rank_)] = us_of_a_call();
     shared_.meeting.arrive_and_wait();
-    return std::ranges::max(shared_.seconds);
+    figures->whole.push_back(std::ranges::max(shared_.us));
+    return figures->whole.back();
   }
 
   bool holds_the_sum(const std::vector<Tensor>& tensors, hvd_dtype dtype) {
@@ -295,10 +301,13 @@ class Rank {
     return right;
   }
 
-  void tell(const std::string& name, double ours_us, double direct_us, double ratio, bool right) {
+  void tell(const std::string& name, const Figures& ours, const Figures& direct, double ratio, bool right) {
     char line[256];
-    std::snprintf(line, sizeof line, "\"%s\": {\"ours_us\": %.1f, \"direct_us\": %.1f, \"ratio\": %.3f, \"right\": %s}",
-                  name.c_str(), ours_us, direct_us, ratio, right ? "true" : "false");
+    std::snprintf(line, sizeof line,
+                  "\"%s\": {\"ours_us\": %.1f, \"direct_us\": %.1f, \"ratio\": %.3f, \"ours_host_us\": %.1f, "
+                  "\"direct_host_us\": %.1f, \"right\": %s}",
+                  name.c_str(), median(ours.whole), median(direct.whole), ratio, median(ours.host), median(direct.host),
+                  right ? "true" : "false");
     std::printf("%s\n", line);
     std::fflush(stdout);
     shared_.told.push_back(line);
