@@ -130,6 +130,40 @@ class Rank {
     memories_.clear();
   }
 
+  // What the driver's calls cost the host, in nanoseconds, while the other ranks call it or not.
+  void measure_driver(bool alone) {
+    shared_.meeting.arrive_and_wait();
+    if (!alone || rank_ == 0) {
+      const cuda::Functions& call = device_->driver().call();
+      cuda::Event event;
+      must(device_->record(stream_, &event));
+      std::string told;
+      const auto measure = [&](const char* name, const auto& body) {
+        constexpr int kCalls = 2000;
+        const uint64_t began = hvd::now_ns();
+        for (int i = 0; i < kCalls; ++i) (void)body();
+        told += (told.empty() ? "\"" : ", \"") + std::string(name) +
+                "\": " + std::to_string((hvd::now_ns() - began) / kCalls);
+      };
+      measure("context", [&] { return cuda::Current(device_->driver(), device_->context()).status().ok(); });
+      const cuda::Current current(device_->driver(), device_->context());
+      cuda::Context popped = nullptr;
+      int mode = cuda::kRelaxedCapture;
+      measure("push, pop", [&] { return call.push(device_->context()) + call.pop(&popped); });
+      measure("capture mode", [&] { return call.exchange_capture_mode(&mode); });
+      measure("record", [&] { return call.record(event.handle(), stream_); });
+      measure("wait", [&] { return call.wait_event(stream_, event.handle(), 0); });
+      drain();
+      measure("query", [&] { return call.query(event.handle()); });
+      nccl::Result error = 0;
+      measure("async error", [&] { return nccl_->call().async_error(comm_, &error); });
+      if (rank_ == 0) {
+        shared_.told.push_back(std::string("\"driver_ns, ") + (alone ? "alone" : "together") + "\": {" + told + "}");
+      }
+    }
+    shared_.meeting.arrive_and_wait();
+  }
+
   void end() {
     hvd_status status = fresh();
     if (copy_.settle(context_, 20000, &status) != HVD_OK) give_up(status.text);
@@ -350,6 +384,8 @@ std::vector<int64_t> resnet50() {
 }
 
 void run(Rank& rank, int64_t most_bytes) {
+  rank.measure_driver(true);
+  rank.measure_driver(false);
   for (const int64_t size : {4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}) {
     if (size > most_bytes) break;
     const int calls = size < (16 << 20) ? 20 : 5;

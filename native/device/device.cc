@@ -177,10 +177,10 @@ Status Device::uuid(char (&out)[16]) const {
 }
 
 Status Device::stream(size_t number, Stream* out) {
-  const Current current(*driver_, context_);
-  HVD_RETURN_IF_ERROR(current.status());
   const std::lock_guard lock(mutex_);
   while (streams_.size() <= number) {
+    const Current current(*driver_, context_);
+    HVD_RETURN_IF_ERROR(current.status());
     Stream made = nullptr;
     HVD_RETURN_IF_ERROR(
         driver_->checked(driver_->call().make_stream(&made, kNonBlocking, priority_), "cuStreamCreateWithPriority"));

@@ -88,13 +88,14 @@ Status Driver::count_devices(int* count) const {
   return status.ok() ? status : Status(HVD_UNAVAILABLE, "no GPU can be used: " + status.text());
 }
 
-Status Driver::checked(Result code, const std::string& doing) const {
+Status Driver::checked(Result code, const char* doing) const {
   if (code == kSuccess) return {};
   const char* name = nullptr;
   const char* text = nullptr;
   if (call_.error_name(code, &name) != kSuccess || name == nullptr) name = "an unknown error";
   if (call_.error_text(code, &text) != kSuccess || text == nullptr) text = "no text";
-  const std::string what = doing + " failed: CUDA error " + std::to_string(code) + " (" + name + ", " + text + ")";
+  const std::string what =
+      std::string(doing) + " failed: CUDA error " + std::to_string(code) + " (" + name + ", " + text + ")";
   if (code == kOutOfMemory) return {HVD_OUT_OF_MEMORY, what + ": the GPU's memory is full"};
   if (is_the_end(code)) return {HVD_DEVICE_LOST, what + ": this process cannot use the GPU any more"};
   return {HVD_INTERNAL, what};
@@ -107,14 +108,19 @@ std::span<const char* const> names_of_functions() {
   return kNames;
 }
 
-Current::Current(const Driver& driver, Context context) : driver_(driver) {
+static thread_local Context of_this_thread = nullptr;
+
+Current::Current(const Driver& driver, Context context) : driver_(driver), outer_(of_this_thread) {
+  if (outer_ == context) return;
   status_ = driver.checked(driver.call().push(context), "cuCtxPushCurrent");
   if (status_.ok())
     status_ = driver.checked(driver.call().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode");
+  if (status_.ok()) of_this_thread = context;
 }
 
 Current::~Current() {
-  if (!status_.ok()) return;
+  if (of_this_thread == outer_) return;
+  of_this_thread = outer_;
   // Nobody can be told of a failure here; the next call on this thread meets it again.
   Context popped = nullptr;
   (void)driver_.call().exchange_capture_mode(&mode_);

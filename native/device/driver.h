@@ -89,7 +89,7 @@ class Driver {
   // Initialises CUDA on its first call, and counts the devices.
   Status count_devices(int* count) const;
   // What a call's return value means.
-  Status checked(Result code, const std::string& doing) const;
+  Status checked(Result code, const char* doing) const;
 
  private:
   Functions call_{};
@@ -100,6 +100,7 @@ class Driver {
 std::span<const char* const> names_of_functions();
 
 // A context is current on this thread while this lives, and what is called then breaks no capture of another thread.
+// Inside of another one of the same context it does nothing, so who makes several calls can hold one.
 class Current {
  public:
   Current(const Driver& driver, Context context);
@@ -111,6 +112,7 @@ class Current {
 
  private:
   const Driver& driver_;
+  const Context outer_;         // what others of this thread have made current
   int mode_ = kRelaxedCapture;  // the thread's own, while this lives
   Status status_;
 };

@@ -49,17 +49,20 @@ void LaunchedCalls::add(SubmissionPtr call) {
 }
 
 SubmissionPtr LaunchedCalls::first_ended(Status* how) const {
+  *how = {};
   if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
   const std::lock_guard lock(mutex_);
   std::vector<cuda::Stream> busy;
   for (const SubmissionPtr& call : calls_) {
-    const Launch& launch = *call->on_device->launch;
+    Launch& launch = *call->on_device->launch;
+    if (launch.has_ended) return call;
     if (std::ranges::find(busy, launch.stream) != busy.end()) continue;  // what comes before it has not ended
     bool done = false;
     *how = launch.device->is_done(launch.done, &done);
     for (const auto& carrier : launch.carriers) {
       if (how->ok()) *how = carrier->health();
     }
+    launch.has_ended = done && how->ok();
     if (done || !how->ok()) return call;
     busy.push_back(launch.stream);
   }
@@ -267,6 +270,8 @@ void DeviceBatches::abort_nccl_elsewhere() {
 Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
   const Parts parts = std::exchange(parts_, {});
   const ProcessSet::OnGpu& gpu = closed[batch.entry]->prepared->set->gpu;
+  const cuda::Current current(gpu.device->driver(), gpu.device->context());  // once for all that is enqueued here
+  HVD_RETURN_IF_ERROR(current.status());
   for (const auto& [device, part] : parts) {
     if (device != gpu.device) {
       return {HVD_INVALID_ARGUMENT, "a process gives NCCL tensors of one GPU, got GPU " +

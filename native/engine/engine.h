@@ -210,6 +210,7 @@ class Engine : private Readers, private Driver {
   Execution execution_;
   std::optional<DeviceBatches> device_batches_;
   LaunchedCalls launched_;
+  uint64_t looked_at_gpus_ns_ = 0;
   GpuWatch gpu_watch_;
   struct Running {  // what was closed last
     std::vector<SubmissionPtr> calls;

@@ -8,6 +8,7 @@ there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
     cost        what a call takes of the host's time
     speed       allreduce beside torch.distributed's by NCCL, in turns on the same buffers
     training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
+    elastic     a worker of an elastic job is killed, and another one takes its place (elastic.py)
     jax, keras, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
 """
 
@@ -124,7 +125,7 @@ def operations(hvd: Any, gpu: Any) -> Any:
         "Max of 0 and -0": hvd.allreduce(gpu.place(zero.roll(hvd.rank())), op=hvd.Max, name="zero").cpu()[0].item(),
     }
     counted = hvd.statistics()
-    result = {name: counted[name] for name in ("batches_by_nccl", "batches_staged")}
+    result = {name: counted[name] for name in ("batches_by_nccl", "batches_in_levels", "batches_staged")}
     return {
         "ranks": hvd.size(),
         "wrong": hvd.allgather_object(wrong),
@@ -319,6 +320,9 @@ def start(what: str) -> int:
         size = min(max(2, torch.cuda.device_count()), 4)
     horovodrun = [sys.executable, "-c", "import sys; from horovod.launcher.cli import main; sys.exit(main())"]
     command = [*horovodrun, "-np", str(size), sys.executable, str(Path(__file__).resolve()), what]
+    if what == "elastic":
+        command[-2:] = [str(Path(__file__).with_name("elastic.py"))]
+        command[-2:-2] = ["--min-np", "1"]
     process = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
     code = process.wait()

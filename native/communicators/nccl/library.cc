@@ -72,9 +72,9 @@ Status Library::open(const Places& places, std::shared_ptr<const Library>* out) 
   return {};
 }
 
-Status Library::checked(Result code, const std::string& doing, Comm comm) const {
+Status Library::checked(Result code, const char* doing, Comm comm) const {
   if (code == kSuccess || code == kInProgress) return {};
-  std::string text = doing + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";
+  std::string text = std::string(doing) + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";
   if (const char* const last = call_.last_error(comm); last != nullptr && *last != '\0') {
     text += std::string(": ") + last;
   }

@@ -105,7 +105,7 @@ class Library {
   int version() const { return version_; }           // 10000 * major + 100 * minor + patch
   const std::string& path() const { return path_; }  // the file it comes from
   // What a call's return value means; `comm` may be null.
-  Status checked(Result code, const std::string& doing, Comm comm) const;
+  Status checked(Result code, const char* doing, Comm comm) const;
 
  private:
   Functions call_{};
