@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allreduce on a GPU beside direct calls of NCCL: bench_gpu LIBRARY NCCL RESULT [ranks] [rounds] [MiB at most].
+// Allreduce on GPUs beside direct calls of NCCL: bench_gpu LIBRARY NCCL RESULT [ranks] [rounds] [MiB at most].
 // HOROVOD_CUDA_LIBRARY names another driver.
 //
-// Ranks are threads that may share one GPU: kernels of two processes would take turns on it, so neither could wait for
-// the other one at full speed. Each rank has a copy of LIBRARY (libhorovod.so) of its own, as a process would: what is
-// one for a whole process, such as a GPU's streams, is then one for a rank. Both ways use the same NCCL on the same
-// buffers, in turns; a round is over when the last rank's stream is. NCCL needs NCCL_MULTI_RANK_GPU_ENABLE=1 for that.
+// A process for each rank, on the GPUs in turn. Ranks that share a GPU need NCCL_MULTI_RANK_GPU_ENABLE=1, and CUDA's
+// Multi-Process Service, or their kernels take turns. Both ways use the same NCCL on the same buffers, in turns; a round
+// is over when the last rank's stream is. LIBRARY is a libhorovod.so, so two of them can be compared.
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <barrier>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -37,21 +37,17 @@ namespace nccl = hvd::nccl;
 
 [[noreturn]] void give_up(const std::string& why) {
   std::fprintf(stderr, "%s\n", why.c_str());
-  std::_Exit(1);  // other ranks may wait in NCCL
+  std::_Exit(1);  // not by destructors, which may wait in NCCL
 }
 void must(const hvd::Status& status) {
   if (!status.ok()) give_up(status.text());
 }
 
-// The functions of one rank's copy of the library.
-struct Copy {
-  Copy(const std::string& library, int rank) {
-    const auto mine = std::filesystem::temp_directory_path() /
-                      ("bench_gpu." + std::to_string(getpid()) + "." + std::to_string(rank) + ".so");
-    std::filesystem::copy_file(library, mine);
-    void* const opened = dlopen(mine.c_str(), RTLD_NOW | RTLD_LOCAL);
+// The library's functions.
+struct Functions {
+  explicit Functions(const std::string& library) {
+    void* const opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (opened == nullptr) give_up(dlerror());
-    std::filesystem::remove(mine);
     const auto find = [&](auto*& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(opened, name));
       if (function == nullptr) give_up(std::string("the library has no ") + name);
@@ -76,18 +72,29 @@ struct Copy {
 };
 
 struct Setup {
-  std::string library, nccl, cuda;
+  std::string library, nccl, result, cuda;
   int ranks, rounds;
   int64_t most_bytes;
 };
 
-// What the ranks share.
+// What the ranks share: memory that a fork leaves shared.
 struct Shared {
-  explicit Shared(const Setup& setup) : meeting(setup.ranks), us(static_cast<size_t>(setup.ranks)) {}
-  std::barrier<> meeting;
-  std::vector<double> us;
-  nccl::UniqueId id{};
-  std::vector<std::string> told;  // rank 0: JSON, a member for each case
+  static Shared* make(int ranks) {
+    void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) give_up("there is no memory to share");
+    auto* const shared = new (memory) Shared;
+    pthread_barrierattr_t across_processes;
+    pthread_barrierattr_init(&across_processes);
+    pthread_barrierattr_setpshared(&across_processes, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&shared->barrier, &across_processes, static_cast<unsigned>(ranks));
+    return shared;
+  }
+  void meet() { pthread_barrier_wait(&barrier); }
+
+  static constexpr int kMostRanks = 64;
+  pthread_barrier_t barrier;
+  double us[kMostRanks];
+  nccl::UniqueId id;
 };
 
 struct Tensor {
@@ -99,11 +106,13 @@ struct Tensor {
 class Rank {
  public:
   Rank(const Setup& setup, Shared* shared, int rank, std::vector<hvd_link> links)
-      : setup_(setup), shared_(*shared), rank_(rank), copy_(setup.library, rank) {
-    must(cuda::Device::get(setup.cuda, 0, &device_));
+      : setup_(setup), shared_(*shared), rank_(rank), call_(setup.library) {
+    must(cuda::Device::get(setup.cuda, rank % devices(), &device_));
     const cuda::Current current(device_->driver(), device_->context());
-    must(device_->stream(static_cast<size_t>(rank), &stream_));
+    must(device_->stream(0, &stream_));
     must(nccl::Library::open({setup.nccl, ""}, &nccl_));
+    if (rank == 0) checked(nccl_->call().get_unique_id(&shared_.id), "ncclGetUniqueId");
+    shared_.meet();
     nccl::Config config;
     checked(nccl_->call().init(&comm_, setup.ranks, shared_.id, rank, &config), "ncclCommInitRankConfig");
     begin(std::move(links));
@@ -130,48 +139,15 @@ class Rank {
     memories_.clear();
   }
 
-  // What the driver's calls cost the host, in nanoseconds, while the other ranks call it or not.
-  void measure_driver(bool alone) {
-    shared_.meeting.arrive_and_wait();
-    if (!alone || rank_ == 0) {
-      const cuda::Functions& call = device_->driver().call();
-      cuda::Event event;
-      must(device_->record(stream_, &event));
-      std::string told;
-      const auto measure = [&](const char* name, const auto& body) {
-        constexpr int kCalls = 2000;
-        const uint64_t began = hvd::now_ns();
-        for (int i = 0; i < kCalls; ++i) (void)body();
-        told += (told.empty() ? "\"" : ", \"") + std::string(name) +
-                "\": " + std::to_string((hvd::now_ns() - began) / kCalls);
-      };
-      measure("context", [&] { return cuda::Current(device_->driver(), device_->context()).status().ok(); });
-      const cuda::Current current(device_->driver(), device_->context());
-      cuda::Context popped = nullptr;
-      int mode = cuda::kRelaxedCapture;
-      measure("push, pop", [&] { return call.push(device_->context()) + call.pop(&popped); });
-      measure("capture mode", [&] { return call.exchange_capture_mode(&mode); });
-      measure("record", [&] { return call.record(event.handle(), stream_); });
-      measure("wait", [&] { return call.wait_event(stream_, event.handle(), 0); });
-      drain();
-      measure("query", [&] { return call.query(event.handle()); });
-      nccl::Result error = 0;
-      measure("async error", [&] { return nccl_->call().async_error(comm_, &error); });
-      if (rank_ == 0) {
-        shared_.told.push_back(std::string("\"driver_ns, ") + (alone ? "alone" : "together") + "\": {" + told + "}");
-      }
-    }
-    shared_.meeting.arrive_and_wait();
-  }
-
   void end() {
     hvd_status status = fresh();
-    if (copy_.settle(context_, 20000, &status) != HVD_OK) give_up(status.text);
+    if (call_.settle(context_, 20000, &status) != HVD_OK) give_up(status.text);
     std::vector<char> text(1 << 16);
-    copy_.statistics(context_, text.data(), static_cast<int64_t>(text.size()));
-    if (rank_ == 0) shared_.told.push_back("\"statistics\": " + std::string(text.data()));
-    shared_.meeting.arrive_and_wait();
-    if (copy_.stop(context_, 10000, &status) != HVD_OK) give_up(status.text);
+    call_.statistics(context_, text.data(), static_cast<int64_t>(text.size()));
+    if (rank_ == 0) told_.push_back("\"statistics\": " + std::string(text.data()));
+    shared_.meet();
+    if (call_.stop(context_, 10000, &status) != HVD_OK) give_up(status.text);
+    if (rank_ == 0) write();
   }
 
  private:
@@ -190,6 +166,21 @@ class Rank {
     values.erase(values.begin(), values.begin() + 2);
     std::ranges::sort(values);
     return values[values.size() / 2];
+  }
+  int devices() const {
+    std::shared_ptr<const cuda::Driver> driver;
+    int count = 0;
+    must(cuda::Driver::open(setup_.cuda, &driver));
+    must(driver->count_devices(&count));
+    return count;
+  }
+  void write() const {
+    std::FILE* const file = std::fopen(setup_.result.c_str(), "w");
+    if (file == nullptr) give_up("cannot write " + setup_.result);
+    std::fprintf(file, "{\"nccl\": %d, \"ranks\": %d, \"rounds\": %d", nccl_->version(), setup_.ranks, setup_.rounds);
+    for (const std::string& line : told_) std::fprintf(file, ",\n %s", line.c_str());
+    std::fprintf(file, "}\n");
+    std::fclose(file);
   }
   void checked(nccl::Result code, const char* doing) { must(nccl_->checked(code, doing, comm_)); }
 
@@ -210,7 +201,7 @@ class Rank {
     options.nlinks = static_cast<uint32_t>(links.size());
     options.link_size = sizeof(hvd_link);
     hvd_status status = fresh();
-    if (copy_.start(&options, &context_, &status) != HVD_OK) give_up(status.text);
+    if (call_.start(&options, &context_, &status) != HVD_OK) give_up(status.text);
   }
 
   std::vector<Tensor> make(const std::string& name, const std::vector<int64_t>& lengths, hvd_dtype dtype,
@@ -259,9 +250,10 @@ class Rank {
     request.tensor_size = sizeof tensor;
     request.prescale = request.postscale = 1.0;
     request.place = HVD_ON_CUDA;
+    request.device = device_->ordinal();
     hvd_entry* entry = nullptr;
     hvd_status status = fresh();
-    if (copy_.prepare(context_, &request, &entry, &status) != HVD_OK) give_up(status.text);
+    if (call_.prepare(context_, &request, &entry, &status) != HVD_OK) give_up(status.text);
     return entry;
   }
 
@@ -272,14 +264,16 @@ class Rank {
     for (size_t i = 0; i < tensors.size(); ++i) {
       const void* const inputs[] = {tensors[i].input};
       void* const outputs[] = {tensors[i].output};
-      if (copy_.submit(context_, tensors[i].entry, inputs, outputs, flags, nullptr, stream_, &handles[i], &status) !=
+      if (call_.submit(context_, tensors[i].entry, inputs, outputs, flags, nullptr, stream_, &handles[i], &status) !=
           HVD_OK) {
         give_up(status.text);
       }
     }
     for (const hvd_handle handle : handles) {
-      if (copy_.wait_on_stream(context_, handle, stream_, 20000, &status) != HVD_OK) give_up(status.text);
-      copy_.release(context_, handle);
+      int code = HVD_PENDING;
+      while (code == HVD_PENDING) code = call_.wait_on_stream(context_, handle, stream_, 20000, &status);  // a signal
+      if (code != HVD_OK) give_up(status.text);
+      call_.release(context_, handle);
     }
   }
 
@@ -304,15 +298,15 @@ class Rank {
   // Until the last rank's stream has done all of it; the same on all ranks.
   double timed(const std::function<void()>& run, int calls, Figures* figures) {
     drain();
-    shared_.meeting.arrive_and_wait();
+    shared_.meet();
     const uint64_t began = hvd::now_ns();
     const auto us_of_a_call = [&] { return static_cast<double>(hvd::now_ns() - began) / calls / 1e3; };
     run();
     figures->host.push_back(us_of_a_call());
     drain();
     shared_.us[static_cast<size_t>(rank_)] = us_of_a_call();
-    shared_.meeting.arrive_and_wait();
-    figures->whole.push_back(std::ranges::max(shared_.us));
+    shared_.meet();
+    figures->whole.push_back(*std::max_element(shared_.us, shared_.us + setup_.ranks));
     return figures->whole.back();
   }
 
@@ -331,7 +325,7 @@ class Rank {
       drain();
       right = right && seen == wanted;
     }
-    shared_.meeting.arrive_and_wait();
+    shared_.meet();
     return right;
   }
 
@@ -344,19 +338,20 @@ class Rank {
                   right ? "true" : "false");
     std::printf("%s\n", line);
     std::fflush(stdout);
-    shared_.told.push_back(line);
+    told_.push_back(line);
   }
 
   const Setup& setup_;
   Shared& shared_;
   const int rank_;
-  Copy copy_;
+  const Functions call_;
   cuda::Device* device_ = nullptr;
   cuda::Stream stream_ = nullptr;
   std::shared_ptr<const nccl::Library> nccl_;
   nccl::Comm comm_ = nullptr;
   hvd_context* context_ = nullptr;
   std::vector<memory> memories_;
+  std::vector<std::string> told_;  // rank 0: members of the result
 };
 
 // The gradients of ResNet-50 (torchvision's), in its order.
@@ -384,8 +379,6 @@ std::vector<int64_t> resnet50() {
 }
 
 void run(Rank& rank, int64_t most_bytes) {
-  rank.measure_driver(true);
-  rank.measure_driver(false);
   for (const int64_t size : {4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}) {
     if (size > most_bytes) break;
     const int calls = size < (16 << 20) ? 20 : 5;
@@ -416,27 +409,34 @@ int main(int argc, char** argv) {
   if (argc < 4) give_up("bench_gpu LIBRARY NCCL RESULT [ranks] [rounds] [MiB at most]");
   const char* const cuda = std::getenv("HOROVOD_CUDA_LIBRARY");
   const auto number = [&](int at, int otherwise) { return argc > at ? std::atoi(argv[at]) : otherwise; };
-  const Setup setup{argv[1],      argv[2],       cuda == nullptr ? "" : cuda,
-                    number(4, 2), number(5, 15), int64_t{number(6, 1024)} << 20};
-  Shared shared(setup);
-  std::shared_ptr<const nccl::Library> nccl;
-  must(nccl::Library::open({setup.nccl, ""}, &nccl));
-  must(nccl->checked(nccl->call().get_unique_id(&shared.id), "ncclGetUniqueId", nullptr));
+  const Setup setup{argv[1],
+                    argv[2],
+                    argv[3],
+                    cuda == nullptr ? "" : cuda,
+                    number(4, 2),
+                    number(5, 15),
+                    int64_t{number(6, 1024)} << 20};
+  if (setup.ranks > Shared::kMostRanks) give_up("so many ranks?");
+  Shared* const shared = Shared::make(setup.ranks);
   const auto links = links_of(setup.ranks);
-  std::vector<std::thread> threads;
+  std::vector<pid_t> children;
   for (int r = 0; r < setup.ranks; ++r) {
-    threads.emplace_back([&, r] {
-      Rank rank(setup, &shared, r, links[static_cast<size_t>(r)]);
-      run(rank, setup.most_bytes);
-      rank.end();
-    });
+    const pid_t child = fork();
+    if (child < 0) give_up("fork failed");
+    if (child > 0) {
+      children.push_back(child);
+      continue;
+    }
+    Rank rank(setup, shared, r, links[static_cast<size_t>(r)]);
+    run(rank, setup.most_bytes);
+    rank.end();
+    std::_Exit(0);  // the driver has no good end
   }
-  for (std::thread& thread : threads) thread.join();
-  std::FILE* const file = std::fopen(argv[3], "w");
-  if (file == nullptr) give_up(std::string("cannot write ") + argv[3]);
-  std::fprintf(file, "{\"nccl\": %d, \"ranks\": %d, \"rounds\": %d", nccl->version(), setup.ranks, setup.rounds);
-  for (const std::string& line : shared.told) std::fprintf(file, ",\n %s", line.c_str());
-  std::fprintf(file, "}\n");
-  std::fclose(file);
-  std::_Exit(0);  // NCCL's own threads
+  bool good = true;
+  for (int outcome = 0; wait(&outcome) > 0;) {
+    if (outcome != 0 && std::exchange(good, false)) {
+      for (const pid_t child : children) kill(child, SIGTERM);  // they wait for it
+    }
+  }
+  return good ? 0 : 1;
 }

@@ -108,19 +108,14 @@ std::span<const char* const> names_of_functions() {
   return kNames;
 }
 
-static thread_local Context of_this_thread = nullptr;
-
-Current::Current(const Driver& driver, Context context) : driver_(driver), outer_(of_this_thread) {
-  if (outer_ == context) return;
+Current::Current(const Driver& driver, Context context) : driver_(driver) {
   status_ = driver.checked(driver.call().push(context), "cuCtxPushCurrent");
   if (status_.ok())
     status_ = driver.checked(driver.call().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode");
-  if (status_.ok()) of_this_thread = context;
 }
 
 Current::~Current() {
-  if (of_this_thread == outer_) return;
-  of_this_thread = outer_;
+  if (!status_.ok()) return;
   // Nobody can be told of a failure here; the next call on this thread meets it again.
   Context popped = nullptr;
   (void)driver_.call().exchange_capture_mode(&mode_);

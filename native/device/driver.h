@@ -28,6 +28,7 @@ using Function = struct FunctionBody*;
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 
+const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // another one on each thread
 constexpr unsigned kNonBlocking = 1;    // of a stream: it does not serialise with the legacy default stream
 constexpr unsigned kDisableTiming = 2;  // of an event
 constexpr unsigned kPortable = 1;       // of registered host memory: for all contexts
@@ -100,7 +101,6 @@ class Driver {
 std::span<const char* const> names_of_functions();
 
 // A context is current on this thread while this lives, and what is called then breaks no capture of another thread.
-// Inside of another one of the same context it does nothing, so who makes several calls can hold one.
 class Current {
  public:
   Current(const Driver& driver, Context context);
@@ -112,7 +112,6 @@ class Current {
 
  private:
   const Driver& driver_;
-  const Context outer_;         // what others of this thread have made current
   int mode_ = kRelaxedCapture;  // the thread's own, while this lives
   Status status_;
 };

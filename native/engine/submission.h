@@ -60,7 +60,7 @@ struct Gathered {
 struct Launch {
   cuda::Device* device = nullptr;
   cuda::Stream stream = nullptr;
-  cuda::Event done;  // of this batch, and of the batches before that its calls had a part in
+  cuda::Event done;        // of this batch, and of the batches before that its calls had a part in
   bool has_ended = false;  // well, as has been seen; by the holder of the token
   std::vector<std::shared_ptr<const nccl::NcclCommunicator>> carriers;  // of the same batches; staged ones have none
 };

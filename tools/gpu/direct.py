@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/gpu/direct.py RANKS: a step of tools/gpu/check. Allreduce beside direct calls of NCCL, with ranks as threads,
-which can share a GPU: benchmarks/native/gpu.cc, if it was built (bench_gpu, in build/gpu or build/native)."""
+"""tools/gpu/direct.py RANKS: a step of tools/gpu/check. Allreduce beside direct calls of NCCL:
+benchmarks/native/gpu.cc, if it was built (bench_gpu, in build/gpu or build/native)."""
 
 from __future__ import annotations
 

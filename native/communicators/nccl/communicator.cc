@@ -143,6 +143,10 @@ class Joined final : public NcclCommunicator {
   Status health() const override;
   void abort() override;
   void close() override;
+  bool use(cuda::Stream stream) override {
+    stream_ = stream;
+    return true;
+  }
 
  private:
   enum class End { kNone, kClosed, kAborted };
@@ -163,7 +167,7 @@ class Joined final : public NcclCommunicator {
   const std::shared_ptr<const Library> library_;
   const Functions& call_;
   cuda::Device& device_;
-  const cuda::Stream stream_;
+  cuda::Stream stream_;
   const std::shared_ptr<Inside> inside_, in_aborts_;
   const Comm comm_;
   std::atomic<End> end_{End::kNone};
