@@ -1576,37 +1576,11 @@ MUTATIONS = (
         also=(
             (
                 "native/engine/device_batches.cc",
-                "  return launch(*gpu.device, stream_, carrier_, "
-                "parts.empty() ? kNone : parts.begin()->second.tensors, last_);",
-                "  HVD_RETURN_IF_ERROR(launch(*gpu.device, stream_, carrier_, "
-                "parts.empty() ? kNone : parts.begin()->second.tensors, last_));\n"
+                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n  return {};",
+                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n"
                 "  return execution_.run(batch, closed, &carrier);",
             ),
         ),
-    ),
-    Mutation(
-        "gpu-callers-stream-held-up",
-        "native/engine/device_batches.cc",
-        "if (!call.sync || call.on_device->stream",
-        "if (call.on_device->stream",
-        "the stream of a caller who waits later stands still until all ranks have come",
-        (native("device_streams_test", "a_callers_stream_goes_on"),),
-    ),
-    Mutation(
-        "gpu-callers-streams-without-an-order",
-        "native/engine/device_batches.cc",
-        "  if (before != nullptr && before->stream != stream_)",
-        "  if (false)",
-        "what one communicator has on two streams runs in any order",
-        (native("device_streams_test", "keep_their_order"),),
-    ),
-    Mutation(
-        "gpu-zeros-on-a-callers-stream",
-        "native/engine/device_batches.cc",
-        "    carrier_->use(stream_);\n",
-        "",
-        "a rank that has joined gives what its memory held before the zeros",
-        (native("device_streams_test", "its_zeros_on_our_stream"),),
     ),
     Mutation(
         "gpu-end-of-the-last-stream-alone",

@@ -28,7 +28,6 @@ using Function = struct FunctionBody*;
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 
-const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // another one on each thread
 constexpr unsigned kNonBlocking = 1;    // of a stream: it does not serialise with the legacy default stream
 constexpr unsigned kDisableTiming = 2;  // of an event
 constexpr unsigned kPortable = 1;       // of registered host memory: for all contexts

@@ -191,8 +191,6 @@ Status DeviceBatches::choose(const Batch& batch, const std::vector<SubmissionPtr
   if (!found.carriers.empty()) {
     const size_t turn = found.batches++ % found.carriers.size();
     carrier_ = found.carriers[turn];
-    found.last.resize(found.carriers.size());
-    last_ = &found.last[turn];
     HVD_RETURN_IF_ERROR(set.gpu.device->stream(turn, &stream_));
   }
   in_levels_ = in_levels && carrier_ != nullptr;
@@ -280,50 +278,26 @@ Status DeviceBatches::run_by_nccl(const Batch& batch, const std::vector<Submissi
                                         "\nhint: give each rank a GPU of its own, by "
                                         "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
     }
+    HVD_RETURN_IF_ERROR(wait_for_inputs(*device, part, stream_));
     for (const Tensor& tensor : part.tensors) {
       Submission& submission = *tensor.submission;
       submission.inputs[tensor.index] = submission.on_device->inputs[tensor.index];
       submission.outputs[tensor.index] = submission.on_device->outputs[tensor.index];
     }
   }
-  HVD_RETURN_IF_ERROR(choose_stream(parts, *gpu.device));
   std::vector<cuda::DeviceMemory> zeros;
   HVD_RETURN_IF_ERROR(give_zeros(closed, batch, *gpu.device, &zeros));
   const Carrier carrier{carrier_.get(), gpu.device, stream_};
   HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));
-  static const std::vector<Tensor> kNone;
-  return launch(*gpu.device, stream_, carrier_, parts.empty() ? kNone : parts.begin()->second.tensors, last_);
-}
-
-// The callers' stream if that can be, else ours. It waits for the inputs, and for what the carrier has on another stream:
-// NCCL would keep that order by itself, but nothing written promises it.
-Status DeviceBatches::choose_stream(const Parts& parts, cuda::Device& device) {
-  const cuda::Stream callers = stream_of_callers(parts);
-  if (callers != nullptr && carrier_->use(callers)) {
-    stream_ = callers;
-  } else {
-    carrier_->use(stream_);
+  for (const auto& [device, part] : parts) {
+    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));
   }
-  const Launch* const before = last_->get();
-  if (before != nullptr && before->stream != stream_) HVD_RETURN_IF_ERROR(device.wait(stream_, before->done));
-  return parts.empty() ? Status() : wait_for_inputs(device, parts.begin()->second, stream_);
-}
-
-cuda::Stream DeviceBatches::stream_of_callers(const Parts& parts) {
-  cuda::Stream stream = nullptr;
-  for (const auto& [_, part] : parts) {
-    for (const Tensor& tensor : part.tensors) {
-      const Submission& call = *tensor.submission;
-      if (stream == nullptr) stream = call.on_device->stream;
-      if (!call.sync || call.on_device->stream != stream) return nullptr;
-    }
-  }
-  return stream == cuda::kStreamOfThread ? nullptr : stream;
+  return {};
 }
 
 Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
-                             std::shared_ptr<const nccl::NcclCommunicator> carrier, const std::vector<Tensor>& tensors,
-                             std::shared_ptr<const Launch>* out) {
+                             std::shared_ptr<const nccl::NcclCommunicator> carrier,
+                             const std::vector<Tensor>& tensors) {
   auto launch = std::make_shared<Launch>();
   launch->device = &device;
   launch->stream = stream;
@@ -337,7 +311,6 @@ Status DeviceBatches::launch(cuda::Device& device, cuda::Stream stream,
   }
   HVD_RETURN_IF_ERROR(device.record(stream, &launch->done));
   for (const Tensor& tensor : tensors) tensor.submission->on_device->launch = launch;
-  if (out != nullptr) *out = launch;
   return {};
 }
 
@@ -360,7 +333,6 @@ Status DeviceBatches::wait_for_inputs(cuda::Device& device, const Part& part, cu
   std::map<cuda::Stream, const cuda::Event*> ready;  // of each stream the latest, which comes after the others
   for (const Tensor& tensor : part.tensors) {
     const OnDevice& there = *tensor.submission->on_device;
-    if (there.stream == stream) continue;
     const cuda::Event*& latest = ready[there.stream];
     if (latest == nullptr || latest->order() < there.ready.order()) latest = &there.ready;
   }

@@ -7,8 +7,7 @@
 // share a GPU. Results whose size the other ranks decide stay in pinned memory until their caller has them copied.
 //
 // By NCCL, if all members have it and it knows the operation: what the tensors need is enqueued on a stream of ours,
-// the next one in turn (HOROVOD_NUM_NCCL_STREAMS). The inputs need not have been computed then. A call that is waited
-// for at once has nothing to overlap with: it is enqueued on its caller's stream, which saves two waits between streams.
+// the next one in turn (HOROVOD_NUM_NCCL_STREAMS). The inputs need not have been computed then.
 //
 // Under the driver's token. Never blocks for the GPU: only as the communicator does.
 #pragma once
@@ -117,10 +116,7 @@ class DeviceBatches {
                     std::vector<cuda::DeviceMemory>* zeros);
   // The end of what has been enqueued on the stream is that of its tensors.
   static Status launch(cuda::Device& device, cuda::Stream stream, std::shared_ptr<const nccl::NcclCommunicator> carrier,
-                       const std::vector<Tensor>& tensors, std::shared_ptr<const Launch>* out = nullptr);
-  Status choose_stream(const Parts& parts, cuda::Device& device);
-  // Of the calls that are waited for at once, if these are all, and have the same; null: there is none.
-  static cuda::Stream stream_of_callers(const Parts& parts);
+                       const std::vector<Tensor>& tensors);
   static Status wait_for_inputs(cuda::Device& device, const Part& part, cuda::Stream stream);
   Status begin(cuda::Device& device, Part* part);
   Status bring_back(cuda::Device& device, const Part& part);
@@ -133,8 +129,7 @@ class DeviceBatches {
   uint64_t fetching_since_ns_ = 0;
   std::shared_ptr<nccl::NcclCommunicator> carrier_;  // of the batch that is being fetched; null: it is staged
   bool in_levels_ = false;                           // it is the carrier on two levels
-  cuda::Stream stream_ = nullptr;                    // on which it enqueues: one of ours, or the callers'
-  std::shared_ptr<const Launch>* last_ = nullptr;    // what it has enqueued before
+  cuda::Stream stream_ = nullptr;                    // on which it enqueues
   Parts parts_;
   Counts counts_;
   const std::shared_ptr<nccl::Inside> inside_nccl_ = std::make_shared<nccl::Inside>();

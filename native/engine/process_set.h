@@ -14,8 +14,6 @@
 
 namespace hvd {
 
-struct Launch;
-
 // Made and changed under the token; the engine's mutex guards the fields below "mutex". Prepared requests keep it alive
 // when it has been removed.
 struct ProcessSet {
@@ -34,7 +32,6 @@ struct ProcessSet {
       std::string why_not;  // if there are no carriers
       // Each has a stream, which all sets share; batches take turns.
       std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
-      std::vector<std::shared_ptr<const Launch>> last;  // of each
       uint64_t batches = 0;
     };
     cuda::Device* device = nullptr;

@@ -371,10 +371,8 @@ Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t ti
   const OnDevice& there = *submission->on_device;
   HVD_RETURN_IF_ERROR(wait_for(there.is_launched, deadline_in(timeout_ms)));
   if (there.launch == nullptr) return submission->status;  // it failed before
-  if (stream != there.launch->stream) {                    // else it comes after it anyway
-    HVD_RETURN_IF_ERROR(
-        checked_for_all(there.launch->device->wait(stream, there.launch->done), submission->prepared->name));
-  }
+  HVD_RETURN_IF_ERROR(
+      checked_for_all(there.launch->device->wait(stream, there.launch->done), submission->prepared->name));
   return submission->done.load() ? submission->status : Status();
 }
 

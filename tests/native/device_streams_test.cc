@@ -93,26 +93,6 @@ TEST(a_rank_that_has_joined_gives_zeros_on_all_streams) {
   expect_no_races();
 }
 
-// On another stream than the caller's, one would have to wait for the other.
-TEST(a_call_that_is_waited_for_at_once_runs_on_its_callers_stream) {
-  standin_fail("cuStreamWaitEvent", 0, 1, 1000);
-  run_world(make_world(2, Wiring::kSharedMemory, with_streams(1)), [](Engine& engine, int rank) {
-    const Gpu gpu(rank);
-    float* const values = gpu.floats(16);
-    for (int step = 0; step < 3; ++step) {
-      standin_fill(gpu.stream, values, 16, 1);
-      hvd_handle handle = 0;
-      EXPECT(reduce("values", gpu, values).submit(engine, &handle, HVD_SYNC).ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-      EXPECT(gpu.read(values, 16)[15] == 2);
-      EXPECT(engine.wait(handle, 20000).ok());
-      engine.release(handle);
-    }
-  });
-  standin_fail("cuStreamWaitEvent", 0, 0, 0);
-  expect_no_races();
-}
-
 TEST(a_callers_stream_goes_on_beside_a_call_that_is_waited_for_later) {
   std::atomic<bool> is_over{false};
   run_world(make_world(2, Wiring::kSharedMemory, with_streams(1)), [&](Engine& engine, int rank) {
@@ -138,48 +118,6 @@ TEST(a_callers_stream_goes_on_beside_a_call_that_is_waited_for_later) {
     EXPECT(gpu.read(values, 16)[15] == 2);
     EXPECT(engine.wait(handle, 20000).ok());
     engine.release(handle);
-  });
-  expect_no_races();
-}
-
-TEST(calls_on_their_callers_streams_and_on_ours_keep_their_order) {
-  run_world(make_world(2, Wiring::kSharedMemory, with_streams(1)), [](Engine& engine, int rank) {
-    const Gpu late(rank), soon(rank);
-    float *const late_values = late.floats(16), *const soon_values = soon.floats(16);
-    for (int step = 0; step < 3; ++step) {
-      hvd_handle first = 0, second = 0;
-      standin_hold(late.stream);
-      standin_fill(late.stream, late_values, 16, 1);
-      EXPECT(reduce("late", late, late_values).submit(engine, &first).ok());
-      EXPECT(engine.wait_on_stream(first, late.stream, 20000).ok());
-      standin_fill(soon.stream, soon_values, 16, 2);
-      EXPECT(reduce("soon", soon, soon_values).submit(engine, &second, HVD_SYNC).ok());
-      EXPECT(engine.wait_on_stream(second, soon.stream, 20000).ok());
-      EXPECT(engine.poll(second).code() == HVD_PENDING);  // NCCL keeps what it is given in order
-      standin_release(late.stream);
-      EXPECT(soon.read(soon_values, 16)[15] == 4);
-      EXPECT(late.read(late_values, 16)[15] == 2);
-      EXPECT(engine.wait(second, 20000).ok());
-      engine.release(first);
-      engine.release(second);
-    }
-  });
-  expect_no_races();
-}
-
-TEST(a_rank_that_has_joined_gives_its_zeros_on_our_stream) {
-  run_world(make_world(2, Wiring::kSharedMemory, with_streams(1)), [](Engine& engine, int rank) {
-    const Gpu gpu(rank);
-    float* const values = gpu.floats(16);
-    for (int step = 0; step < (rank == 0 ? 1 : 5); ++step) {
-      standin_fill(gpu.stream, values, 16, 1);
-      EXPECT(reduce("values", gpu, values).run(engine, HVD_SYNC).ok());
-      EXPECT(gpu.read(values, 16)[15] == (step == 0 ? 2 : 1));
-    }
-    hvd_handle join = 0;
-    EXPECT(engine.join(&join).ok());
-    EXPECT(engine.wait(join, 20000).ok());
-    engine.release(join);
   });
   expect_no_races();
 }

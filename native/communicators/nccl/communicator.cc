@@ -143,10 +143,6 @@ class Joined final : public NcclCommunicator {
   Status health() const override;
   void abort() override;
   void close() override;
-  bool use(cuda::Stream stream) override {
-    stream_ = stream;
-    return true;
-  }
 
  private:
   enum class End { kNone, kClosed, kAborted };
@@ -167,7 +163,7 @@ class Joined final : public NcclCommunicator {
   const std::shared_ptr<const Library> library_;
   const Functions& call_;
   cuda::Device& device_;
-  cuda::Stream stream_;
+  const cuda::Stream stream_;
   const std::shared_ptr<Inside> inside_, in_aborts_;
   const Comm comm_;
   std::atomic<End> end_{End::kNone};

@@ -61,9 +61,6 @@ class NcclCommunicator : public Communicator {
   // What is enqueued ends soon, badly, and nothing more is. Returns when the GPU has left it, which may take until the
   // other members of this host have called it, too, or are gone. Any thread; a second call returns at once.
   virtual void abort() = 0;
-  // From now on it enqueues on this stream, in place of the one it was made with; NCCL keeps what it is given in order,
-  // also across streams. False: it cannot.
-  virtual bool use(cuda::Stream) { return false; }
   // In order: what is enqueued has ended. Otherwise as abort(), and after either nothing is left to do.
   virtual void close() = 0;
 };

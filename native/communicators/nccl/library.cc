@@ -74,7 +74,8 @@ Status Library::open(const Places& places, std::shared_ptr<const Library>* out) 
 
 Status Library::checked(Result code, const char* doing, Comm comm) const {
   if (code == kSuccess || code == kInProgress) return {};
-  std::string text = std::string(doing) + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";
+  std::string text =
+      std::string(doing) + " failed: NCCL error " + std::to_string(code) + " (" + call_.error_text(code) + ")";
   if (const char* const last = call_.last_error(comm); last != nullptr && *last != '\0') {
     text += std::string(": ") + last;
   }
