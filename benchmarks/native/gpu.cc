@@ -2,9 +2,9 @@
 // Allreduce on GPUs beside direct calls of NCCL: bench_gpu LIBRARY NCCL RESULT [ranks] [rounds] [MiB at most].
 // HOROVOD_CUDA_LIBRARY names another driver.
 //
-// A process for each rank, on the GPUs in turn. Ranks that share a GPU need NCCL_MULTI_RANK_GPU_ENABLE=1, and CUDA's
-// Multi-Process Service, or their kernels take turns. Both ways use the same NCCL on the same buffers, in turns; a round
-// is over when the last rank's stream is. LIBRARY is a libhorovod.so, so two of them can be compared.
+// One process for each rank; rank r uses GPU r modulo their number. Ranks on one GPU need NCCL_MULTI_RANK_GPU_ENABLE=1.
+// Without CUDA's Multi-Process Service their kernels do not overlap. Each round times Horovod, then NCCL, on the same
+// buffers, until the last rank's GPU has finished. LIBRARY is a libhorovod.so; to compare two, run it with each.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>

@@ -17,8 +17,9 @@ namespace {
 constexpr uint64_t kMs = 1000000;
 // The rank whose inputs are missing says so first: its word is the cause.
 constexpr uint64_t kGraceNs = 2000 * kMs;
-// Of the generation's end. Chosen: with two ranks on one H200, an abort took less than 0.7 s. An abort waits for what the GPU still does, and for the
-// aborts of the host's other ranks: so it gets longer, and the rank whose GPU does not come back ends.
+// Of the generation's end. Chosen: with two ranks on one H200, an abort took less than 0.8 s. An abort waits for what
+// the GPU still does, and for the aborts of the host's other ranks: so it gets longer, and the rank whose GPU does not
+// come back ends.
 constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs, kEndOfAbortAfterNs = 30000 * kMs;
 
 std::string seconds(uint64_t ns) {

@@ -79,6 +79,9 @@ def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds
     assert worlds(3, {"HOROVOD_TRANSPORT": "tcp"}).run(run) == [len(CASES)] * 3
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 8), reason="PyTorch's inductor takes no operators with an effect and several results"
+)
 def test_inductor_compiles_them_as_well(worlds: WorldPool) -> None:
     """Results go out and gradients come in as they are: there is nothing that a C++ compiler would work on for long."""
 
@@ -312,7 +315,7 @@ def test_an_error_in_a_compiled_function_is_the_operation_s_own(worlds: WorldPoo
         with pytest.raises(hvd.HorovodInternalError, match="allreduce.shapes.*rank 1") as caught:
             step(torch.ones(2 + hvd.rank()))
         assert step(torch.ones(5)).tolist() == [2.0] * 5
-        return str(caught.value)
+        return str(caught.value).splitlines()[0]  # PyTorch 2.7 and 2.8 print the graph below
 
     texts = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)
     assert texts[0] == texts[1]
@@ -396,6 +399,7 @@ def test_a_wrong_compression_is_refused_and_the_other_rank_does_not_wait(worlds:
             assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text
 
 
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this PyTorch cannot be told so")
 def test_operators_are_left_out_of_cuda_graphs() -> None:
     import horovod.torch  # noqa: F401
 

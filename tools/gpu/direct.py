@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/gpu/direct.py RANKS: a step of tools/gpu/check. Allreduce beside direct calls of NCCL:
-benchmarks/native/gpu.cc, if it was built (bench_gpu, in build/gpu or build/native)."""
+"""tools/gpu/direct.py RANKS: a step of tools/gpu/check. Allreduce beside direct calls of NCCL, by bench_gpu
+(benchmarks/native/gpu.cc) from build/gpu or build/native. If it is not built, the step is "not run"."""
 
 from __future__ import annotations
 

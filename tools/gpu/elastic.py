@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of tools/gpu/check (ranks.py starts it): in an elastic job whose gradients NCCL reduces, a worker is killed.
-The other one goes on, with a new one in the end, and no step is lost or done twice: after n steps each weight is -n.
+The other one goes on alone, until a new worker joins. After n steps each weight must be -n. `batches_by_nccl` counts
+those of the last world.
 
 On the stand-in, whose memory PyTorch's layers cannot use, it runs on the CPU.
 """

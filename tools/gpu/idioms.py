@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of ranks.py: what PyTorch scripts do with Horovod, on CUDA tensors. Each idiom returns what is wrong.
 
-On the stand-in, whose memory PyTorch's layers cannot use, the same functions run on the CPU.
+On the stand-in, whose memory PyTorch's layers cannot use, the same functions run on the CPU, except `streams`.
 """
 
 from __future__ import annotations

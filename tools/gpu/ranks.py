@@ -83,7 +83,8 @@ def wrong_values(hvd: Any, gpu: Any) -> list[str]:
         if seen.cpu().double().tolist() != wanted.double().tolist():
             wrong.append(f"{what}: expected {wanted.flatten()[:4].tolist()}, got {seen.cpu().flatten()[:4].tolist()}")
 
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int16):
+    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for dtype in (*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         for count in (1, 1000, 300_000):
             mine = [(torch.arange(count) % 5 + r + 1).to(dtype) for r in range(size)]
             everybody = torch.stack(mine).double()
@@ -118,7 +119,7 @@ def operations(hvd: Any, gpu: Any) -> Any:
     import torch
 
     wrong = wrong_values(hvd, gpu)
-    # What NCCL makes of these is only read in documents so far (docs/gpu.md).
+    # docs/gpu.md says what NCCL makes of these.
     nan, zero = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, -0.0])
     special = {
         "Max of NaN and 1": hvd.allreduce(gpu.place(nan.roll(hvd.rank())), op=hvd.Max, name="nan").cpu()[0].item(),
@@ -223,7 +224,7 @@ def speed(hvd: Any, gpu: Any) -> Any:
     others = rival(hvd)
     if isinstance(others, str):
         return {"not run": others}
-    result: dict[str, Any] = {"ranks": hvd.size()}
+    result: dict[str, Any] = {"ranks": hvd.size(), "nccl_of_torch": list(torch.cuda.nccl.version())}
     began = time.monotonic()
     for size, dtype in itertools.product((4, 4 << 10, 1 << 20, 64 << 20, 256 << 20, 1 << 30), ("float32", "bfloat16")):
         tensor = torch.zeros(
