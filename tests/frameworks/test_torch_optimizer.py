@@ -653,6 +653,7 @@ def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPo
         del operation, tensor  # as an exception between start and wait does
         gc.collect()
         alive = memory() is not None
+        hvd.barrier()  # both have looked
         hvd.allreduce(torch.ones(1000), op=hvd.Sum, name=f"dropped.{1 - hvd.rank()}")
         hvd.allreduce(torch.ones(1), name="after")
         hvd.allreduce(torch.ones(1), name="after")
