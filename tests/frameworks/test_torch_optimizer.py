@@ -646,8 +646,7 @@ def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPo
         hvd.init()
         hvd.barrier()
         how = (hvd.Sum, None, 1.0, 1.0, hvd.global_process_set)
-        tensor = torch.ones(1000)
-        memory = weakref.ref(tensor)
+        memory = weakref.ref(tensor := torch.ones(1000))
         # Each rank's own name: it stays in flight until the other submits it as well.
         operation = collectives.allreduce(tensor, f"dropped.{hvd.rank()}", how, True)
         del operation, tensor  # as an exception between start and wait does
