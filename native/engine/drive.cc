@@ -358,8 +358,8 @@ void Engine::launched(const SubmissionPtr& submission) {
   say(finished);
 }
 
-// What has ended on GPUs since. False: nothing has. A look costs a microsecond of the driver's, so what drives without a
-// pause looks only now and then.
+// What has ended on GPUs since. False: nothing has. Who drives without a pause looks at most every 10 us: on an H200 a
+// look takes 0.2 us, and up to 0.8 if another thread calls the driver.
 bool Engine::finish_launched() {
   constexpr uint64_t kPauseNs = 10'000;
   if (launched_.is_empty()) return false;

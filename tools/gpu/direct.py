@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MIB = "1" if os.environ.get("HVD_CHECK_STAND_IN") else "1024"
+ROUNDS, MOST_MIB = ("3", "1") if os.environ.get("HVD_CHECK_STAND_IN") else ("15", "1024")
 
 
 def main(ranks: str) -> None:
@@ -21,7 +21,7 @@ def main(ranks: str) -> None:
         Path(os.environ["HVD_CHECK_RESULT"]).write_text(json.dumps({"not run": "bench_gpu is not built"}))
         return
     nccl = os.environ.get("HOROVOD_NCCL_LIBRARY") or gpus.nccl_found()
-    command = [str(built[0]), str(native.library_path()), nccl, os.environ["HVD_CHECK_RESULT"], ranks, "15", MOST_MIB]
+    command = [str(built[0]), str(native.library_path()), nccl, os.environ["HVD_CHECK_RESULT"], ranks, ROUNDS, MOST_MIB]
     os.execv(command[0], command)
 
 

@@ -14,6 +14,7 @@ there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -304,9 +305,10 @@ def training(hvd: Any, gpu: Any) -> Any:
             stepper.step()
 
     told = in_turns(hvd, gpu, lambda: step(ours, optimizer), lambda: step(theirs, plain), 9)
-    shares = {"ours": behind_backward(lambda: step(ours, optimizer, 2)), "theirs": None}
-    hvd.barrier()
-    shares["theirs"] = behind_backward(lambda: step(theirs, plain, 2))
+    shares = {}
+    for whose, net, stepper in (("ours", ours, optimizer), ("theirs", theirs, plain)):
+        hvd.barrier()
+        shares[whose] = behind_backward(functools.partial(step, net, stepper, 2))
     return {"model": name, "ranks": hvd.size(), **told, "behind_backward": shares}
 
 
@@ -314,17 +316,16 @@ def training(hvd: Any, gpu: Any) -> Any:
 
 
 def start(what: str) -> int:
-    size = int(os.environ.get("HVD_CHECK_RANKS", 0)) or 2
+    size = int(os.environ.get("HVD_CHECK_RANKS", 2))
     if not STAND_IN and "HVD_CHECK_RANKS" not in os.environ:
         import torch
 
         size = min(max(2, torch.cuda.device_count()), 4)
     horovodrun = [sys.executable, "-c", "import sys; from horovod.launcher.cli import main; sys.exit(main())"]
-    command = [*horovodrun, "-np", str(size), sys.executable, str(Path(__file__).resolve()), what]
+    flags, script = [], [str(Path(__file__).resolve()), what]
     if what == "elastic":
-        command[-2:] = [str(Path(__file__).with_name("elastic.py"))]
-        command[-2:-2] = ["--min-np", "1"]
-    process = subprocess.Popen(command)
+        flags, script = ["--min-np", "1"], [str(Path(__file__).resolve().with_name("elastic.py"))]
+    process = subprocess.Popen([*horovodrun, "-np", str(size), *flags, sys.executable, *script])
     signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
     code = process.wait()
     path = Path(os.environ["HVD_CHECK_RESULT"])

@@ -49,7 +49,7 @@ def _operator(
 ) -> Any:
     """Defines torch.ops.horovod.<name>."""
     # An operator is one step for autograd, which is not to look into it.
-    # Nor can it be captured into a CUDA graph.
+    # Nor can it be captured into a CUDA graph. A list: PyTorch 2.11 takes no tag by itself.
     tags = {"tags": [torch._C.Tag.cudagraph_unsafe]} if hasattr(torch._C.Tag, "cudagraph_unsafe") else {}
     definition = torch.library.custom_op(
         f"horovod::{name}", torch.no_grad()(run), mutates_args=(), schema=schema, **tags
