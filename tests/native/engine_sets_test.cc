@@ -320,32 +320,51 @@ TEST(errors_in_a_set_reach_its_members_alone) {
 }
 
 // Where nobody waits, the members must be woken by a leader that takes no part itself.
+// The leader's driving thread is kept in a callback until the members sleep: awake, they would see its decision unasked.
+struct HeldLeader {
+  std::atomic<int> held{0}, submitted{0}, finished{0};
+
+  static void hold(void* user, const hvd_status*) {
+    auto* self = static_cast<HeldLeader*>(user);
+    const int members = 2 * ++self->held;
+    while (self->submitted.load() < members) sleep_ms(1);
+    sleep_ms(20);
+  }
+};
+
 TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
   for (const Wiring wiring : kWirings) {
-    std::atomic<int> finished{0};  // rank 0 waits for nothing of the engine meanwhile: a waiter would wake everybody
-    run_sets(3, wiring, [&finished](Engine& engine, int rank) {
-      const int32_t set = add_set(engine, {1, 2});
-      // On a busy machine the members are often still awake: many rounds, to meet one that sleeps.
-      for (int round = 0; rank > 0 && round < 20; ++round) {
-        std::vector<float> values(3, 1);
+    HeldLeader leader;
+    run_sets(3, wiring, [&leader](Engine& engine, int rank) {
+      const int32_t alone = add_set(engine, {0}), others = add_set(engine, {1, 2});
+      std::vector<hvd_handle> handles;
+      std::vector<float> values(3, 1);
+      for (int round = 0; round < 5; ++round) {
         std::atomic<bool> done{false};
         const auto on_done = [](void* user, const hvd_status*) { static_cast<std::atomic<bool>*>(user)->store(true); };
-        hvd_handle handle = 0;
         const std::string name = "t" + std::to_string(round);
-        EXPECT(Call(HVD_ALLREDUCE, name.c_str())
-                   .in(set)
-                   .done(on_done, &done)
-                   .tensor(values, HVD_FLOAT32)
-                   .submit(engine, &handle)
-                   .ok());
+        Call call(HVD_ALLREDUCE, name.c_str());
+        if (rank == 0) {
+          call.in(alone).done(HeldLeader::hold, &leader);
+        } else {
+          while (leader.held.load() <= round) sleep_ms(1);
+          call.in(others).done(on_done, &done);
+        }
+        EXPECT(call.tensor(values, HVD_FLOAT32).submit(engine, &handles.emplace_back()).ok());
         const uint64_t begin = now_ns();
-        while (!done.load() && now_ns() < begin + 20'000'000'000) sleep_ms(1);
-        EXPECT(done.load() && now_ns() < begin + 600'000'000);  // the watchdog alone would take a second
+        if (rank > 0) {
+          leader.submitted.fetch_add(1);
+          while (!done.load() && now_ns() < begin + 20'000'000'000) sleep_ms(1);
+          EXPECT(done.load() && now_ns() < begin + 600'000'000);  // the watchdog alone would take a second
+          leader.finished.fetch_add(1);
+        }
+        // Rank 0 waits for nothing of the engine meanwhile: a waiter would wake everybody.
+        while (leader.finished.load() < 2 * (round + 1)) sleep_ms(1);
+      }
+      for (const hvd_handle handle : handles) {
         EXPECT(engine.wait(handle, 20000).ok());
         engine.release(handle);
       }
-      finished.fetch_add(1);
-      while (finished.load() < 3) sleep_ms(1);
     });
   }
 }
