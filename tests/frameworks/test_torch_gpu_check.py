@@ -52,6 +52,7 @@ def test_a_step_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Pat
     assert set(outcomes.values()) == {"failed: ended after its limit of 0.01 s"}
 
 
+@pytest.mark.thorough
 def test_the_steps_of_ranks(tmp_path: Path) -> None:
     code, outcomes, results = on_stand_in(tmp_path, "first", "operations-nccl", "killed-nccl")
     assert code == 0 and set(outcomes.values()) == {"passed"}, (tmp_path / "log").read_text()
@@ -69,6 +70,7 @@ def test_the_steps_of_other_frameworks(tmp_path: Path) -> None:
     assert all(result["ranks"] == 2 and result["wrong"] == [[], []] for result in results.values())
 
 
+@pytest.mark.thorough
 def test_what_only_a_gpu_can_tell_is_not_run(tmp_path: Path) -> None:
     code, outcomes, results = on_stand_in(tmp_path / "second", "second")
     assert code == 0 and outcomes["speed"] == "not run: torch.distributed cannot use the stand-in"

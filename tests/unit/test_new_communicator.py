@@ -90,6 +90,7 @@ def built_before(changed: list[Path], sources: list[Path], copy: Path) -> dict[P
     return objects if oldest > newest else {}
 
 
+@pytest.mark.thorough
 def test_a_do_nothing_communicator_is_one_file_and_one_row(tmp_path: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++-14")
     if compiler is None:
