@@ -319,8 +319,8 @@ TEST(errors_in_a_set_reach_its_members_alone) {
   }
 }
 
-// Where nobody waits, the members must be woken by a leader that takes no part itself.
-// The leader's driving thread is kept in a callback until the members sleep: awake, they would see its decision unasked.
+// A leader whose driving thread is kept in a callback until the members sleep. Awake, they would see its decision without
+// being woken.
 struct HeldLeader {
   std::atomic<int> held{0}, submitted{0}, finished{0};
 
@@ -328,10 +328,11 @@ struct HeldLeader {
     auto* self = static_cast<HeldLeader*>(user);
     const int members = 2 * ++self->held;
     while (self->submitted.load() < members) sleep_ms(1);
-    sleep_ms(20);
+    sleep_ms(20);  // they fall asleep after 200 looks; the rounds are for one that got no core meanwhile
   }
 };
 
+// Where nobody waits, the members must be woken by a leader that takes no part itself.
 TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
   for (const Wiring wiring : kWirings) {
     HeldLeader leader;
