@@ -54,7 +54,7 @@ TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elasti
   test-fuzz test-oldest
 
 .PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
-  test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick native clean
+  test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -235,6 +235,9 @@ $(MXNET)/created: pyproject.toml
 	@$(STEP) "create .venv-fuzz" sh -c "$(PYTHON) -m venv --clear .venv-fuzz && \
 	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
 	@touch $@
+
+# What takes long to fetch: .ci/run installs packages meanwhile.
+environments: .venv/filled $(addsuffix /created,$(OLDEST) $(MXNET) $(MPIS) .venv-lint)
 
 .venv-wheels/created: pyproject.toml
 	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \

@@ -142,6 +142,7 @@ def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     assert (tmp_path / "model-1.index").exists()
 
 
+@pytest.mark.thorough
 def test_jax_trains_on_mnist(data: str, tmp_path: Path) -> None:
     for module in ("jax", "flax", "optax"):
         pytest.importorskip(module, reason=f"not run: {module} is not installed")
@@ -155,6 +156,7 @@ def test_jax_trains_on_mnist(data: str, tmp_path: Path) -> None:
     assert kept.stat().st_size > 200_000
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
     pytest.importorskip("ipykernel", reason="not run: ipykernel is not installed")

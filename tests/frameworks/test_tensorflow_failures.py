@@ -42,7 +42,9 @@ step(tf.ones(3))
 """
 
 
-@pytest.mark.parametrize("script", [GRAPH, COMPILED], ids=["graph", "compiled"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(GRAPH, id="graph"), pytest.param(COMPILED, id="compiled", marks=pytest.mark.thorough)]
+)
 def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path, script: str) -> None:
     (tmp_path / "train.py").write_text(script)
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
@@ -130,7 +132,10 @@ for step in range(4):
     ("script", "expected"),
     [
         (DIFFERENT_MODELS, r"rank 1: `allreduce\.\S+/list-\w+\.0`: expected shape \[3, 4\], got \[3, 5\]"),
-        (FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, got 2"),
+        pytest.param(
+            *(FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, got 2"),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["model", "list"],
 )

@@ -258,7 +258,7 @@ def test_gpus_of_other_makers_are_copied_without_advice() -> None:
         assert "horovod: warning" not in world.output(0)
 
 
-@pytest.mark.parametrize("level", ["warning", "error"])
+@pytest.mark.parametrize("level", ["warning", pytest.param("error", marks=pytest.mark.thorough)])
 def test_through_host_memory_is_said_once(tmp_path: Path, level: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(

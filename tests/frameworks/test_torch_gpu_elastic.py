@@ -99,7 +99,7 @@ def test_what_nccl_left_behind_when_it_was_aborted_is_saved_by_nobody(tmp_path: 
         assert "1 loss survived" in job.finish()
 
 
-@pytest.mark.parametrize("call", ["cuEventQuery", "cuStreamWaitEvent"])
+@pytest.mark.parametrize("call", ["cuEventQuery", pytest.param("cuStreamWaitEvent", marks=pytest.mark.thorough)])
 def test_a_worker_whose_gpu_has_failed_is_replaced(tmp_path: Path, call: str) -> None:
     fails = f"if worker == 1 and state.step == 5: standin.library().standin_fail(b'{call}', 0, 700, 1 << 30)"
     with job_of(tmp_path, "-np", "2", "--min-np", "1", act=fails) as job:

@@ -306,6 +306,7 @@ def check_build(folder: Path, without: Mapping[str, str]) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
+@pytest.mark.thorough
 def test_check_build_finds_keras_by_any_of_its_backends(tmp_path: Path) -> None:
     pytest.importorskip("keras", reason="not run: keras is not installed")
     missing = "raise ImportError"
