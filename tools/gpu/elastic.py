@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of tools/gpu/check (ranks.py starts it): in an elastic job whose gradients NCCL reduces, a worker is killed.
-The other one goes on alone, until a new worker joins. After n steps each weight must be -n. `batches_by_nccl` counts
-those of the last world.
+"""A step of tools/gpu/check (ranks.py starts it): in an elastic job whose gradients NCCL reduces, a worker is lost. It
+is killed, or with HVD_CHECK_LOSS=gpu a kernel of its script fails. The other worker goes on alone, until a new worker
+joins. After n steps each weight must be -n. `batches_by_nccl` counts those of the last world.
 
 On the stand-in, whose memory PyTorch's layers cannot use, it runs on the CPU.
 """
@@ -25,6 +25,13 @@ LIMIT_S = 60.0
 DEVICE = "cpu" if os.environ.get("HVD_CHECK_STAND_IN") else "cuda"
 
 
+def be_lost() -> None:
+    if os.environ.get("HVD_CHECK_LOSS") == "gpu":
+        torch.zeros(1, device=DEVICE)[torch.ones(1, dtype=torch.int64, device=DEVICE)]
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> int:
     hvd.init()
     worker, began = int(os.environ["HOROVOD_ELASTIC_WORKER"]), time.monotonic()
@@ -41,7 +48,7 @@ def main() -> int:
         sizes.append(hvd.size())
         while state.step < LAST or hvd.size() < 2:
             if worker == 1 and state.step == LOST_AT:
-                os.kill(os.getpid(), signal.SIGKILL)
+                be_lost()
             if time.monotonic() - began > LIMIT_S:
                 raise RuntimeError("no worker came in the lost one's place")
             optimizer.zero_grad()

@@ -5,10 +5,11 @@ there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
     operations  every operation on CUDA tensors, with its values
     idioms      what PyTorch scripts do with Horovod (idioms.py)
     killed      a rank is killed while the others' GPUs wait for it: what they are told, and when
+    failed      likewise, if a kernel of a rank's script fails and takes its GPU with it
     cost        what a call takes of the host's time
     speed       allreduce beside torch.distributed's by NCCL, in turns on the same buffers
     training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
-    elastic     a worker of an elastic job is killed, and another one takes its place (elastic.py)
+    elastic     a worker of an elastic job is lost, and another one takes its place (elastic.py)
     jax, keras, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
 """
 
@@ -31,7 +32,8 @@ from typing import Any
 import frameworks
 
 STAND_IN = bool(os.environ.get("HVD_CHECK_STAND_IN"))
-KILLED_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
+LOST_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
+OF_LOST = {"killed": "RankLostError", "failed": "DeviceLostError"}  # what the others are told
 
 
 class OnCuda:
@@ -49,6 +51,10 @@ class OnCuda:
     def wait(self) -> None:
         self.torch.cuda.synchronize()
 
+    def fail(self) -> None:
+        """A kernel that reads beyond a tensor: from then on the process cannot use CUDA."""
+        self.torch.zeros(1, device="cuda")[self.torch.ones(1, dtype=self.torch.int64, device="cuda")]
+
 
 class OnStandIn:
     """Tensors of tests/support/standin.py."""
@@ -64,6 +70,9 @@ class OnStandIn:
 
     def wait(self) -> None:
         self.standin.library().standin_drain(self.standin.gpu().default_stream)
+
+    def fail(self) -> None:
+        self.standin.library().standin_fail(b"cuEventQuery", 0, 719, 1 << 30)
 
 
 def tell(result: Any) -> None:
@@ -142,23 +151,35 @@ def idioms(hvd: Any, gpu: Any) -> Any:
     return of_scripts.idioms(hvd, STAND_IN)
 
 
-def killed(hvd: Any, gpu: Any) -> Any:
-    """The last rank dies between two of its calls, while the others go on."""
+def lost(hvd: Any, gpu: Any, lose: Callable[[], Any]) -> Any:
+    """The last rank is lost between two of its calls, while the others go on: what they are told."""
     import torch
 
-    tensor = gpu.place(torch.ones(1 << 20))
+    tensor, is_last = gpu.place(torch.ones(1 << 20)), hvd.rank() == hvd.size() - 1
     hvd.allreduce_(tensor, name="gradient")
     began = hvd.broadcast_object(time.time(), root_rank=0) + 1.0
-    if hvd.rank() == hvd.size() - 1:
+    if is_last:
         while time.time() < began:
             hvd.allreduce_(tensor, name="gradient")
-        os.kill(os.getpid(), signal.SIGKILL)
+        lose()
     try:
         while True:
             hvd.allreduce_(tensor, name="gradient")
-            gpu.wait()
+            if not is_last:
+                gpu.wait()
     except hvd.HorovodInternalError as error:
-        return {"told": str(error), "kind": type(error).__name__, "after_s": round(time.time() - began, 2)}
+        result = {"told": str(error), "kind": type(error).__name__, "after_s": round(time.time() - began, 2)}
+    if is_last:
+        raise SystemExit(f"the lost rank itself: {result}")
+    return result
+
+
+def killed(hvd: Any, gpu: Any) -> Any:
+    return lost(hvd, gpu, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def failed(hvd: Any, gpu: Any) -> Any:
+    return lost(hvd, gpu, gpu.fail)
 
 
 def cost(hvd: Any, gpu: Any) -> Any:
@@ -330,9 +351,9 @@ def start(what: str) -> int:
     code = process.wait()
     path = Path(os.environ["HVD_CHECK_RESULT"])
     result = json.loads(path.read_text()) if path.exists() else {}
-    if what == "killed":  # the job must fail
-        lost = result.get("kind") == "RankLostError" and f"rank {size - 1}" in result.get("told", "")
-        return 0 if code != 0 and lost and result["after_s"] < KILLED_LIMIT_S else 1
+    if what in OF_LOST:  # the job must fail
+        is_named = result.get("kind") == OF_LOST[what] and f"rank {size - 1}" in result.get("told", "")
+        return 0 if code != 0 and is_named and result["after_s"] < LOST_LIMIT_S else 1
     return 1 if code != 0 or any(result.get("wrong", [])) else 0
 
 
@@ -352,6 +373,7 @@ def main(what: str, *more: str) -> int:
         "operations": operations,
         "idioms": idioms,
         "killed": killed,
+        "failed": failed,
         "cost": cost,
         "speed": speed,
         "training": training,
