@@ -11,9 +11,9 @@
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
 #   make check-all   everything above, the sanitizers, and more: long
 #
-# Steps that do not need each other run side by side, LANES of them: two more than there are cores (JOBS), since tests
-# wait a lot. Each step is one line at its end; its whole output is in build/logs, and shown if it fails. What cannot run
-# for lack of a tool is reported as "not run"; with REQUIRE_ALL=1 that is a failure.
+# Steps that do not need each other run side by side, two more than there are cores (JOBS). Each step is one line at its end;
+# its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
+# with REQUIRE_ALL=1 that is a failure.
 
 PYTHON ?= python3
 # The release that is tested. For the machine's own choice: make demo TORCH=torch
@@ -22,8 +22,7 @@ FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
 export JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
-LANES ?= $(shell expr $(JOBS) + 2)
-MAKEFLAGS += --jobs=$(LANES)
+MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 2)  # two more: tests wait a lot
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
