@@ -53,8 +53,8 @@ LINTS := lint-python lint-duplicates lint-clang lint-native lint-kernels
 TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elastic test-native test-core test-mxnet \
   test-fuzz test-oldest
 
-.PHONY: demo data quick quick-native quick-contract quick-unit test $(TESTS) fuzz lint $(LINTS) wheels check-all wheel install install-oldest \
-  test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native clean
+.PHONY: demo data quick quick-native quick-contract quick-unit test $(TESTS) fuzz lint $(LINTS) wheels check-all \
+  wheel install install-oldest test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -241,7 +241,7 @@ $(MXNET)/created: pyproject.toml
 	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
 	@touch $@
 
-# What takes long to fetch: .ci/run installs packages meanwhile.
+# What takes long to fetch: .ci/run installs packages of the system meanwhile.
 environments: .venv/filled $(addsuffix /created,$(OLDEST) $(MXNET) $(MPIS) .venv-lint)
 
 .venv-wheels/created: pyproject.toml

@@ -133,7 +133,8 @@ for step in range(4):
     [
         (DIFFERENT_MODELS, r"rank 1: `allreduce\.\S+/list-\w+\.0`: expected shape \[3, 4\], got \[3, 5\]"),
         pytest.param(
-            *(FEWER_GRADIENTS, r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, got 2"),
+            FEWER_GRADIENTS,
+            r"rank 1: `grouped_allreduce\.\S+`: expected number of tensors 3, got 2",
             marks=pytest.mark.thorough,
         ),
     ],
