@@ -146,7 +146,7 @@ lint: $(LINTS)
 lint-python: .venv-lint/created
 	@$(STEP) "ruff check" $(LINT_BIN)/ruff check $(PYTHON_FILES)
 	@$(STEP) "ruff format" $(LINT_BIN)/ruff format --check $(PYTHON_FILES)
-	@$(STEP) "mypy" $(LINT_BIN)/mypy
+	@$(STEP) "mypy" sh -c '$(LINT_BIN)/mypy && $(LINT_BIN)/mypy tests/typing/script.py'
 
 lint-native: .venv-lint/created native
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod's API on a new core: data-parallel training in five lines. Start with `import horovod.torch as hvd`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod import not_yet
 
+if TYPE_CHECKING:
+    from horovod.launcher.run_function import run
+
 __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read this line
 
-__all__ = ["__version__", "run"]  # noqa: F822
+__all__ = ["__version__", "run"]
 
 not_yet.announce()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.typing import NDArray
+
 from horovod.core.operations_api import Operations
 from horovod.core.tensors import NumpyAdapter
 
 __all__ = ["collectives", "operations"]
 
-operations: Operations[Any] = Operations(NumpyAdapter())
+operations: Operations[NDArray[Any]] = Operations(NumpyAdapter())
 collectives = operations.collectives

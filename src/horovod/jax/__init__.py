@@ -62,3 +62,7 @@ __all__ = [
     "value_and_grad",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "SyncBatchNorm", "elastic", "nnx"]

@@ -34,3 +34,7 @@ __all__ = [
     "load_model",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "elastic"]

@@ -47,3 +47,7 @@ __all__ = [
     "split_list",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "compression", "elastic", "functions", "mpi_ops"]

@@ -62,3 +62,7 @@ __all__ = [
     "vars_to_refs",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "elastic", "mpi_ops", "functions", "gradient_aggregation_eager"]

@@ -50,3 +50,7 @@ __all__ = [
     "uneven_data",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "elastic", "mpi_ops", "functions"]

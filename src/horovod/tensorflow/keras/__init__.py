@@ -48,6 +48,10 @@ __all__ = [
 __all__ += basics.__all__ + ops.__all__
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "elastic"]
+
+
 def DistributedOptimizer(  # noqa: N802
     optimizer: Any,
     name: str | None = None,
