@@ -46,6 +46,6 @@ def test_names_that_a_script_does_not_make_are_found() -> None:
 
 def test_pages_are_made_from_their_tables() -> None:
     pages = runpy.run_path(str(ROOT / "tools" / "pages"))["pages"]()
-    assert len(pages) == 2
+    assert len(pages) == 5
     for path, text in pages.items():
         assert path.read_text() == text, "run tools/pages"

@@ -13,7 +13,7 @@ from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
 
-__all__ = ["is_elastic", "parse"]
+__all__ = ["is_elastic", "parse", "parser"]
 
 _OTHERS_ARGUMENTS = ("--mpi-args", "--binding-args")  # their values are flags themselves, and begin with a dash
 _ELASTIC_FLAGS = {
@@ -30,9 +30,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     `without_effect`: flags that do nothing here, each with the reason (old_flags.notes). Raises UsageError.
     """
-    parser = _parser()
-    flags, command = _split(parser, arguments)
-    options = parser.parse_args(flags)
+    flags_of_horovodrun = parser()
+    flags, command = _split(flags_of_horovodrun, arguments)
+    options = flags_of_horovodrun.parse_args(flags)
     options.command = command[1:] if command[:1] == ["--"] else command
     return options
 
@@ -62,26 +62,27 @@ class _Listed(argparse.Action):
         setattr(namespace, self.dest, _[0] if before is None else f"{before},{_[0]}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """The flags, from which --help, the manual page and the completions are made."""
+    made = _Parser(
         prog="horovodrun",
         usage="horovodrun -np N [options] COMMAND [ARGUMENT ...]",
         description="Starts N processes of a training script, lets them find each other, and ends them as one.",
         epilog="example: horovodrun -np 2 python train.py --epochs 3",
         allow_abbrev=False,
     )
-    parser.set_defaults(without_effect=[])
-    _add_general(parser)
-    _add_hosts(parser.add_argument_group("hosts"))
-    _add_elastic(parser.add_argument_group("elastic jobs", "whose workers may leave and join while they train"))
-    _add_controllers(parser.add_argument_group("who starts the processes"))
-    settings = parser.add_argument_group("settings", "each is also an environment variable of the same meaning")
+    made.set_defaults(without_effect=[])
+    _add_general(made)
+    _add_hosts(made.add_argument_group("hosts"))
+    _add_elastic(made.add_argument_group("elastic jobs", "whose workers may leave and join while they train"))
+    _add_controllers(made.add_argument_group("who starts the processes"))
+    settings = made.add_argument_group("settings", "each is also an environment variable of the same meaning")
     for row in rows():
         if row.flag is not None:
             _add_setting(settings, row)
     for old in WITHOUT_EFFECT:
-        _add_old(parser, old)
-    return parser
+        _add_old(made, old)
+    return made
 
 
 def _add_general(parser: argparse.ArgumentParser) -> None:
