@@ -29,7 +29,7 @@ def manual() -> str:
             lines.append(_troff((action.help or "") % {"prog": parser.prog}))
     lines += [
         ".SH EXIT STATUS",
-        "0 if all ranks have ended with 0; else that of the first rank that failed, or 128 and the number of the signal.",
+        "0 if all ranks have ended with 0; else that of the first rank that failed, or 128 plus its signal's number.",
         ".SH EXAMPLE",
         ".nf",
         "horovodrun \\-np 2 python train.py \\-\\-epochs 3",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -290,9 +291,12 @@ def test_check_build_and_version(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--check-build")
     assert done.code == 0 and "Available Frameworks:" in done.stdout and "    [ ] MXNet" in done.stdout
     is_there = importlib.util.find_spec("jax") is not None
-    assert f"    [{'X' if is_there else ' '}] JAX" in done.stdout
+    assert (f"    [X] JAX (jax {importlib.metadata.version('jax')})" if is_there else "    [ ] JAX") in done.stdout
+    assert "    [X] Gloo (" in done.stdout  # scripts look for it
+    reasons = done.stdout.partition("Why not:")[2]
+    assert "    MXNet: ModuleNotFoundError: No module named 'mxnet'" in reasons, done.stdout
     if "    [ ] NCCL" in done.stdout:
-        assert "    NCCL cannot be used: " in done.stdout.partition("Why not:")[2], done.stdout
+        assert "    NCCL cannot be used: " in reasons, done.stdout
     assert run_job(tmp_path, "--version").stdout.strip() == "0.1.0"
 
 

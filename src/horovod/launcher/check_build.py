@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,18 +13,20 @@ import horovod
 from horovod.core.communicators import Communicator, all_communicators
 from horovod.core.gpus import why_no_nccl
 from horovod.core.settings import current_environment
+from horovod.launcher.processes import signal_name
 
 __all__ = ["check_build"]
 
 _IMPORT_TIMEOUT_S = 120
-_FRAMEWORKS = {
-    "TensorFlow": "horovod.tensorflow",
-    "PyTorch": "horovod.torch",
-    "Keras": "horovod.keras",
-    "JAX": "horovod.jax",
-    "MXNet": "horovod.mxnet",
-    "Caffe": "horovod.caffe",
+_FRAMEWORKS = {  # our package, and whose version is shown
+    "TensorFlow": ("horovod.tensorflow", "tensorflow"),
+    "PyTorch": ("horovod.torch", "torch"),
+    "Keras": ("horovod.keras", "keras"),
+    "JAX": ("horovod.jax", "jax"),
+    "MXNet": ("horovod.mxnet", "mxnet"),
+    "Caffe": ("horovod.caffe", "torch"),
 }
+_GLOO = "Gloo (Horovod's own transports have this name in flags)"
 _KERAS_BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -31,18 +34,20 @@ def check_build() -> str:
     rows, native = _communicators()
     built = {row.name for row in rows if row.available}
     without_nccl = why_no_nccl() if native else ""
+    frameworks = _frameworks()
     sections = {
-        "Available Frameworks": _frameworks(),
-        # "Gloo" is what Horovod's users know own transports by; scripts read this list.
-        "Available Controllers": {"MPI": "mpi" in built, "Gloo": native},
+        "Available Frameworks": {_named(name, found): found.version is not None for name, found in frameworks.items()},
+        # Scripts read this list, and expect "Gloo".
+        "Available Controllers": {"MPI": "mpi" in built, _GLOO: native},
         "Available Transports": {f"{row.name} ({row.title})": row.available for row in rows},
         "Available Tensor Operations": {
             "NCCL": native and not without_nccl,
             **{name.upper(): name in built for name in ("ddl", "ccl", "mpi")},
-            "Gloo": native,
+            _GLOO: native,
         },
     }
-    reasons = [f"{row.name}: {row.why}" for row in rows if not row.available]
+    reasons = [f"{name}: {found.why}" for name, found in frameworks.items() if found.version is None]
+    reasons += [f"{row.name}: {row.why}" for row in rows if not row.available]
     if without_nccl:
         reasons.append(without_nccl)
     lines = [f"Horovod v{horovod.__version__}:"]
@@ -61,26 +66,57 @@ def _communicators() -> tuple[tuple[Communicator, ...], bool]:
         return (), False
 
 
-def _frameworks() -> dict[str, bool]:
-    """Which of them can be used. As many are tried at once as there are cores, as an import takes seconds."""
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A framework that can be used has a version; the others have a reason."""
+
+    version: str | None = None
+    of: str = ""
+    why: str = ""
+
+
+def _named(name: str, found: _Found) -> str:
+    return f"{name} ({found.of} {found.version})" if found.version else name
+
+
+def _frameworks() -> dict[str, _Found]:
+    """Tries as many at once as there are cores, as an import takes seconds."""
     with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
-        return dict(zip(_FRAMEWORKS, pool.map(_is_there, _FRAMEWORKS.values()), strict=True))
+        return dict(zip(_FRAMEWORKS, pool.map(lambda pair: _find(*pair), _FRAMEWORKS.values()), strict=True))
 
 
-def _is_there(module: str) -> bool:
-    if module != "horovod.keras" or current_environment().get("KERAS_BACKEND"):
-        return _imports(module)
-    # Keras takes the backend of its own file, or TensorFlow; a script may choose another one.
-    return _imports(module) or any(_imports(module, KERAS_BACKEND=backend) for backend in _KERAS_BACKENDS)
+def _find(module: str, framework: str) -> _Found:
+    found = _tried(module, framework)
+    if found.version is None and module == "horovod.keras" and not current_environment().get("KERAS_BACKEND"):
+        # Keras takes the backend of its own file, or TensorFlow; a script may choose another one.
+        others = (_tried(module, framework, KERAS_BACKEND=backend) for backend in _KERAS_BACKENDS)
+        found = next((other for other in others if other.version is not None), found)
+    return found
 
 
-def _imports(module: str, **env: str) -> bool:
+def _tried(module: str, framework: str, **env: str) -> _Found:
     """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
-    command = [sys.executable, "-c", f"import {module}"]
+    command = [sys.executable, "-c", f"import {module}, {framework}; print({framework}.__version__)"]
     try:
         done = subprocess.run(
-            command, env={**current_environment(), **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
+            command,
+            env={**current_environment(), **env},
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_TIMEOUT_S,
+            check=False,
         )
-        return done.returncode == 0
     except subprocess.TimeoutExpired:
-        return False
+        return _Found(why=f"`import {module}` took more than {_IMPORT_TIMEOUT_S} s")
+    if done.returncode < 0:
+        return _Found(why=f"`import {module}` was ended by {signal_name(-done.returncode)}")
+    if done.returncode:
+        return _Found(why=_error_in(done.stderr) or f"`import {module}` ended with exit code {done.returncode}")
+    return _Found(version=(done.stdout.split() or ["?"])[-1], of=framework)
+
+
+def _error_in(stderr: str) -> str:
+    """The first line of the exception, without the hints that follow."""
+    lines = stderr.splitlines()
+    start = max((index for index, line in enumerate(lines) if line.startswith("Traceback ")), default=-1)
+    return next((line for line in lines[start + 1 :] if line and not line.startswith(" ")), "")
