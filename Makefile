@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a contributor runs. Needs Python 3.10 or newer with venv, a C++20 compiler and make; the rest is fetched into .venv*.
+# What a contributor runs. Needs make and what tools/ready looks for; the rest is fetched into .venv*.
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
 #   make quick       the tests of the core over shared memory, in less than 90 seconds once it is built
@@ -54,7 +54,7 @@ TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elasti
   test-fuzz test-oldest
 
 .PHONY: demo data quick quick-native quick-contract quick-unit test $(TESTS) fuzz lint $(LINTS) wheels check-all \
-  wheel install install-oldest test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native clean
+  wheel install install-oldest test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -200,6 +200,12 @@ install-quick: .venv/filled
 
 native: .venv/created
 	@$(STEP) "native build" tools/build-native build/native
+
+# What is missing on the machine is said once, before anything is fetched.
+ready:
+	@PYTHON=$(PYTHON) tools/ready
+
+$(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(MPIS) .venv-lint .venv-fuzz .venv-wheels): | ready
 
 .venv/created: pyproject.toml
 	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
