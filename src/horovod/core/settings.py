@@ -260,7 +260,7 @@ class Settings(ElasticSettings):
         "HOROVOD_LOG_HIDE_TIME",
         kinds.switch(),
         True,
-        "Warnings carry no local time (the default). With 0 they do.",
+        "Write no local time in warnings (the default). HOROVOD_LOG_HIDE_TIME=0 or --log-with-timestamp writes it.",
         flag="--log-hide-timestamp",
         yaml="not logging.with_timestamp",
     )
