@@ -22,11 +22,12 @@ from horovod.core.native import DTYPE_NAMES, OP_NAMES
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (70001,)]
 WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
 WORLDS += [(4, "2+2 tcp")]  # the bits depend on the hosts, not on how data travels
-SET_WORLDS = [(3, "shm"), (4, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
-# Every day: every framework on every world, there with one dtype, and every dtype on a flat world and a hierarchical
-# one. What lies between a kernel and a transport has no dtype, and frameworks share what is behind their tensors.
-WORLDS_OF_ALL_DTYPES = [(2, "shm"), (4, "3+1")]
-DTYPES_OF_CORE = ("float32", "bfloat16", "int8", "bool")
+SET_WORLDS = [(3, "shm"), (4, "tcp"), (4, "3+1")]
+# Every day: the core on every world and PyTorch on some, there with few dtypes, and both with every dtype on one world.
+# The code between a kernel and a transport has no dtype, and frameworks share all that is behind their tensors.
+WORLDS_OF_ALL_DTYPES = [(2, "shm")]
+WORLDS_OF_TORCH = [(1, "auto"), (2, "shm"), (3, "tcp"), (4, "3+1")]
+DTYPES_OF_CORE = ("float32", "bfloat16")
 REDUCTIONS = ["Average", "Sum", "Min", "Max", "Product"]
 SCALES = [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (0.5, 4.0)]
 
@@ -258,7 +259,7 @@ def cases(
     """(framework, size, transport, dtype), world by world."""
     found = []
     for name, world, dtype in itertools.product(NAMES, worlds, DTYPE_NAMES):
-        few = DTYPES_OF_CORE if name == "core" else DTYPES_OF_CORE[:1]
+        few = DTYPES_OF_CORE if name == "core" else DTYPES_OF_CORE[:1] if world in WORLDS_OF_TORCH else ()
         if THOROUGH or world in worlds_of_all_dtypes or dtype in few:
             found.append((name, *world, dtype))
     return found

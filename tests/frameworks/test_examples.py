@@ -128,6 +128,7 @@ def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     assert number_after("accuracy", output.splitlines()[-1]) > 0.3
 
 
+@pytest.mark.thorough
 def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     arguments = ("--steps", "8", "--epochs", "2", "--count", "64")
     output = with_tensorflow("05_keras_cats_and_dogs", tmp_path, *arguments)

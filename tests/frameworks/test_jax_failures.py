@@ -48,7 +48,7 @@ IN_COMPILED = "(JaxRuntimeError: UNAVAILABLE|XlaRuntimeError: .*Buffer Definitio
             "exited with code 0 while other ranks still waited for it",
             IN_COMPILED,
         ),
-        (KILLED, "was killed by SIGKILL", IN_COMPILED),
+        pytest.param(KILLED, "was killed by SIGKILL", IN_COMPILED, marks=pytest.mark.thorough),
         pytest.param(AT_ONCE, "was killed by SIGKILL", "RankLostError: .*rank 1 ", marks=pytest.mark.thorough),
     ],
     ids=["left", "killed", "at once"],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.elastic_session import same_ranks
+from support.extent import later
 from support.world import World
 
 pytest.importorskip("keras", reason="not run: keras is not installed")
@@ -255,7 +256,7 @@ def fit_with(events: dict[int, str], legacy: bool, options: dict[str, Any]) -> A
 EVENTS = {2: "loss", 5: "update", 8: "loss"}
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [later(1), 2])
 def test_a_fit_that_is_interrupted_trains_as_many_batches_as_one_that_is_not(world: World, every: int) -> None:
     plain = world.run(fit_with, {}, False, {})
     disturbed = world.run(fit_with, EVENTS, False, {"every": every})

@@ -150,6 +150,7 @@ def test_keras_optimizers_combine_their_steps(worlds: WorldPool, kind: str, pass
         np.testing.assert_allclose(seen, momentum_moves(passes), rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_keras_optimizers_on_other_backends_combine_their_steps(worlds: WorldPool, backend: str) -> None:
     for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3"):

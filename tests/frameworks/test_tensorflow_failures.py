@@ -93,6 +93,7 @@ print("refused", len(refused))
 """
 
 
+@pytest.mark.thorough
 def test_a_shutdown_leaves_memory_to_a_compiled_step_that_still_waits(tmp_path: Path) -> None:
     """The step is held where its wait has ended, until the context is freed.
 

@@ -24,7 +24,7 @@ from contract import test_results as results
 from support import frameworks, tensorflow_on_gpu
 from support import gpu_worlds as gpu_worlds_of
 from support import standin_library as standin
-from support.extent import THOROUGH
+from support.extent import THOROUGH, later
 from support.jobs import run_job
 from support.world import World, WorldPool
 
@@ -33,7 +33,11 @@ from horovod.core.native import DTYPE_NAMES
 EAGERLY, TRACED = "tensorflow_gpu", "tensorflow_gpu_function"
 OF_RESULTS: list[Any] = [pytest.param("best", 2, EAGERLY, "float32", marks=pytest.mark.oldest_tensorflow)]
 OF_RESULTS += [("best", 2, EAGERLY, dtype) for dtype in DTYPE_NAMES if THOROUGH or dtype in ("bfloat16", "int16")]
-OF_RESULTS += [("best", 2, TRACED, "float32"), ("best", 3, EAGERLY, "float32"), ("host", 2, EAGERLY, "float32")]
+OF_RESULTS += [
+    later("best", 2, TRACED, "float32"),
+    later("best", 3, EAGERLY, "float32"),
+    ("host", 2, EAGERLY, "float32"),
+]
 
 
 def world_of(worlds: WorldPool, way: str, size: int) -> World:
@@ -258,7 +262,8 @@ def test_gpus_of_other_makers_are_copied_without_advice() -> None:
         assert "horovod: warning" not in world.output(0)
 
 
-@pytest.mark.parametrize("level", ["warning", pytest.param("error", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("level", ["warning", "error"])
 def test_through_host_memory_is_said_once(tmp_path: Path, level: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -79,6 +79,7 @@ def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds
     assert worlds(3, {"HOROVOD_TRANSPORT": "tcp"}).run(run) == [len(CASES)] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     torch.__version__ < (2, 8), reason="PyTorch's inductor takes no operators with an effect and several results"
 )

@@ -73,6 +73,7 @@ def job_of(tmp_path: Path, *flags: str, act: str = "") -> ElasticJob:
     return ElasticJob(tmp_path, *flags, script=SCRIPT, act=act, env=env)
 
 
+@pytest.mark.thorough
 def test_survivors_leave_nccl_and_meet_in_it_again(tmp_path: Path) -> None:
     with job_of(tmp_path, "-np", "3", "--min-np", "1") as job:
         pids = job.wait_for_world(3)
@@ -85,6 +86,7 @@ def test_survivors_leave_nccl_and_meet_in_it_again(tmp_path: Path) -> None:
     assert "cannot carry" not in said
 
 
+@pytest.mark.thorough
 def test_what_nccl_left_behind_when_it_was_aborted_is_saved_by_nobody(tmp_path: Path) -> None:
     """A worker is lost while the other one's GPU waits for it. The step goes on with what its memory has then."""
     is_lost = (
@@ -99,6 +101,7 @@ def test_what_nccl_left_behind_when_it_was_aborted_is_saved_by_nobody(tmp_path: 
         assert "1 loss survived" in job.finish()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", ["cuEventQuery", pytest.param("cuStreamWaitEvent", marks=pytest.mark.thorough)])
 def test_a_worker_whose_gpu_has_failed_is_replaced(tmp_path: Path, call: str) -> None:
     fails = f"if worker == 1 and state.step == 5: standin.library().standin_fail(b'{call}', 0, 700, 1 << 30)"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.extent import later
 from support.world import WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -144,7 +145,7 @@ def test_every_optimizer_of_torch_is_in_the_matrix() -> None:
     assert classes <= set(OPTIMIZERS), classes - set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), later(4, "tcp")])
 def test_every_implementation_of_every_optimizer_equals_one_process(
     worlds: WorldPool, size: int, transport: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_every_implementation_of_every_optimizer_equals_one_process(
         assert count > 25
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, later(4)])
 def test_options_of_training_equal_one_process(worlds: WorldPool, size: int) -> None:
     """Clipping, accumulation, predivision, groups, schedulers and a gradient scaler, for five optimizers."""
 

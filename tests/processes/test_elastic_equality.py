@@ -94,6 +94,40 @@ ended(state.step, [value.numpy() for value in model.state_dict().values()])
 """
 )
 
+# Sums of halves and of numbers that are no powers of two: another order of ranks, or a step too many, changes the bits.
+CORE = (
+    HEAD
+    + """
+import horovod.core as hvd
+from horovod.core.objects import broadcast_object
+from horovod.elastic.state import ObjectState
+from horovod.elastic.worker import run_fn
+
+hvd.init()
+inputs = np.random.default_rng(1).standard_normal((1000, 8))
+saved = np.load(os.environ["FROM"]) if "FROM" in os.environ else {"weights": np.zeros(8), "step": 0}
+state = ObjectState(broadcast_object, hvd.rank, weights=saved["weights"], step=int(saved["step"]))
+
+def train(state):
+    enter(state.step)
+    while True:
+        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
+        took(state.step + 1, 0, items)
+        rows = inputs[items]
+        gradient = rows.T @ (rows @ state.weights - np.sin(rows).sum(1))
+        state.weights = state.weights - 0.01 * hvd.allreduce(gradient, name="gradient")
+        state.step += 1
+        if is_over(state.step):
+            return
+        state.commit() if state.step % 2 else state.check_host_updates()
+
+run_fn(train, None)(state)
+if hvd.rank() == 0 and "TO" in os.environ:
+    np.savez(os.environ["TO"], weights=state.weights, step=state.step)
+ended(state.step, [state.weights])
+"""
+)
+
 # A list of variables is all there is to keep.
 VARIABLES = """
 def load(variables):
@@ -201,7 +235,7 @@ save(variables, state.epoch * STEPS + state.batch)
 """
 )
 
-SCRIPTS = {"torch": PYTORCH, "tensorflow": TENSORFLOW, "keras": KERAS}
+SCRIPTS = {"core": CORE, "torch": PYTORCH, "tensorflow": TENSORFLOW, "keras": KERAS}
 
 
 def done_again(directory: Path, script: str, worlds: list[World], env: dict[str, str]) -> str:
@@ -265,13 +299,15 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "core-shm": Case("core", on_one_host, f"{ONE}:2", 2),
+    "core-hierarchical": Case("core", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
     "torch-shm": Case("torch", on_one_host, f"{ONE}:2", 2),
     "torch-hierarchical": Case("torch", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
     "torch-tcp": Case("torch", on_one_host, f"{ONE}:2", 2, "tcp"),
     "tensorflow": Case("tensorflow", on_one_host, f"{ONE}:2", 2),
     "keras": Case("keras", on_one_host, f"{ONE}:2", 2),
 }
-DAILY = ("torch-shm",)
+DAILY = ("core-hierarchical",)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +315,7 @@ DAILY = ("torch-shm",)
 )
 def test_what_was_trained_equals_static_jobs(tmp_path: Path, name: str) -> None:
     case = CASES[name]
-    if importlib.util.find_spec(case.name) is None:
+    if case.name != "core" and importlib.util.find_spec(case.name) is None:
         pytest.skip(f"not run: {case.name} is not installed")
     script = SCRIPTS[case.name]
     elastic, static = tmp_path / "elastic", tmp_path / "static"

@@ -150,8 +150,8 @@ def job_of(tmp_path: Path, name: str, *flags: str, hosts: str | None = None) -> 
     return ElasticJob(tmp_path, *flags, script=script, hosts=hosts, env={**TENSORFLOW_ENV, **cache, **env})
 
 
-# Each framework has one of the two daily.
-DAILY = ("keras-tensorflow", "tensorflow-compiled")
+# JAX has the other test.
+DAILY = ("keras-tensorflow",)
 
 
 @pytest.mark.parametrize(
