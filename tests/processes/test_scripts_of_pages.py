@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.extent import later
 from support.jobs import run_job
 from support.pages import PAGES, ROOT, scripts_of
 
@@ -20,6 +21,7 @@ WITH_SCRIPTS = {
     "docs/quickstart.md",
 }
 ELSEWHERE = {"docs/frameworks/mxnet.md"}  # tests/frameworks/test_mxnet_examples.py, for an environment of its own
+DAILY = {"README.md", "docs/frameworks/numpy.md"}
 _FRACTION = re.compile(r"\d+\.\d+")
 
 
@@ -28,7 +30,7 @@ def test_the_pages_with_whole_scripts_are_those_that_run_here() -> None:
     assert {str(page.relative_to(ROOT)) for page in PAGES if scripts_of(page)} == WITH_SCRIPTS | ELSEWHERE
 
 
-@pytest.mark.parametrize("page", sorted(WITH_SCRIPTS))
+@pytest.mark.parametrize("page", [page if page in DAILY else later(page) for page in sorted(WITH_SCRIPTS)])
 def test_a_script_runs_and_prints_what_its_page_shows(tmp_path: Path, page: str) -> None:
     for script in scripts_of(ROOT / page):
         for framework in ("torch", "jax", "optax"):

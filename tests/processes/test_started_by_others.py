@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.extent import SLACK_S
+from support.extent import SLACK_S, later
 from support.started import Folder, assert_world, end_of, environment, mpi, srun
 
 INIT = "import horovod.core as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
@@ -169,7 +169,7 @@ def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> N
     assert all("the rendezvous in rank 0 at" in text for _, text in ends[1:]), ends
 
 
-@pytest.mark.parametrize("name", ["openmpi", "openmpi4", "mpich", "intel"])
+@pytest.mark.parametrize("name", ["openmpi", "openmpi4", "mpich", later("intel")])
 def test_mpirun_starts_a_world_with_mpi4py(folder: Folder, name: str) -> None:
     mpirun, python = mpi(name)
     results = folder.new()
