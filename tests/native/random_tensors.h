@@ -26,7 +26,7 @@ inline Hosts hosts;  // of the world that runs, by member; empty: one host
 constexpr int kOperations = 30;
 constexpr int64_t kLargest = 60'000;
 #else
-constexpr int kOperations = 100;
+inline const int kOperations = thorough() ? 100 : 40;
 constexpr int64_t kLargest = 400'000;
 #endif
 

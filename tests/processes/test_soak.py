@@ -14,7 +14,7 @@ import os
 from typing import Any
 
 import pytest
-from support.extent import THOROUGH
+from support.extent import THOROUGH, later
 from support.memory import steady_growth_kib
 from support.world import WorldPool
 
@@ -133,7 +133,7 @@ def soak(wanted: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S + 60)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", later("tcp")])
 def test_nothing_grows_while_everything_is_right(worlds: WorldPool, transport: str) -> None:
     world = worlds(4, {"HOROVOD_TRANSPORT": transport, "HOROVOD_CACHE_CAPACITY": "512"})
     problems = problems_of(world.run(soak, BATCHES, 20240601, timeout_s=LIMIT_S))
