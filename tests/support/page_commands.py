@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines of the pages, and where each of them is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from support.pages import PAGES, ROOT
+
+PROGRAMS = [
+    "horovodrun",
+    "pip",
+    "make",
+    "python",
+    "python3",
+    "mpirun",
+    "mpiexec",
+    "srun",
+    "sbatch",
+    "docker",
+    "apptainer",
+    "caffe",
+    "tools/",
+    "source",
+]
+_FENCED = re.compile(r"^```(?!python)\w*\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?<=\n\n)((?:(?: {4,}.*)?\n)+)")
+
+
+class Command(NamedTuple):
+    page: str
+    text: str  # without a prompt, assignments in front, and a comment behind
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
+
+
+NETWORK = "not run: it downloads; `make check-all` installs a wheel in a bare environment (tools/try-wheel)"
+PAGES_RUN = "tests/processes/test_scripts_of_pages.py"
+# (page, beginning of the command): the file that runs it, or why it is not run. The first row that fits counts.
+WHERE: list[tuple[str, str, str]] = [
+    ("CONTRIBUTING.md", "make ", ".ci/run"),
+    ("README.md", "make ", ".ci/run"),
+    ("docs/guides/containers.md", "make wheels", "tools/check-all"),
+    ("", "pip ", NETWORK),
+    ("README.md", "horovodrun ", PAGES_RUN),
+    ("docs/quickstart.md", "horovodrun ", PAGES_RUN),
+    ("docs/process-sets.md", "horovodrun ", PAGES_RUN),
+    ("docs/frameworks/jax.md", "horovodrun ", PAGES_RUN),
+    ("docs/frameworks/numpy.md", "horovodrun ", PAGES_RUN),
+    ("docs/frameworks/mxnet.md", "horovodrun ", "tests/frameworks/test_mxnet_examples.py"),
+    ("docs/algorithms.md", "horovodrun ", "tests/cluster/test_strategies.py"),
+    ("docs/data-service.md", "horovodrun ", "tests/frameworks/test_tensorflow_data_service.py"),
+    ("docs/elastic.md", "horovodrun -np 8", "tests/cluster/test_elastic.py"),
+    ("docs/elastic.md", "horovodrun ", "tests/processes/test_elastic.py"),
+    ("docs/frameworks/caffe.md", "python -m horovod.caffe.tools", "tests/frameworks/test_caffe_data.py"),
+    ("docs/frameworks/caffe.md", "caffe test", "tests/frameworks/test_caffe_commands.py"),
+    ("docs/frameworks/caffe.md", "", "tests/cluster/test_caffe.py"),
+    ("docs/guides/containers.md", "docker ", "tests/cluster/test_containers.py"),  # its steps, without Docker
+    ("docs/guides/containers.md", "apptainer ", "not run: there is no Apptainer to test with, as the page says"),
+    ("docs/guides/containers.md", "srun ", "not run: there is no Apptainer to test with, as the page says"),
+    ("docs/guides/mpi.md", "mpirun ", "tests/cluster/test_mpirun.py"),
+    ("docs/guides/slurm.md", "", "tests/cluster/test_slurm.py"),
+    ("docs/guides/", "horovodrun ", "tests/cluster/test_guides.py"),
+    ("docs/install.md", "horovodrun ", "tests/processes/test_launcher.py"),
+    ("docs/install.md", "source ", "tests/unit/test_completion.py"),
+    ("docs/launcher.md", "horovodrun -np 8 -H", "tests/cluster/test_jobs.py"),
+    ("docs/launcher.md", "horovodrun python", "tests/cluster/test_inside_slurm.py"),
+    ("docs/launcher.md", "horovodrun ", "tests/processes/test_launcher.py"),
+    ("docs/launcher.md", "mpirun ", "tests/cluster/test_mpirun.py"),
+    ("docs/launcher.md", "srun ", "tests/cluster/test_slurm.py"),
+    ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
+]
+
+
+def where_it_runs(command: Command) -> str:
+    """Empty: no row fits."""
+    fitting = (at for page, begin, at in WHERE if command.page.startswith(page) and command.text.startswith(begin))
+    return next(fitting, "")
+
+
+def commands() -> list[Command]:
+    return [Command(str(page.relative_to(ROOT)), text) for page in PAGES for text in _of(page)]
+
+
+def _of(page: Path) -> list[str]:
+    text = page.read_text()
+    without_python = re.sub(r"^```python\n.*?^```\n", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = [found[1] for pattern in (_FENCED, _INDENTED) for found in pattern.finditer(without_python)]
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    bare = [re.sub(r"^(?:[A-Z_]+=\S+ )*", "", line) for line in lines]
+    return [re.split(r"\s{2,}#| #", line)[0].strip() for line in bare if _is_command(line)]
+
+
+def _is_command(line: str) -> bool:
+    first = line.partition(" ")[0]
+    return any(first == one or (one.endswith("/") and first.startswith(one)) for one in PROGRAMS)
