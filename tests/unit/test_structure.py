@@ -43,7 +43,7 @@ INCLUDES = {
 # Files of at most this many lines. Those that are longer may only shrink.
 LIMIT = 500
 LONGER = {
-    "tests/frameworks/test_keras.py": 536,
+    "tests/frameworks/test_keras.py": 534,
     "tests/frameworks/test_torch_optimizer.py": 717,
     "tests/native/model.h": 541,
 }
