@@ -60,6 +60,7 @@ def assert_trained(said: str, ranks: int) -> None:
     assert len(re.findall(r"\] Iteration 20, Testing net \(#0\)", said)) == 1, said
 
 
+@pytest.mark.thorough
 def test_mpirun_starts_caffe(tmp_path: Path) -> None:
     """On this host, by MPICH."""
     mpirun, _ = mpi("mpich")

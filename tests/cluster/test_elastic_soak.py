@@ -190,6 +190,7 @@ class Soak:
         return max(file.stat().st_mtime for file in self.job.directory.glob("ledger.*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300 + 5 * EVENTS)
 def test_random_events(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(3).hosts
