@@ -16,7 +16,7 @@ import pytest
 from support.jobs import Job, python, run_job
 
 from horovod.launcher.lines import GREETING, MAX_LINE_BYTES, line
-from horovod.launcher.placement.base import AGENT_COMMAND
+from horovod.launcher.placement.base import AGENT_COMMAND, import_command, python_command
 
 
 def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
@@ -117,11 +117,25 @@ def test_arguments_of_the_command_are_not_taken_for_flags(tmp_path: Path) -> Non
 
 
 def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Path) -> None:
-    for name in ("json.py", "horovod.py", "selectors.py"):
-        (tmp_path / name).write_text("raise SystemExit('the wrong module')\n")
-    env = {"PYTHONSAFEPATH": "1"}  # for horovodrun itself, which a console script starts without the current directory
-    done = run_job(tmp_path, "-np", "1", python("print('fine')"), env=env)
-    assert (done.code, done.stdout) == (0, "[0]<stdout>:fine\n"), done
+    """Whatever part of the standard library it is called like: helpers do not find the working directory."""
+    # horovodrun itself, as a console script does, starts without the working directory; `-m` would not.
+    start = ["-c", "import sys; sys.path.remove(''); from horovod.launcher.cli import main; sys.exit(main())"]
+    for name in (*sorted(sys.stdlib_module_names - {"sys"}), "horovod", "numpy"):
+        (tmp_path / f"{name}.py").write_text("import os; os.write(2, b'the wrong module'); os._exit(9)\n")
+    path = os.pathsep.join(filter(None, sys.path))
+    python_of_rank = [sys.executable, "-I", "-c", "print('fine')"]
+    done = subprocess.run(
+        [sys.executable, *start, "-np", "1", *python_of_rank],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:fine\n", "")
+    for command in (import_command("horovod.core"), [*python_command("horovod.bench"), "--help"]):
+        with_empty_entry = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}"}
+        done = subprocess.run(command, cwd=tmp_path, env=with_empty_entry, capture_output=True, text=True)
+        assert done.returncode == 0, done
 
 
 def test_a_job_inside_of_an_elastic_one_is_not_of_it(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
 from horovod.core.gpus import why_no_nccl
 from horovod.core.settings import current_environment
+from horovod.launcher.placement.base import import_command
 
 __all__ = ["check_build"]
 
@@ -76,10 +76,9 @@ def _is_there(module: str) -> bool:
 
 def _imports(module: str, **env: str) -> bool:
     """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
-    command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(
-            command, env={**current_environment(), **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
+            import_command(module), env={**current_environment(), **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
         )
         return done.returncode == 0
     except subprocess.TimeoutExpired:
