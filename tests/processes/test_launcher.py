@@ -116,6 +116,32 @@ def test_arguments_of_the_command_are_not_taken_for_flags(tmp_path: Path) -> Non
     assert done.stdout == f"[0]<stdout>:{words}\n"
 
 
+def test_a_command_is_taken_as_a_shell_takes_it(tmp_path: Path) -> None:
+    """With variables in front of it, which win, and a script that names no interpreter."""
+    (tmp_path / "s.sh").write_text('echo "$X $HOME $1"\n')
+    (tmp_path / "s.sh").chmod(0o700)
+    for kind in ([], ["--min-np", "1"]):
+        done = run_job(tmp_path, "-np", "1", *kind, "X=a=b", "HOME=", "./s.sh", "c d", env={"X": "other"})
+        assert done.stdout == "[0]<stdout>:a=b  c d\n" and (kind or done.code == 0), done
+    assert "there is no command to run" in run_job(tmp_path, "-np", "1", "X=5").stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"#!/bin/bash\r\necho\r\n", "ends with a carriage return (CRLF"),
+        (b"#! /usr/bin/env python3\r\n", "ends with a carriage return (CRLF"),
+        (b"#!/no/such/python -u\n", "names is not there: /no/such/python"),
+        (b"\x7fELF\0 of another machine", "is a program for another kind of machine"),
+    ],
+)
+def test_a_script_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "script").write_bytes(content)
+    (tmp_path / "script").chmod(0o700)
+    done = run_job(tmp_path, "-np", "1", "./script")
+    assert done.code in (126, 127) and said in done.stderr, done
+
+
 def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Path) -> None:
     """Whatever part of the standard library it is called like: helpers do not find the working directory."""
     # horovodrun itself, as a console script does, starts without the working directory; `-m` would not.

@@ -125,9 +125,9 @@ class AgentGroup:
         if agent in self.links:
             self.links.remove(agent)
 
-    def order_all(self, name: str) -> None:
+    def order_all(self, name: str, **fields: Any) -> None:
         for agent in self.links:
-            self.order(agent, name)
+            self.order(agent, name, **fields)
 
     def order(self, agent: AgentLink, name: str, **fields: Any) -> None:
         if not agent.order(name, **fields) and agent.orders not in self._selector.get_map():
@@ -295,7 +295,7 @@ class AgentGroup:
             controller="gloo",
             cpu_operations="gloo",
         )
-        elsewhere = OF_THIS_MACHINE if agent.remote else set()
+        elsewhere = OF_THIS_MACHINE - set(job.assigned) if agent.remote else set()
         environment = {name: value for name, value in job.environment.items() if name not in elsewhere}
         return {
             "command": job.command,

@@ -14,7 +14,7 @@ from typing import Any
 from horovod import __version__
 from horovod.core import explanations
 from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
-from horovod.launcher import checks, supervise
+from horovod.launcher import checks, processes, supervise
 from horovod.launcher.config_file import ConfigFile, read_config_file
 from horovod.launcher.flags import is_elastic, parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
@@ -42,6 +42,7 @@ def main(
 
     `secret`: the job's, if the caller has to know it. `keep` gets how the job ends, or why it does not begin.
     """
+    processes.take_signals()
     _occupy_standard_streams()
     environment = current_environment()
     try:
@@ -173,7 +174,7 @@ class _Plan:
         if elastic:
             checks.check_not_by_mpi(settings.transport)
         checks.check_transport(settings.transport)
-        checks.check_command(options.command[0], self._environment)
+        checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
         if elastic:
             from horovod.launcher.elastic_plan import elastic_plan  # other jobs start earlier without it
@@ -182,6 +183,8 @@ class _Plan:
         assert hosts is not None
         if self._controller == "gloo":
             return self._job(hosts, directory)
+        if options.assigned:
+            options.command = ["env", *(f"{name}={value}" for name, value in options.assigned.items()), *options.command]
         return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
     def _chosen_controller(self) -> str:
@@ -219,7 +222,8 @@ class _Plan:
             command=options.command,
             ranks=ranks,
             directory=directory,
-            environment=self._job_environment(),
+            environment={**self._job_environment(), **options.assigned},
+            assigned=options.assigned,
             placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, start_with),
             start_timeout_s=settings.start_timeout_s,
             termination_grace_s=settings.termination_grace_s,
