@@ -50,6 +50,19 @@ def fail_on(failing: int) -> int:
     return hvd.rank()
 
 
+def test_a_thread_does_not_keep_a_rank_whose_function_has_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RAISED_GRACE_SECONDS", "0.1")
+
+    def work() -> None:
+        import threading
+
+        threading.Thread(target=threading.Event().wait).start()
+        raise OwnError(0)
+
+    with pytest.raises(OwnError):
+        horovod.run(work, np=1)
+
+
 def test_results_come_in_rank_order() -> None:
     offset = 100
 

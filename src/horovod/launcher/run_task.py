@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from horovod.core import raised
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings, current_environment
 from horovod.core.starters import recognise
@@ -155,8 +156,11 @@ def main() -> int:
     answer.time_ns = time.monotonic_ns()
     if answer.error is not None:
         print(answer.traceback, end="", file=sys.stderr)
+    error = answer.error
     answer, data = _portable(answer)
     caller.answer(answer.rank, data)
+    if error is not None:
+        raised.begin(error, settings.raised_grace_s)
     return 0 if answer.error is None else 1
 
 
