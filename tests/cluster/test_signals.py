@@ -21,7 +21,9 @@ def ranks_of(host: Host) -> list[int]:
 
 def keeper_and_agent(host: Host) -> list[int]:
     """The second is a child of the first."""
-    return sorted(pid for pid, command in host.processes().items() if "import runpy" in command and "sh -c" not in command)
+    return sorted(
+        pid for pid, command in host.processes().items() if "import runpy" in command and "sh -c" not in command
+    )
 
 
 def test_a_second_ctrl_c_ends_ranks_of_other_hosts_that_do_not_want_to(cluster: MakeCluster, tmp_path: Path) -> None:

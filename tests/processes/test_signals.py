@@ -24,7 +24,9 @@ def agent_of(job: Job) -> int:
 
 def test_a_mask_of_the_parent_stops_neither_horovodrun_nor_its_ranks(tmp_path: Path) -> None:
     """A service manager, a notebook or a pool of threads may leave one behind."""
-    code = "print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)); ready(); signal.pause()"
+    code = (
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)); ready(); signal.pause()"
+    )
     with Job(tmp_path, "-np", "2", python(code), blocked=ALL) as job:
         job.wait_ready(2)
         os.kill(job.launcher(), signal.SIGTERM)
@@ -71,7 +73,9 @@ def test_an_agent_that_was_sent_sigterm_is_named(tmp_path: Path) -> None:
         done = job.wait()
     assert done.code == 143, done
     said = "horovodrun: the agent that holds the ranks of host localhost was sent SIGTERM by something outside this job"
-    assert done.stderr.startswith(said) and "rank" not in done.stderr.partition("ended\n")[2].partition("more:")[0], done
+    assert done.stderr.startswith(said) and "rank" not in done.stderr.partition("ended\n")[2].partition("more:")[0], (
+        done
+    )
 
 
 def test_a_worker_is_lost_with_an_agent_that_was_sent_sigterm(tmp_path: Path) -> None:

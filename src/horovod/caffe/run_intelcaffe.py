@@ -155,7 +155,9 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
     """Runs the command; shows and keeps what it prints."""
     with (
         log.open("ab") as file,
-        subprocess.Popen(_by_path(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            _by_path(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

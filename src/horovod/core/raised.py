@@ -55,7 +55,9 @@ def _follow(text: str, grace_s: float) -> None:
     who = f"rank {contexts.rank()}" if contexts.is_initialized() else "this process"
     if grace_s > _TELL_S:
         time.sleep(_TELL_S)
-        _say(f"{who} {text}; its threads keep it alive ({', '.join(_living())}); it is ended in {grace_s - _TELL_S:g} s")
+        _say(
+            f"{who} {text}; its threads keep it alive ({', '.join(_living())}); it is ended in {grace_s - _TELL_S:g} s"
+        )
     while time.monotonic() < until:
         time.sleep(_LOOK_S)
     threads = ", ".join(_living())

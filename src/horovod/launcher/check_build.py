@@ -78,7 +78,11 @@ def _imports(module: str, **env: str) -> bool:
     """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
     try:
         done = subprocess.run(
-            import_command(module), env={**current_environment(), **env}, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=False
+            import_command(module),
+            env={**current_environment(), **env},
+            capture_output=True,
+            timeout=_IMPORT_TIMEOUT_S,
+            check=False,
         )
         return done.returncode == 0
     except subprocess.TimeoutExpired:

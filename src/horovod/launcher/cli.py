@@ -184,7 +184,11 @@ class _Plan:
         if self._controller == "gloo":
             return self._job(hosts, directory)
         if options.assigned:
-            options.command = ["env", *(f"{name}={value}" for name, value in options.assigned.items()), *options.command]
+            options.command = [
+                "env",
+                *(f"{name}={value}" for name, value in options.assigned.items()),
+                *options.command,
+            ]
         return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
     def _chosen_controller(self) -> str:
@@ -245,3 +249,7 @@ def _words(hosts: HostList) -> tuple[str, ...]:
     if not all(is_local(host.name) for host in hosts.hosts):
         notes.append(f"other hosts are reached by {hosts.start_with}")
     return tuple(notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -76,7 +76,9 @@ class Supervision:
         self.server = RendezvousServer(secret, address)
         stack.callback(self.server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        self._end_line: Callable[[str], None] = lambda _: None
         self.outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp, self.warn)
+        self._end_line = self.outputs.end_line
         self.pids: dict[int, int] = {}
         self.asked = False  # all ranks, to end
         self.done = False  # nothing more is waited for
@@ -104,12 +106,8 @@ class Supervision:
         while not self.done and not self.is_over():
             timeout_s = self._timeout()
             for key, _ in self.selector.select(timeout_s):
-                try:
-                    key.data()
-                except BrokenPipeError:
-                    self._nobody_reads()
-                except OutputError as error:
-                    self._cannot_write(error)
+                self._try(key.data)
+            self._try(lambda: self.outputs.show_unended(time.monotonic()))
             self._notice_own_pause(timeout_s)
             self._act_on_time()
         self._end_agents()
@@ -123,6 +121,15 @@ class Supervision:
         for stream in (sys.stdout, sys.stderr):
             discard_unwritten(stream)
         return code
+
+    def _try(self, act: Callable[[], object]) -> None:
+        """Does something that may write what the ranks have said."""
+        try:
+            act()
+        except BrokenPipeError:
+            self._nobody_reads()
+        except OutputError as error:
+            self._cannot_write(error)
 
     # for subclasses
 
@@ -296,6 +303,7 @@ class Supervision:
 
     def _timeout(self) -> float | None:
         times = [*self.times(), *self.agents.next_look()]
+        times += [at] if (at := self.outputs.next_time()) is not None else []
         if self._give_up_at is not None:
             times.append(self._give_up_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -368,6 +376,7 @@ class Supervision:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
+            self._end_line("stderr")
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 
