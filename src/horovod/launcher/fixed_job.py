@@ -18,6 +18,7 @@ from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.failure import (
     LATE,
+    REJOINED,
     Cause,
     RankExit,
     describe_end,
@@ -201,6 +202,9 @@ class FixedJob(Supervision):
     def _failed_end(self) -> int | None:
         stopped = {rank: one.number for rank, one in self._stopped.items()}
         record = self.server.failure()
+        rejoined = self.server.rejoined(len(self.job.ranks))
+        if rejoined is not None:
+            record = {**rejoined, "code": REJOINED}
         if record is not None and record.get("rank") not in range(-1, len(self.job.ranks)):
             record = None  # not of this job's world: it would name nobody
         record = self._or_late_rank(record)
