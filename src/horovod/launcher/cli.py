@@ -58,14 +58,21 @@ def main(
         plan = _Plan(options, environment)
         ready = plan.ready()
     except _ERRORS as error:
-        print(f"horovodrun: {error}", file=sys.stderr)
-        keep(Conclusion(f"horovodrun: {error}"))
-        return error.exit_code if isinstance(error, UsageError) else 2
+        return _refused(error, keep)
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
     if isinstance(ready, ForeignCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
-    return supervise.run(ready, secret, keep)
+    try:
+        return supervise.run(ready, secret, keep)
+    except UsageError as error:
+        return _refused(error, keep)
+
+
+def _refused(error: Exception, keep: Keep) -> int:
+    print(f"horovodrun: {error}", file=sys.stderr)
+    keep(Conclusion(f"horovodrun: {error}"))
+    return error.exit_code if isinstance(error, UsageError) else 2
 
 
 def check(arguments: Sequence[str]) -> Job | ForeignCommand:

@@ -32,6 +32,7 @@ from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.room import allow_open_files
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
+from horovod.launcher.usage import UsageError
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
 
@@ -73,7 +74,11 @@ class Supervision:
         allow_open_files(*_most_that_come(job, hosts))
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job, hosts)
-        self.server = RendezvousServer(secret, address)
+        try:
+            self.server = RendezvousServer(secret, address)
+        except OSError as error:
+            hint = "ranks use IPv4: `ip address show lo` must have 127.0.0.1; --network-interface names another one"
+            raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
         stack.callback(self.server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._end_line: Callable[[str], None] = lambda _: None
