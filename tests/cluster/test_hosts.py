@@ -86,3 +86,12 @@ def test_a_killed_test_leaves_nothing_of_its_hosts(cluster_tools: None, tmp_path
     deadline = time.monotonic() + 10 + SLACK_S
     while inside():
         assert time.monotonic() < deadline, inside()
+
+
+def test_a_machine_without_ipv4_loopback_is_told_so(cluster_tools: None, tmp_path: Path) -> None:
+    """In a network of its own, whose loopback interface has an IPv6 address only."""
+    script = 'ip link set lo up; ip addr del 127.0.0.1/8 dev lo; exec "$0" -m horovod.launcher -np 2 true'
+    command = ["unshare", "--net", "sh", "-c", script, sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = "horovodrun: no port can be opened at 127.0.0.1: Cannot assign requested address"
+    assert done.returncode == 1 and done.stderr.startswith(said) and "\nhint: ranks use IPv4" in done.stderr, done

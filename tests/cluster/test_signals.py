@@ -19,6 +19,13 @@ def ranks_of(host: Host) -> list[int]:
     return [pid for pid, command in host.processes().items() if "gradients" in command and "launcher" not in command]
 
 
+def keeper_and_agent(host: Host) -> list[int]:
+    """The second is a child of the first."""
+    return sorted(
+        pid for pid, command in host.processes().items() if "import runpy" in command and "sh -c" not in command
+    )
+
+
 def test_a_second_ctrl_c_ends_ranks_of_other_hosts_that_do_not_want_to(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two = cluster(2).hosts
     stubborn = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
@@ -54,3 +61,21 @@ def test_a_stopped_horovodrun_suspends_its_own_machine_and_the_others_end(
         assert done.code == 1, done
         last = done.stderr[done.stderr.rindex("\nhorovodrun: ") + 1 :]
         assert "rank 0 has given no sign of life for" in last, done.stderr
+
+
+def test_signals_and_the_end_of_an_agents_keeper_reach_ranks_of_other_hosts(
+    cluster: MakeCluster, tmp_path: Path
+) -> None:
+    one, two = cluster(2).hosts
+    tells = "signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True))\nready()\nwhile True: signal.pause()"
+    with Job(tmp_path, HOSTS, python(tells), on=one) as job:
+        job.wait_ready(4)
+        for receiver in (job.launcher(), keeper_and_agent(two)[0]):
+            os.kill(receiver, signal.SIGUSR1)
+            job.wait_for_line("told", count=4)
+        os.kill(keeper_and_agent(two)[0], signal.SIGKILL)
+        done = job.wait()
+        assert_empty_within(5.0, one, two)
+    assert done.stdout.count("told") == 8, done
+    said = "horovodrun: the agent that holds the ranks of host host1 was ended, because the process that keeps it there"
+    assert said in done.stderr and "horovodrun: rank" not in done.stderr, done

@@ -201,6 +201,18 @@ def test_a_rank_that_shuts_down_while_others_train_is_named_as_the_ranks_name_it
     ]
 
 
+def test_a_rank_that_leaves_and_joins_alone_is_named_with_what_it_did(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np, horovod.core as hvd; hvd.init()\n"
+        "if hvd.rank() == 1: hvd.shutdown(); hvd.init()\n"
+        "hvd.allreduce(np.ones(3), name='x')"
+    )
+    done = run_job(tmp_path, "-np", "2", python(code))
+    last = done.stderr.splitlines()[-4:]
+    said = "horovodrun: rank 1 on host localhost called shutdown() and init() while other ranks still waited for it"
+    assert (done.code, last[0]) == (1, said) and "rank 1 has left the job" in last[1], done
+
+
 def test_a_record_of_an_earlier_generation_is_not_the_cause(tmp_path: Path) -> None:
     code = RECORD + (
         "if rank == 1: signal.pause()\n"

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ class OwnError(Exception):
         return OwnError, (self.rank,)
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+LOCK = threading.Lock()
+
+
+def locked() -> bool:
+    return LOCK.locked()
+
+
 class TwoArguments(Exception):
     """Can be pickled, but not loaded: its constructor takes two."""
 
@@ -48,6 +61,19 @@ def fail_on(failing: int) -> int:
         raise OwnError(hvd.rank())
     hvd.barrier()
     return hvd.rank()
+
+
+def test_a_thread_does_not_keep_a_rank_whose_function_has_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RAISED_GRACE_SECONDS", "0.1")
+
+    def work() -> None:
+        import threading
+
+        threading.Thread(target=threading.Event().wait).start()
+        raise OwnError(0)
+
+    with pytest.raises(OwnError):
+        horovod.run(work, np=1)
 
 
 def test_results_come_in_rank_order() -> None:
@@ -88,8 +114,15 @@ def test_exceptions_and_results_that_do_not_travel_are_named() -> None:
         horovod.run(two)
     with pytest.raises(TypeError, match="the result of rank 0 cannot be pickled"):
         horovod.run(lambda: (number for number in range(3)))
-    with pytest.raises(TypeError, match="horovod.run: func cannot be pickled"):
+    with pytest.raises(TypeError, match=r"horovod.run: func cannot be pickled: .* \(in args, item 0\)"):
         horovod.run(print, (inspect.currentframe(),))
+    holder = Holder()
+    where = "in func, the variable holder of the function around <lambda>, the attribute lock of Holder"
+    with pytest.raises(TypeError, match=f"horovod.run: func cannot be pickled: .* \\({where}\\)"):
+        horovod.run(lambda: holder)
+    where = "in func, the global variable LOCK, which locked uses"
+    with pytest.raises(TypeError, match=f"horovod.run: func cannot be pickled: .* \\({where}\\)"):
+        horovod.run(locked)
 
 
 def test_a_rank_that_ends_without_an_answer_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from support.cluster import Host
@@ -81,9 +81,10 @@ class Job:
         env: Mapping[str, str] | None = None,
         read: bool = True,
         nohup: bool = False,
+        blocked: Collection[int] = (),
         on: Host | None = None,
     ) -> None:
-        """`on`: a host of a cluster (support/cluster.py), by default this machine."""
+        """`blocked`: signals under a mask of the parent's. `on`: a host of a cluster (support/cluster.py), by default this machine."""
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self._temporary = directory / "tmp"
         self._temporary.mkdir(exist_ok=True)
@@ -93,6 +94,12 @@ class Job:
         flat = [word for argument in arguments for word in ([argument] if isinstance(argument, str) else argument)]
         name, _, value = self.mark.partition("=")
         path = os.pathsep.join(filter(None, sys.path))
+
+        def as_the_parent() -> None:
+            # The suite may itself run under nohup, which the launcher would honour.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+
         self._began = time.monotonic()
         command = [sys.executable, "-m", "horovod.launcher", *flat]
         self.process = subprocess.Popen(
@@ -103,8 +110,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            # The suite may itself run under nohup, which the launcher would honour.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL),
+            preexec_fn=as_the_parent,
         )
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._lines: dict[str, queue.Queue[str]] = {stream: queue.Queue() for stream in self._text}

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from horovod.launcher import agents
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.agents import AgentGroup
 from horovod.launcher.job import Job
@@ -49,3 +53,24 @@ def test_nothing_is_left_of_the_agent_of_a_host_that_is_not_ready(tmp_path: Path
         assert "no-such-command" in (watcher.problems[-1] or "")
         assert not group.links and not selector.get_map() and not agent.is_open
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_only_so_many_agents_start_at_a_time_however_their_hosts_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elastic jobs call each host alone."""
+    monkeypatch.setattr(agents, "_STARTING_AT_A_TIME", 2)
+    watcher, selector = Watcher(), selectors.DefaultSelector()
+    job = Job(["no-such-command"], [], str(tmp_path), dict(os.environ))
+    rendezvous = SimpleNamespace(address="127.0.0.1", port=1)
+    group = watcher.group = AgentGroup(job, selector, watcher, b"secret", rendezvous, [])
+    for number in range(4):
+        group.call([f"localhost.{number}"])
+        assert len(group.links) <= 2
+    until = time.monotonic() + 60
+    while len(watcher.problems) < 4:
+        assert time.monotonic() < until
+        for key, _ in selector.select(1.0):
+            key.data()
+        assert len(group.links) <= 2
+    assert group.all_are_done()

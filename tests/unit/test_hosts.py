@@ -23,12 +23,20 @@ from horovod.launcher.hosts import (
 from horovod.launcher.lines import MAX_LINE_BYTES, line
 
 
+@pytest.mark.parametrize("entry", ["[::1]:2", "::1", "fe80::1:2"])
+def test_an_ipv6_address_gets_its_own_hint(entry: str) -> None:
+    with pytest.raises(HostsError, match="is not a host\nhint: hosts are reached by IPv4 only"):
+        parse_hosts(entry)
+    with pytest.raises(HostsError, match="is not a host\nhint: hosts are reached by IPv4 only"):
+        parse_hostfile(f"{entry} slots=2", "nodes")
+
+
 def test_hosts_are_read_in_order() -> None:
     assert parse_hosts("a:1, b-2.c:16") == [Host("a", 1), Host("b-2.c", 16)]
     assert parse_hosts("a,b:2") == [Host("a", 1), Host("b", 2)]
 
 
-@pytest.mark.parametrize("text", ["a:", ":2", "a:0", "a:-1", "a:2;b:2", "[::1]:2", "a b:2", "a:2:3", "@b:2"])
+@pytest.mark.parametrize("text", ["a:", ":2", "a:0", "a:-1", "a:2;b:2", "a b:2", "a:2:3", "@b:2"])
 def test_what_is_no_host_is_quoted(text: str) -> None:
     with pytest.raises(HostsError, match="is not a host\nhint: write name:slots"):
         parse_hosts(text)
@@ -76,7 +84,7 @@ def test_repeated_names_of_a_hostfile_add_up_as_batch_systems_write_them() -> No
 
 @pytest.mark.parametrize(
     "line",
-    ["a slots=", "a slots=0", "a:0", "a b", "a slots=2 b", "a:2:3", "-oProxyCommand=x", "[::1]:2", "a max_slots=2"],
+    ["a slots=", "a slots=0", "a:0", "a b", "a slots=2 b", "a:2:3", "-oProxyCommand=x", "a max_slots=2"],
 )
 def test_a_line_that_is_no_host_is_quoted_with_its_number(line: str) -> None:
     with pytest.raises(HostsError, match="nodes, line 2: .* is not a host\nhint: write a line for each host"):

@@ -30,7 +30,7 @@ ALLOWED = {
     "common": {"core", "elastic"},
     "runner": {"core", "elastic", "launcher"},
     "bench": {"horovod", "core", "launcher", "torch"},
-    "caffe": {"horovod", "core", "torch"},
+    "caffe": {"horovod", "core", "launcher", "torch"},
 }
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
 BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}

@@ -31,6 +31,44 @@ def test_a_line_is_shown_as_soon_as_it_is_whole() -> None:
     assert prefixer.feed("\r") == ["|20%\r"]
 
 
+def test_an_unended_line_is_shown_after_a_moment_and_never_mixed_with_another_ranks() -> None:
+    terminal = io.BytesIO()
+    outputs = Outputs(2, {"stdout": terminal, "stderr": terminal})
+
+    def shown() -> str:
+        text = terminal.getvalue().decode()
+        terminal.seek(0)
+        terminal.truncate()
+        return text
+
+    def later() -> None:
+        due = outputs.next_time()
+        assert due is not None
+        outputs.show_unended(due)
+
+    outputs.write(0, "stdout", "loading ... ")
+    assert shown() == "" and outputs.next_time() is not None
+    later()
+    assert shown() == "[0]<stdout>:loading ... " and outputs.next_time() is None
+    outputs.write(0, "stdout", "done\nnext")
+    later()
+    assert shown() == "done\n[0]<stdout>:next"
+    outputs.write(1, "stderr", "a line\nbegun")
+    outputs.write(0, "stdout", "\n")  # its end is there already
+    later()
+    assert shown() == "\n[1]<stderr>:a line\n[1]<stderr>:begun"
+    outputs.end_line("stderr")  # for horovodrun's own words
+    outputs.write(1, "stderr", " and ended\n")
+    outputs.write(0, "stdout", "10%\r20%\r")
+    assert shown() == "\n[1]<stderr>: and ended\n[0]<stdout>:10%\r[0]<stdout>:20%\r"
+    outputs.write(1, "stdout", "x\n")
+    outputs.write(0, "stdout", "\nlast")
+    assert shown() == "\n[1]<stdout>:x\n"
+    later()
+    outputs.end(0, "stdout")
+    assert shown() == "[0]<stdout>:last\n"
+
+
 def test_an_endless_line_is_broken() -> None:
     prefixer = Prefixer("|")
     assert [len(line) for line in prefixer.feed("x" * 150_000)] == [65538, 65538]

@@ -37,7 +37,6 @@ OLD_PLACES = [
     "horovod.runner",
     "horovod.runner.elastic",
     "horovod.runner.elastic.worker",
-    "horovod.runner.launch",
     "horovod.tensorflow.functions",
     "horovod.tensorflow.mpi_ops",
     "horovod.torch.elastic.sampler",
@@ -50,12 +49,14 @@ OLD_PLACES_WITH_CODE = [
     "horovod._keras.elastic",
     "horovod.common.basics",
     "horovod.common.util",
+    "horovod.runner.__main__",
     "horovod.runner.elastic.constants",
     "horovod.runner.elastic.discovery",
     "horovod.runner.elastic.driver",
     "horovod.runner.elastic.registration",
     "horovod.runner.elastic.rendezvous",
     "horovod.runner.elastic.settings",
+    "horovod.runner.launch",
 ]
 
 

@@ -11,6 +11,7 @@ import sys
 from horovod.bench import allreduce, gradients, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
 from horovod.core.settings import Settings
+from horovod.launcher.placement.base import python_command
 
 _RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "strategies": strategies.run}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -63,8 +64,8 @@ def main() -> int:
 
 
 def _started_by_horovodrun(count: int) -> int:
-    command = [sys.executable, "-m", "horovod.launcher", "-np", str(count)]
-    command += [sys.executable, "-m", "horovod.bench", *sys.argv[1:]]
+    command = [*python_command("horovod.launcher"), "-np", str(count)]
+    command += [*python_command("horovod.bench"), *sys.argv[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:

@@ -203,3 +203,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "time": time_command,
     "device_query": device_query,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
 from horovod.core.settings import current_environment
+from horovod.launcher.placement.base import python_command
 
 __all__ = ["command_of", "main"]
 
@@ -141,11 +142,22 @@ def environment_for_ranks(options: argparse.Namespace) -> dict[str, str]:
     return {**pinned, **current_environment(), "OMP_NUM_THREADS": str(threads)}
 
 
+def _by_path(command: Sequence[str]) -> list[str]:
+    """The command with each `python -m horovod.X` in a form that runs no file of the working directory."""
+    words = list(command)
+    for at in reversed([at for at, word in enumerate(words) if word == sys.executable]):
+        if words[at + 1 : at + 2] == ["-m"] and words[at + 2].startswith("horovod."):
+            words[at : at + 3] = python_command(words[at + 2])
+    return words
+
+
 def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
     """Runs the command; shows and keeps what it prints."""
     with (
         log.open("ab") as file,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            _by_path(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

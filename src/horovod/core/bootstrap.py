@@ -85,6 +85,7 @@ def connect(
     job = None
     started = starters.started_by(settings, comm)
     if started is not None and started.size > 1:
+        starters.end_with_launcher(settings)
         job = join(started, settings, time.monotonic() + settings.start_timeout_s, comm)
     elif started is not None or not settings.rendezvous_address:
         world = _alone(settings, next(_alone_generations), meant=started is not None)

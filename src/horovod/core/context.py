@@ -222,9 +222,9 @@ class Context:
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
 
-    def abort(self, text: str) -> None:
+    def abort(self, text: str, failed_rank: int = -1) -> None:
         """Ends the generation: whatever waits in it fails with its first cause, or this text. From any thread."""
-        self.library.hvd_abort(self.pointer, -1, text.encode(errors="backslashreplace"))
+        self.library.hvd_abort(self.pointer, failed_rank, text.encode(errors="backslashreplace"))
 
     def __del__(self) -> None:
         # Operations keep their context alive, so nobody else can be inside a call here.

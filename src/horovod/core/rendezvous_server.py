@@ -116,6 +116,15 @@ class RendezvousServer:
             record = self._store.get(f"failure/{self._store.generation}")
         return record if isinstance(record, dict) else None
 
+    def rejoined(self, size: int) -> dict[str, Any] | None:
+        """The recorded cause of the generation before, if it is a rank that left it and has begun a new one alone."""
+        with self._lock:
+            record = self._store.get(f"failure/{self._store.generation - 1}")
+            entered = self._store.entered()
+        if not isinstance(record, dict) or record.get("code") != "RANK_LEFT" or len(entered) == size:
+            return None
+        return record if record.get("rank") in entered else None
+
     def entered(self) -> list[int]:
         """The ranks that have entered the newest generation, in order."""
         with self._lock:

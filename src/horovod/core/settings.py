@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
-Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and
-elastic_settings.py, a part of the table.
+Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and parts of the
+table: elastic_settings.py and end_settings.py.
 
 This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
 for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
@@ -22,6 +22,7 @@ from typing import Any
 
 from horovod.core import setting_kinds as kinds
 from horovod.core.elastic_settings import ElasticSettings
+from horovod.core.end_settings import EndSettings
 from horovod.core.setting_kinds import Row, SettingError, parse_flag, parsed, setting, spelled
 
 __all__ = [
@@ -44,7 +45,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ElasticSettings):
+class Settings(EndSettings, ElasticSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning
@@ -231,13 +232,6 @@ class Settings(ElasticSettings):
         5.0,
         "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
         "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
-    )
-    termination_grace_s: float = setting(
-        "HOROVOD_TERMINATION_GRACE_SECONDS",
-        kinds.number(0),
-        3.0,
-        "How long the ranks may take to end after SIGTERM before they get SIGKILL, in seconds.",
-        flag="--termination-grace-seconds",
     )
     fault_point: str = setting(
         "HOROVOD_FAULT_POINT",

@@ -35,6 +35,7 @@ from horovod import __version__
 from horovod.core.secret import SecretFile
 from horovod.core.settings import current_environment, environment_of
 from horovod.launcher import processes
+from horovod.launcher.command import start_rank
 from horovod.launcher.hosts import unpacked
 from horovod.launcher.lines import GREETING, LineError, LineReader, line
 from horovod.launcher.memory import UNKNOWN, KillCounter
@@ -47,6 +48,8 @@ _LAUNCHER_LOOK_S = 0.5  # how often the launcher's state is looked at, and a sil
 _ALIVE_S = 1.0  # how often the launcher hears from this agent, whatever the ranks do
 _RENEW_S = 3.0  # how long a launcher whose line has broken may be out of reach
 _RENEW_EVERY_S = 0.2
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _DRAIN_S = 2.0  # for a stream that a process outside the job holds open
 
 
@@ -104,10 +107,12 @@ class Agent:
         self._directory = ""
 
     def run(self) -> None:
+        processes.take_signals()
         processes.become_subreaper()
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        heeded = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in (signal.SIGCHLD, *ENDING, *heeded):
             signal.signal(number, lambda *_: None)  # the byte in the wake-up pipe is what counts
         for descriptor in (self._orders, self._events):
             os.set_blocking(descriptor, False)
@@ -118,6 +123,7 @@ class Agent:
         while not self._finished():
             for key, _ in self._selector.select(self._timeout()):
                 key.data(key.fd)
+            self._reap()  # whether or not SIGCHLD has come
             self._follow_launcher()
             self._renew_line()
             self._preparation.ask()
@@ -162,6 +168,9 @@ class Agent:
             return
         if not data:
             self._selector.unregister(descriptor)
+            if self._keeper is not None and os.getppid() != self._launcher:
+                self._is_told_to_end(signal.SIGTERM)  # sshd has closed the pipe, because the keeper is gone
+                return
             self._launcher_gone = True  # it does not close the pipe before it has ended this process, or heard `done`
             self._end_without_launcher()
             return
@@ -190,6 +199,9 @@ class Agent:
             case "kill":
                 self._begin_end()
                 self._kill_at = time.monotonic()
+            case "signal":
+                for pid in self._ranks:
+                    os.kill(pid, order["number"])
             case "suspend":
                 self._suspend()
                 self._tell(event="suspended")
@@ -243,6 +255,9 @@ class Agent:
     def _follow_launcher(self) -> None:
         if self._ending or self._launcher_gone:
             return
+        if os.getppid() != self._launcher and self._keeper is None:  # though another process may hold the pipe open
+            self._lose_launcher()
+            return
         if self._suspended and time.monotonic() >= self._stop_again_at:
             self._suspend()  # a process that was being forked while the others were stopped
         stopped = processes.state(self._launcher) == "T"
@@ -285,16 +300,8 @@ class Agent:
 
     def _start_rank(self, rank: int, identity: dict[str, str]) -> None:
         try:
-            process = subprocess.Popen(
-                self._common["command"],
-                env={**self._common["environment"], **identity},
-                cwd=self._common["directory"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=processes.die_with_parent(),
-            )
+            environment = {**self._common["environment"], **identity}
+            process = start_rank(self._common["command"], environment, self._common["directory"])
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="not started", rank=rank, error=str(error))
             if not self._stays:
@@ -335,9 +342,18 @@ class Agent:
                 self._on_output(descriptor)
 
     def _on_signal(self, descriptor: int) -> None:
-        numbers = _read(descriptor) or b""
-        if {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} & set(numbers):
+        for number in _read(descriptor) or b"":
+            if number in PASSED_ON:  # the launcher passes it on to the ranks of all hosts
+                self._tell(event="signalled", number=number)
+            elif number in ENDING:
+                self._is_told_to_end(number)
+
+    def _is_told_to_end(self, number: int) -> None:
+        if not self._ending:
+            self._tell(event="told to end", number=number, alone=os.getppid() != self._launcher)
             self._begin_end()
+
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)

@@ -88,8 +88,7 @@ class AgentGroup:
         call = RollCall(hosts, self._addresses)
         self._calls.update(dict.fromkeys(hosts, call))
         self._left.extend(hosts)
-        for _ in range(min(_STARTING_AT_A_TIME, len(self._left))):
-            self._start_next()
+        self._start_next()
 
     def all_are_done(self) -> bool:
         return not self._left and all(agent.done for agent in self.links)
@@ -125,9 +124,9 @@ class AgentGroup:
         if agent in self.links:
             self.links.remove(agent)
 
-    def order_all(self, name: str) -> None:
+    def order_all(self, name: str, **fields: Any) -> None:
         for agent in self.links:
-            self.order(agent, name)
+            self.order(agent, name, **fields)
 
     def order(self, agent: AgentLink, name: str, **fields: Any) -> None:
         if not agent.order(name, **fields) and agent.orders not in self._selector.get_map():
@@ -187,11 +186,12 @@ class AgentGroup:
         return self._calls[agent.host].is_awaited(agent.host) and not agent.done and not agent.started
 
     def _start_next(self) -> None:
-        """The next host's agent. A host for which none can be started has answered."""
-        while self._left and not self._start_agent(self._left.popleft()):
-            pass
+        """The agents of the next hosts, if not too many are about to start, whoever has called them."""
+        while self._left and len(self._awaited()) < _STARTING_AT_A_TIME:
+            self._start_agent(self._left.popleft())
 
-    def _start_agent(self, host: str) -> bool:
+    def _start_agent(self, host: str) -> None:
+        """A host for which none can be started has answered."""
         placement = placement_for(host, self._job.placement)
         assert placement is not None, host  # the command line was checked
         ranks = [one for one in self._job.ranks if one.hostname == host]
@@ -201,12 +201,11 @@ class AgentGroup:
             hint = f"is {placement.name} installed here?" if isinstance(error, FileNotFoundError) else ""
             self._calls[host].fails(host, f"got no agent: {error}", hint)
             self._end_call(host)
-            return False
+            return
         self.links.append(agent)
         self._selector.register(agent.events, selectors.EVENT_READ, lambda: self._on_events(agent))
         if agent.words is not None:
             self._selector.register(agent.words, selectors.EVENT_READ, lambda: self._on_words(agent))
-        return True
 
     def _flush(self, agent: AgentLink) -> None:
         if agent.is_open and agent.flush():
@@ -295,7 +294,7 @@ class AgentGroup:
             controller="gloo",
             cpu_operations="gloo",
         )
-        elsewhere = OF_THIS_MACHINE if agent.remote else set()
+        elsewhere = OF_THIS_MACHINE - set(job.assigned) if agent.remote else set()
         environment = {name: value for name, value in job.environment.items() if name not in elsewhere}
         return {
             "command": job.command,

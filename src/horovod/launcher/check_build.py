@@ -6,13 +6,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.communicators import Communicator, all_communicators
 from horovod.core.gpus import why_no_nccl
 from horovod.core.settings import current_environment
+from horovod.launcher.placement.base import import_command
 from horovod.launcher.processes import signal_name
 
 __all__ = ["check_build"]
@@ -96,10 +96,9 @@ def _find(module: str, framework: str) -> _Found:
 
 def _tried(module: str, framework: str, **env: str) -> _Found:
     """In a process of its own: a framework that crashes or prints a lot does not harm horovodrun."""
-    command = [sys.executable, "-c", f"import {module}, {framework}; print({framework}.__version__)"]
     try:
         done = subprocess.run(
-            command,
+            import_command(module, f"import {framework}; print({framework}.__version__)"),
             env={**current_environment(), **env},
             capture_output=True,
             text=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from horovod.core.exceptions import NativeCoreError, StartError, text_of
 from horovod.core.network import interface_address, own_addresses
+from horovod.launcher.command import why_no_interpreter
 from horovod.launcher.hosts import is_local
 from horovod.launcher.output import prepare_directory
 from horovod.launcher.usage import UsageError
@@ -88,7 +89,11 @@ def check_identity_file(name: str | None) -> None:
 
 def check_command(command: str, environment: Mapping[str, str]) -> None:
     path = environment.get("PATH", os.defpath)
-    if shutil.which(command, path=path) is not None:
+    found = shutil.which(command, path=path)
+    if found is not None:
+        why, hint = why_no_interpreter(found)
+        if why:
+            raise UsageError(f"{why}\nhint: {hint}", 126)
         return
     if os.path.isfile(command):
         hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""

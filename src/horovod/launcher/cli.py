@@ -14,7 +14,7 @@ from typing import Any
 from horovod import __version__
 from horovod.core import explanations
 from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
-from horovod.launcher import checks, supervise
+from horovod.launcher import checks, processes, supervise
 from horovod.launcher.config_file import ConfigFile, read_config_file
 from horovod.launcher.flags import is_elastic, parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
@@ -42,6 +42,7 @@ def main(
 
     `secret`: the job's, if the caller has to know it. `keep` gets how the job ends, or why it does not begin.
     """
+    processes.take_signals()
     _occupy_standard_streams()
     environment = current_environment()
     try:
@@ -57,14 +58,21 @@ def main(
         plan = _Plan(options, environment)
         ready = plan.ready()
     except _ERRORS as error:
-        print(f"horovodrun: {error}", file=sys.stderr)
-        keep(Conclusion(f"horovodrun: {error}"))
-        return error.exit_code if isinstance(error, UsageError) else 2
+        return _refused(error, keep)
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
     if isinstance(ready, ForeignCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
-    return supervise.run(ready, secret, keep)
+    try:
+        return supervise.run(ready, secret, keep)
+    except UsageError as error:
+        return _refused(error, keep)
+
+
+def _refused(error: Exception, keep: Keep) -> int:
+    print(f"horovodrun: {error}", file=sys.stderr)
+    keep(Conclusion(f"horovodrun: {error}"))
+    return error.exit_code if isinstance(error, UsageError) else 2
 
 
 def check(arguments: Sequence[str]) -> Job | ForeignCommand:
@@ -173,7 +181,7 @@ class _Plan:
         if elastic:
             checks.check_not_by_mpi(settings.transport)
         checks.check_transport(settings.transport)
-        checks.check_command(options.command[0], self._environment)
+        checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
         if elastic:
             from horovod.launcher.elastic_plan import elastic_plan  # other jobs start earlier without it
@@ -182,6 +190,12 @@ class _Plan:
         assert hosts is not None
         if self._controller == "gloo":
             return self._job(hosts, directory)
+        if options.assigned:
+            options.command = [
+                "env",
+                *(f"{name}={value}" for name, value in options.assigned.items()),
+                *options.command,
+            ]
         return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
     def _chosen_controller(self) -> str:
@@ -219,7 +233,8 @@ class _Plan:
             command=options.command,
             ranks=ranks,
             directory=directory,
-            environment=self._job_environment(),
+            environment={**self._job_environment(), **options.assigned},
+            assigned=options.assigned,
             placement=PlacementOptions(options.ssh_port, options.ssh_identity_file, start_with),
             start_timeout_s=settings.start_timeout_s,
             termination_grace_s=settings.termination_grace_s,
@@ -241,3 +256,7 @@ def _words(hosts: HostList) -> tuple[str, ...]:
     if not all(is_local(host.name) for host in hosts.hosts):
         notes.append(f"other hosts are reached by {hosts.start_with}")
     return tuple(notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

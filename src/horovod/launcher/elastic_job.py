@@ -257,6 +257,15 @@ class ElasticJob(Supervision):
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         self._lose_host(agent, why)
 
+    def on_agent_told(self, agent: AgentLink, how: str, number: int) -> None:
+        """Its workers end in order, and nothing new is started there."""
+        if self.asked:
+            return
+        for one in self._processes.values():
+            if one.agent is agent and not one.why_killed:
+                one.why_killed = f"was lost with its host: the agent there {how}"
+        self._forget_host(agent, how)
+
     def on_silence(self, agent: AgentLink, why: str) -> None:
         self._lose_host(agent, why)
 
@@ -267,14 +276,19 @@ class ElasticJob(Supervision):
         else:
             self.agents.abandon(agent)  # what it has left is ended and removed at the end
         why = why or how_it_ended(agent)
-        if agent.host in self._hosts:
-            self._hosts[agent.host].is_ready = False
         if self.asked:
             return
         ended_at = time.monotonic() + (_FENCE_S if agent.remote and self._has_root(agent.host) else 0.0)
         for one in [one for one in self._processes.values() if one.agent is agent]:
             del self._processes[one.worker.number]
-            self._fenced.append((ended_at, one.worker.number, f"was lost with its host: the agent there {why}"))
+            how = one.why_killed or f"was lost with its host: the agent there {why}"
+            self._fenced.append((ended_at, one.worker.number, how))
+        if agent.host not in self._hosts or self._hosts[agent.host].is_ready:  # else it was told to end a moment ago
+            self._forget_host(agent, why)
+
+    def _forget_host(self, agent: AgentLink, why: str) -> None:
+        if agent.host in self._hosts:
+            self._hosts[agent.host].is_ready = False
         self.warn(f"host {agent.host} was lost: its agent {why}{self._after_loss(agent.host)}")
         self._list_hosts()
 

@@ -24,6 +24,7 @@ from horovod.launcher.processes import shell_code, signal_name
 
 __all__ = [
     "LATE",
+    "REJOINED",
     "Cause",
     "Line",
     "RankExit",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 LATE = "start-timeout"  # the code of a record of ranks that have not called init in time
+
+REJOINED = "rejoined"  # of a record of a rank that has called shutdown and init while others waited for it
 
 # A rank that a signal ended has not explained itself: older lines of its stderr are not about its end.
 _RECENT_S = 2.0
@@ -60,7 +63,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGILL: "native code was built for another processor",
 }
 
-_KINDS = ("RANK_LEFT", "ABORTED", LATE)
+_KINDS = ("RANK_LEFT", "ABORTED", LATE, REJOINED)
 _EQUAL_STEPS = "all ranks must make the same number of steps and collective calls"
 
 _FRAME = re.compile(r'  File ".*", line \d+')
@@ -123,8 +126,8 @@ class Cause:
     """`record`: what the ranks themselves say of it, may be empty.
 
     `stopped_by`: a signal that stopped the rank, which has not been continued. `kind`: what the ranks call it, if not a
-    loss: RANK_LEFT; ABORTED if they gave up waiting for it, at the stall limit for example, although it may be alive;
-    LATE if it has not called init in time.
+    loss: RANK_LEFT; REJOINED; ABORTED if they gave up waiting for it, at the stall limit for example, although it may
+    be alive; LATE if it has not called init in time.
     """
 
     rank: int
@@ -216,6 +219,9 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
     if cause.stopped_by and (own is None or own.asked):
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
+    if cause.kind == REJOINED:
+        hint = "shutdown and init are for all ranks, after the same calls"
+        return "called shutdown() and init() while other ranks still waited for it", hint, RankLeftError.code
     if own is None or own.asked:
         if cause.kind == "RANK_LEFT":
             return "shut down while other ranks still waited for it, and was ended", _EQUAL_STEPS, RankLeftError.code

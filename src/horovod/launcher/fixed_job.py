@@ -18,6 +18,7 @@ from horovod.launcher import processes
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.failure import (
     LATE,
+    REJOINED,
     Cause,
     RankExit,
     describe_end,
@@ -80,6 +81,13 @@ class FixedJob(Supervision):
         elif agent.remote or len(self.agents.links) > 1:
             self._lose_host(agent, why)
 
+    def on_agent_told(self, agent: AgentLink, how: str, number: int) -> None:
+        if self._agent_lost is None and not self.asked:
+            why = f"the agent that holds the ranks of host {agent.host} {how}; all ranks have been ended"
+            hint = "\nhint: a batch system does so at its time limit, for example"
+            self._agent_lost = (why + hint, 128 + number)
+        self.terminate()
+
     def on_silence(self, agent: AgentLink, why: str) -> None:
         if agent.remote:
             self._lose_host(agent, why)
@@ -138,6 +146,8 @@ class FixedJob(Supervision):
     def _lose_host(self, agent: AgentLink, why: str) -> None:
         """One of several hosts can do nothing more. The ranks of the others get a moment to say what they lack."""
         self.agents.abandon(agent)
+        if self._agent_lost is not None:
+            return  # which is why
         why = why or how_it_ended(agent)
         self._hosts_lost[agent.host] = why
         ended = {one.rank for one in self._exits}
@@ -192,6 +202,9 @@ class FixedJob(Supervision):
     def _failed_end(self) -> int | None:
         stopped = {rank: one.number for rank, one in self._stopped.items()}
         record = self.server.failure()
+        rejoined = self.server.rejoined(len(self.job.ranks))
+        if rejoined is not None:
+            record = {**rejoined, "code": REJOINED}
         if record is not None and record.get("rank") not in range(-1, len(self.job.ranks)):
             record = None  # not of this job's world: it would name nobody
         record = self._or_late_rank(record)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.core.settings import Row, SettingError, parse_flag, rows
+from horovod.launcher.command import assignments
 from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
@@ -33,7 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     flags_of_horovodrun = parser()
     flags, command = _split(flags_of_horovodrun, arguments)
     options = flags_of_horovodrun.parse_args(flags)
-    options.command = command[1:] if command[:1] == ["--"] else command
+    options.assigned, options.command = assignments(command[1:] if command[:1] == ["--"] else command)
     return options
 
 

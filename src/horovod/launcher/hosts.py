@@ -115,6 +115,8 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
 
 def _hint(entry: str, usual: str) -> str:
     """What to write instead of an entry that is not a host."""
+    if "[" in entry or "::" in entry or entry.count(":") > 3:
+        return "hosts are reached by IPv4 only: write the host's name, or its IPv4 address, instead of an IPv6 address"
     found = _USER.fullmatch(entry)
     if found is None:
         return usual

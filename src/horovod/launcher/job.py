@@ -53,6 +53,7 @@ class Job:
     ranks: list[RankIdentity]  # none in an elastic job
     directory: str  # in which the ranks start, on every host
     environment: dict[str, str]  # what the ranks get besides their identity
+    assigned: dict[str, str] = dataclasses.field(default_factory=dict)  # in front of the command, for all hosts
     policy: EndPolicy = dataclasses.field(default_factory=EndTheJob)
     placement: PlacementOptions = dataclasses.field(default_factory=PlacementOptions)
     start_timeout_s: float = 30.0  # how long a host may take until its agent is ready

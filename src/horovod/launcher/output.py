@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' output: line by line to the terminal with the rank in front, and unchanged into files if asked for."""
+"""The ranks' output: line by line to the terminal with the rank in front, and unchanged into files if asked for.
+
+A line without an end, such as a prompt, is shown after a moment. If another rank writes then, the line is broken.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +22,7 @@ __all__ = ["OutputError", "Outputs", "Prefixer", "prepare_directory"]
 
 _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
+_UNENDED_S = 0.2  # until the beginning of a line is shown: most lines are whole by then
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -29,7 +34,10 @@ class Prefixer:
         self._rank_prefix = prefix
         self._stamp = stamp
         self._partial = ""
+        self._shown = 0  # characters of it that are on the terminal
+        self._is_open = False  # what is shown of it is the terminal's last line
         self._after_return = False
+        self._is_broken = False  # after a carriage return, a newline has been written for another stream
 
     @property
     def _prefix(self) -> str:
@@ -41,25 +49,48 @@ class Prefixer:
         if self._after_return and text:
             self._after_return = False
             if text.startswith("\n"):
-                lines.append("\n")  # the second half of a \r\n whose line has been shown
+                lines += [] if self._is_broken else ["\n"]  # the second half of a \r\n whose line has been shown
                 text = text[1:]
+            self._is_broken = False
         whole = self._partial + text
         end = 0
         for match in _LINE_END.finditer(whole):
-            lines.append(self._prefix + whole[end : match.end()])
+            lines.append(self._rest(whole[end : match.end()]))
             end = match.end()
         self._partial = whole[end:]
         if text:
             self._after_return = whole.endswith("\r")
         while len(self._partial) > _LINE_CHARACTERS:
-            lines.append(self._prefix + self._partial[:_LINE_CHARACTERS] + "\n")
+            lines.append(self._rest(self._partial[:_LINE_CHARACTERS] + "\n"))
             self._partial = self._partial[_LINE_CHARACTERS:]
         return lines
 
     def finish(self) -> list[str]:
         """Returns the text after the last newline, as a line."""
         partial, self._partial = self._partial, ""
-        return [f"{self._prefix}{partial}\n"] if partial else []
+        return [self._rest(f"{partial}\n")] if partial else []
+
+    @property
+    def has_unshown(self) -> bool:
+        return len(self._partial) > self._shown
+
+    def show(self) -> str:
+        """The text after the last line end, as far as it is not shown yet."""
+        begin = "" if self._is_open else self._prefix
+        shown, self._shown, self._is_open = self._shown, len(self._partial), True
+        return begin + self._partial[shown:]
+
+    def interrupt(self) -> None:
+        """Another stream has ended the terminal's last line, which was of this one."""
+        self._is_open = False
+        self._is_broken = self._after_return
+
+    def _rest(self, line: str) -> str:
+        """A whole line with the prefix, or what is missing of one that is shown in part."""
+        shown, is_open, self._shown, self._is_open = self._shown, self._is_open, 0, False
+        if shown and not is_open and not line[shown:].strip("\r\n"):
+            return ""  # it was ended for another stream
+        return ("" if is_open else self._prefix) + line[shown:]
 
 
 def prepare_directory(directory: Path, size: int) -> None:
@@ -116,6 +147,10 @@ class Outputs:
         self._tails: dict[int, collections.deque[Line]] = {}
         self._unended: dict[int, str] = {}
         self._written_s: dict[int, float] = {}
+        self._due: dict[tuple[int, str], float] = {}  # when the beginning of a line is shown
+        # Streams that go to one terminal share its last line.
+        self._terminals = {stream: _where(target) for stream, target in streams.items()}
+        self._last: dict[object, tuple[int, str]] = {}  # by terminal, whose last line has no newline yet
         self._forgotten: set[int] = set()  # ranks whose last lines nobody will ask for
         for rank in range(size):
             self.add(rank)
@@ -137,7 +172,31 @@ class Outputs:
             *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
             now = self._written_s[rank] = time.monotonic()
             self._tails[rank].extend(Line(line.rpartition("\r")[2].rstrip(), now) for line in lines if line.strip())
-        self._show(stream, self._prefixers[rank, stream].feed(text))
+        prefixer = self._prefixers[rank, stream]
+        self._show(rank, stream, "".join(prefixer.feed(text)))
+        if prefixer.has_unshown:
+            self._due[rank, stream] = time.monotonic() + _UNENDED_S
+        else:
+            self._due.pop((rank, stream), None)
+
+    def next_time(self) -> float | None:
+        """When `show_unended` has something to do."""
+        return min(self._due.values(), default=None)
+
+    def show_unended(self, now: float) -> None:
+        """Shows beginnings of lines that have waited long enough. Raises as `write`."""
+        for rank, stream in [one for one, due in self._due.items() if due <= now]:
+            del self._due[rank, stream]
+            self._show(rank, stream, self._prefixers[rank, stream].show())
+
+    def end_line(self, stream: str) -> None:
+        """Ends the last line of a terminal, before something else than a rank writes there. Raises as `write`."""
+        last = self._last.pop(self._terminals[stream], None)
+        if last is None:
+            return
+        if last in self._prefixers:
+            self._prefixers[last].interrupt()
+        self._put(stream, "\n")
 
     def end(self, rank: int, stream: str) -> None:
         """Nothing more comes of this stream: shows what has no line end, and closes the file."""
@@ -145,8 +204,9 @@ class Outputs:
         if (rank, stream) in self._file:
             self._close_file(rank, stream)
         self._drop_forgotten(rank)
+        self._due.pop((rank, stream), None)
         if prefixer is not None:
-            self._show(stream, prefixer.finish())
+            self._show(rank, stream, "".join(prefixer.finish()))
 
     def forget(self, rank: int) -> None:
         """Nobody will ask for the last lines of this rank, which has ended; its streams may go on for a moment."""
@@ -162,8 +222,9 @@ class Outputs:
 
     def close(self) -> None:
         self._close_files()
-        for (_, stream), prefixer in self._prefixers.items():
-            self._show(stream, prefixer.finish())
+        for (rank, stream), prefixer in self._prefixers.items():
+            self._show(rank, stream, "".join(prefixer.finish()))
+        self._due.clear()
 
     def _drop_forgotten(self, rank: int) -> None:
         if rank in self._forgotten and not any((rank, stream) in self._prefixers for stream in ("stdout", "stderr")):
@@ -206,9 +267,29 @@ class Outputs:
         with contextlib.suppress(OSError):
             self._file.pop((rank, stream)).close()
 
-    def _show(self, stream: str, lines: list[str]) -> None:
-        if lines:
-            target = self._streams[stream]
-            with _written_to(stream):
-                target.write("".join(lines).encode("utf-8", "surrogateescape"))
-                target.flush()
+    def _show(self, rank: int, stream: str, text: str) -> None:
+        if not text:
+            return
+        terminal = self._terminals[stream]
+        if self._last.get(terminal, (rank, stream)) != (rank, stream):
+            self.end_line(stream)
+        if text.endswith("\n"):
+            self._last.pop(terminal, None)
+        else:
+            self._last[terminal] = rank, stream
+        self._put(stream, text)
+
+    def _put(self, stream: str, text: str) -> None:
+        target = self._streams[stream]
+        with _written_to(stream):
+            target.write(text.encode("utf-8", "surrogateescape"))
+            target.flush()
+
+
+def _where(target: BinaryIO) -> object:
+    """What a stream writes to: two streams may share a terminal."""
+    try:
+        status = os.fstat(target.fileno())
+    except OSError:  # it is no file
+        return id(target)
+    return status.st_dev, status.st_ino, status.st_rdev

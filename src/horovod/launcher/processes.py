@@ -24,6 +24,7 @@ __all__ = [
     "signal_name",
     "signal_session",
     "state",
+    "take_signals",
     "why_left",
 ]
 
@@ -35,6 +36,17 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _DEAD = (b"Z", b"X")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def take_signals() -> None:
+    """Undoes what a parent may have left behind: a mask, under which signals never come, and a SIGCHLD that is ignored.
+
+    With the latter, the kernel forgets how children have ended. All other signals that are ignored stay so, as under
+    nohup; the processes that this one starts get the same.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def become_subreaper() -> None:

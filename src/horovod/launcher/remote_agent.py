@@ -3,7 +3,7 @@
 
 Here no launcher stands behind the agent to clean up after it. So a second process does, the agent's parent: it adopts
 what a killed agent leaves behind, ends it, and removes the job's folder. It also ends an agent that hangs after the
-connection to the launcher has gone.
+connection to the launcher has gone, and passes signals on to it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ class _Word:
 
 def main() -> int:
     """Returns the agent's exit code, as a shell gives it."""
+    processes.take_signals()
     processes.become_subreaper()
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        os.setpgid(0, 0)  # a signal to this group comes once, by way of the keeper
         processes.die_with_parent(signal.SIGTERM, keeper)()
         agent.main(writer)
         return 0
     os.close(writer)
+    for number in (*agent.ENDING, *agent.PASSED_ON):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os.kill(child, number))
     word = _Word(reader)
     code = _wait_for(child, word)
     for pid in processes.end_descendants(processes.UNENDED_S):

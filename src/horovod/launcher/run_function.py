@@ -135,7 +135,9 @@ def run(
     job = cli.check([*flags, python])
     plan = job.elastic if isinstance(job, Job) else None
     places = size if plan is None else _most_workers(plan)
-    task = dumps({"path": sys.path, "call": dumps((func, tuple(args), dict(kwargs or {})), "func")}, "func")
+    call = (func, tuple(args), dict(kwargs or {}))
+    parts = dict(zip(("func", "args", "kwargs"), call, strict=True))
+    task = dumps({"path": sys.path, "call": dumps(call, "func", parts)}, "func")
     with contextlib.ExitStack() as stack:
         names = ["task", *(f"result-{rank}" for rank in range(places))]
         far = _has_other_hosts(job)

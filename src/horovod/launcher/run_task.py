@@ -13,15 +13,17 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from horovod.core import raised
 from horovod.core.secret import read_secret
 from horovod.core.settings import Settings, current_environment
 from horovod.core.starters import recognise
 from horovod.elastic import session as sessions
 from horovod.launcher.exchange import ask_for_task, bring_answer
+from horovod.launcher.unpicklable import culprit
 
 __all__ = ["Answer", "dumps"]
 
@@ -38,10 +40,11 @@ class Answer:
     worker: int | None = None
 
 
-def dumps(value: Any, what: str) -> bytes:
+def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None) -> bytes:
     """Pickled by cloudpickle, which takes lambdas, local functions and classes of a script by value.
 
-    Where it is not installed, by pickle, which does not. Raises TypeError that names `what`.
+    Where it is not installed, by pickle, which does not. Raises TypeError that names `what`, and which of its `parts`,
+    and what in it, cannot be pickled.
     """
     dump: Callable[[Any], bytes] = pickle.dumps
     hint = ""
@@ -56,7 +59,9 @@ def dumps(value: Any, what: str) -> bytes:
     try:
         return dump(value)
     except Exception as error:  # pickling runs the object's own code
-        raise TypeError(f"horovod.run: {what} cannot be pickled: {error}{hint}") from error
+        where = culprit(parts or {what: value}, dump)
+        found = f" (in {where})" if where else ""
+        raise TypeError(f"horovod.run: {what} cannot be pickled: {error}{found}{hint}") from error
 
 
 class _Caller(Protocol):
@@ -155,8 +160,11 @@ def main() -> int:
     answer.time_ns = time.monotonic_ns()
     if answer.error is not None:
         print(answer.traceback, end="", file=sys.stderr)
+    error = answer.error
     answer, data = _portable(answer)
     caller.answer(answer.rank, data)
+    if error is not None:
+        raised.begin(error, settings.raised_grace_s)
     return 0 if answer.error is None else 1
 
 

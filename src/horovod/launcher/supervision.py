@@ -23,6 +23,7 @@ from typing import Any
 from horovod.core.network import interface_address, own_addresses
 from horovod.core.rendezvous_server import RendezvousServer
 from horovod.launcher import processes
+from horovod.launcher.agent import PASSED_ON
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.agents import AgentGroup
 from horovod.launcher.job import Job
@@ -31,12 +32,15 @@ from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.room import allow_open_files
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
+from horovod.launcher.usage import UsageError
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
 
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
 _UNKNOWN_HOSTS, _UNKNOWN_RANKS = 128, 512  # how many may come if nobody says so
+# The agents of a batch system's job get a signal together. It is passed on once in this time.
+_SAME_SIGNAL_S = 2.0
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
 _HELD_UP_S = 1.0
 
@@ -70,10 +74,16 @@ class Supervision:
         allow_open_files(*_most_that_come(job, hosts))
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job, hosts)
-        self.server = RendezvousServer(secret, address)
+        try:
+            self.server = RendezvousServer(secret, address)
+        except OSError as error:
+            hint = "ranks use IPv4: `ip address show lo` must have 127.0.0.1; --network-interface names another one"
+            raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
         stack.callback(self.server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        self._end_line: Callable[[str], None] = lambda _: None
         self.outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp, self.warn)
+        self._end_line = self.outputs.end_line
         self.pids: dict[int, int] = {}
         self.asked = False  # all ranks, to end
         self.done = False  # nothing more is waited for
@@ -83,6 +93,7 @@ class Supervision:
         self._at_once = False
         self._left: list[int] = []  # processes that cannot be ended
         self._suspending = False
+        self._passed_on_s: dict[int, float] = {}  # by signal, when an agent has last got it
         self._give_up_at: float | None = None
         self._looked_s = time.monotonic()
         self.selector = stack.enter_context(selectors.DefaultSelector())
@@ -100,12 +111,8 @@ class Supervision:
         while not self.done and not self.is_over():
             timeout_s = self._timeout()
             for key, _ in self.selector.select(timeout_s):
-                try:
-                    key.data()
-                except BrokenPipeError:
-                    self._nobody_reads()
-                except OutputError as error:
-                    self._cannot_write(error)
+                self._try(key.data)
+            self._try(lambda: self.outputs.show_unended(time.monotonic()))
             self._notice_own_pause(timeout_s)
             self._act_on_time()
         self._end_agents()
@@ -119,6 +126,15 @@ class Supervision:
         for stream in (sys.stdout, sys.stderr):
             discard_unwritten(stream)
         return code
+
+    def _try(self, act: Callable[[], object]) -> None:
+        """Does something that may write what the ranks have said."""
+        try:
+            act()
+        except BrokenPipeError:
+            self._nobody_reads()
+        except OutputError as error:
+            self._cannot_write(error)
 
     # for subclasses
 
@@ -140,6 +156,10 @@ class Supervision:
 
     def on_silence(self, agent: AgentLink, why: str) -> None:
         """An agent has said nothing for too long."""
+        raise NotImplementedError
+
+    def on_agent_told(self, agent: AgentLink, how: str, number: int) -> None:
+        """An agent was told to end by something outside of this job, and ends its ranks."""
         raise NotImplementedError
 
     def on_started(self, agent: AgentLink, rank: int, pid: int) -> None:
@@ -214,6 +234,13 @@ class Supervision:
                 self.on_stop(agent, event["rank"], event["pid"], event["signal"])
             case "continued":
                 self.on_continued(event["rank"])
+            case "signalled":
+                now, number = time.monotonic(), event["number"]
+                if now - self._passed_on_s.get(number, -_SAME_SIGNAL_S) >= _SAME_SIGNAL_S:
+                    self._passed_on_s[number] = now
+                    self._pass_on(number)
+            case "told to end":
+                self.on_agent_told(agent, _who_told(agent, event["number"], event["alone"]), event["number"])
             case "suspended":
                 agent.suspended = True
                 self._suspend_if_all_are()
@@ -234,12 +261,18 @@ class Supervision:
                 if not self._suspending:  # else the second answer would suspend once more
                     self._suspending = True
                     self.agents.order_all("suspend")
+            elif number in PASSED_ON:
+                self._pass_on(number)
             elif self._interrupted is None:
                 self._interrupted = number
                 self.terminate()
                 self.warn(f"{processes.signal_name(number)}: ending all ranks")
             elif number != signal.SIGHUP:  # a terminal that is closed may tell so twice
                 self._end_at_once()
+
+    def _pass_on(self, number: int) -> None:
+        self.say(f"{processes.signal_name(number)} is sent to all ranks")
+        self.agents.order_all("signal", number=number)
 
     def _end_at_once(self) -> None:
         """Asked twice: nothing gets any more time. Asked three times: nobody waits for other machines either."""
@@ -275,6 +308,7 @@ class Supervision:
 
     def _timeout(self) -> float | None:
         times = [*self.times(), *self.agents.next_look()]
+        times += [at] if (at := self.outputs.next_time()) is not None else []
         if self._give_up_at is not None:
             times.append(self._give_up_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -347,8 +381,16 @@ class Supervision:
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
+            self._end_line("stderr")
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
+
+
+def _who_told(agent: AgentLink, number: int, alone: bool) -> str:
+    """In words, behind the name of an agent. `alone`: its parent, which sends SIGTERM with its own end, is gone."""
+    if alone and agent.remote:
+        return "was ended, because the process that keeps it there was killed"
+    return f"was sent {processes.signal_name(number)} by something outside this job"
 
 
 def _most_that_come(job: Job, hosts: list[str] | None) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from typing import TextIO
 
 __all__ = ["discard", "discard_unwritten", "signals_as_bytes"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (*_ENDING, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def signals_as_bytes() -> Iterator[int]:
     def on_signal(number: int, _: object) -> None:
         # The byte in the pipe is what counts. But nobody may read our output any more, and then the loop that reads the
         # pipe is stuck in a write: the second request gives the output up, and the write returns.
-        if number == signal.SIGTSTP or (number == signal.SIGHUP and number in asked):  # a terminal's end may come twice
+        if number not in _ENDING or (number == signal.SIGHUP and number in asked):  # a terminal's end may come twice
             return
         asked.append(number)
         if len(asked) > 1:

@@ -7,6 +7,7 @@ and mpirun's processes on other hosts see the variables of the srun that carried
     job.py       the ranks find each other: rank 0 runs the rendezvous, the others get its address
     mpi.py       ... through mpi4py
     folder.py    ... through a file in a folder that all hosts share
+    orphans.py   what becomes of a rank whose launcher was killed
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.core.settings import Settings
-from horovod.core.starters import hydra, open_mpi, slurm, torchrun
+from horovod.core.starters import hydra, open_mpi, orphans, slurm, torchrun
 from horovod.core.starters.base import Environment, Started
 from horovod.core.wording import counted
 
-__all__ = ["STARTERS", "Started", "announced_world", "recognise", "started_by", "world_size"]
+__all__ = ["STARTERS", "Started", "announced_world", "end_with_launcher", "recognise", "started_by", "world_size"]
 
 STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
 
@@ -57,6 +58,13 @@ def started_by(settings: Settings, comm: Any) -> Started | None:
     if settings.rendezvous_address or settings.size == 1:
         return None
     return recognise(settings.launch_environment)
+
+
+def end_with_launcher(settings: Settings) -> None:
+    """From now on, this rank ends if what has started it is killed, unless horovodrun sees to that."""
+    started = recognise(settings.launch_environment)
+    if settings.end_with_launcher and started is not None:
+        orphans.watch(started, recognise, settings.termination_grace_s)
 
 
 def world_size(environment: Environment) -> int:
