@@ -351,6 +351,10 @@ int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_st
   return code;
 }
 
+int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_t nhandles, hvd_status* status) {
+  return guarded(status, [&] { return context->engine->declare_blocked({handles, nhandles}); });
+}
+
 int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
   return guarded(status, [&] { return context->engine->poll(handle); });
 }

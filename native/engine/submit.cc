@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: checks, names, the fast submission (one addition in shared memory), the slow one, and
 // the wait.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <span>
@@ -270,6 +271,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
     if (before != waiter_ && before != std::thread::id()) has_several_waiters_ = true;
   }
   submission->is_only = submission->sync && !has_several_waiters_;
+  has_callbacks_ |= prepared.done != nullptr;
   const ProcessSet& set = *prepared.set;
   if (set.closing) return invalid("process set " + std::to_string(set.number) + " has been removed");
   if (prepared.name.empty()) {
@@ -290,6 +292,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
 Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
   if (submission->urgent) board_->begin_waiting();  // until it is complete
   in_flight_.fetch_add(1);
+  may_go_on();
   bool begun = false;
   const Member::Announcement announcement = member_->submit(entry, submission, &begun);
   if (begun) trace_.enter(submission.get(), Submission::Stage::kNegotiating);
@@ -363,6 +366,22 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   if (submission->done.load()) return submission->status;  // as of most small ones: without a look at the clock
   HVD_RETURN_IF_ERROR(wait_for(submission->done, deadline_in(timeout_ms)));
   return submission->status;
+}
+
+// All of it under the lock: what the log says of an operation meanwhile comes before or after.
+Status Engine::declare_blocked(std::span<const hvd_handle> handles) {
+  const std::lock_guard lock(mutex_);
+  std::atomic<uint64_t>& since_ms = segment_->rank(map_.local_rank).blocked_since_ms;
+  const bool waits_for_others = std::ranges::all_of(handles, [this](hvd_handle handle) {
+    const SubmissionPtr submission = handles_.find(handle);
+    return submission != nullptr && !submission->decided && !submission->done.load();
+  });
+  if (handles.empty() || !waits_for_others || has_callbacks_) {
+    since_ms.store(0);
+  } else if (since_ms.load() == 0) {
+    since_ms.store(now_ns() / 1000000 + 1);
+  }
+  return {};
 }
 
 Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms) {

@@ -47,7 +47,8 @@ typedef enum {
   HVD_INTERNAL = 13,       /* a defect of this library */
   HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
   HVD_JOINED = 15,         /* a rank has joined and gives no data to the operation, which is no allreduce */
-  HVD_DEVICE_LOST = 16     /* a rank's GPU cannot be used any more by its process */
+  HVD_DEVICE_LOST = 16,    /* a rank's GPU cannot be used any more by its process */
+  HVD_DEADLOCK = 17        /* ranks wait for each other in different calls, and none of them can submit anything */
 } hvd_code;
 
 typedef enum {
@@ -292,6 +293,11 @@ HVD_EXPORT int hvd_device_of_stream(hvd_context* context, void* stream, int32_t*
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
 HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status);
+/* This process submits nothing more until one of these operations is done: each of its threads that could waits for one
+   of them. Holds until it submits something, one of its operations is ready, or the next call of this function; no
+   handles: it may submit again. Ranks that wait for each other for ever are told so (HVD_DEADLOCK). */
+HVD_EXPORT int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_t nhandles,
+                                   hvd_status* status);
 /* HVD_PENDING: not done yet. */
 HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
 /* HVD_PENDING: hvd_wait_on_stream would still wait. Of other operations: hvd_poll. */

@@ -41,6 +41,7 @@ _FATAL = {
     native.RANK_LEFT: "RANK_LEFT",
     native.ABORTED: "ABORTED",
     native.DEVICE_LOST: "DEVICE_LOST",
+    native.DEADLOCK: "DEADLOCK",
 }
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 

@@ -10,6 +10,7 @@
     |   |   +-- RankLeftError        a rank shut down or exited while others still waited for it
     |   |   +-- DeviceLostError      a rank's GPU has failed, and its process has to be started anew
     |   +-- AbortedError             the job was aborted, or the stall limit passed
+    |   |   +-- DeadlockError        ranks wait for each other in different calls, and none of them can go on
     |   +-- NotRunningError          the operation outlived the shutdown of this rank
     +-- HostsUpdatedInterrupt        elastic: the hosts changed, nothing failed   .skip_sync
     ValueError
@@ -37,6 +38,7 @@ from __future__ import annotations
 __all__ = [
     "NOT_REACHED",
     "AbortedError",
+    "DeadlockError",
     "DeviceLostError",
     "DuplicateNameError",
     "HorovodInternalError",
@@ -137,6 +139,12 @@ class AbortedError(HorovodInternalError):
     """The generation was ended on purpose: by an abort, or because a stall passed its limit."""
 
     code = "aborted"
+
+
+class DeadlockError(AbortedError):
+    """Ranks wait for each other in different calls, and none of them has a thread that could make the other call."""
+
+    code = "deadlock"
 
 
 class NotRunningError(HorovodInternalError):

@@ -52,6 +52,7 @@ INTERNAL = 13
 REFUSED = 14
 JOINED = 15
 DEVICE_LOST = 16
+DEADLOCK = 17
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
@@ -229,6 +230,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_remove_process_set": (ctypes.c_int, [c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
+    "hvd_declare_blocked": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_poll_launch": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_wait_on_stream": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_int32, c_void_p]),
@@ -296,6 +298,7 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         REFUSED: exceptions.PeerRefusedError,
         JOINED: exceptions.RankJoinedError,
         ABORTED: exceptions.AbortedError,
+        DEADLOCK: exceptions.DeadlockError,
         NOT_RUNNING: exceptions.NotRunningError,
         OUT_OF_MEMORY: exceptions.OutOfMemoryError,
     }

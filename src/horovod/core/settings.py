@@ -198,7 +198,7 @@ class Settings(ElasticSettings):
         kinds.number(0),
         60.0,
         "How long an operation waits for missing ranks, or for a GPU, before it is reported, in seconds; 0 turns the "
-        "report off.",
+        "report off. Ranks that wait for each other for ever are reported after 10 s at most, and get an error.",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )
