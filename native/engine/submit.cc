@@ -97,7 +97,7 @@ Status check_addresses(const Prepared& prepared, const std::vector<const void*>&
   };
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
-    if (inputs[i] == nullptr) return missing(i, "input");
+    if (inputs.empty() || inputs[i] == nullptr) return missing(i, "input");
     if (is_ragged(kind)) continue;
     const bool is_empty = kind == HVD_REDUCESCATTER &&
                           rows_of_member(prepared.tensors[i].shape[0], prepared.set->size(), prepared.set->member) == 0;
@@ -430,6 +430,7 @@ Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::St
   const TensorSpec spec{prepared.tensors[index].dtype, result->shape};
   const size_t bytes = static_cast<size_t>(spec.count()) * element_size(spec.dtype);
   if (bytes == 0) return {};
+  if (to == nullptr) return invalid("to: expected a pointer, got NULL");
   HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
   result->on_device.use_on(stream);
   result->staged.use_on(stream);

@@ -94,7 +94,8 @@ class Leader {
     return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
   }
   std::vector<Undecided> undecided();
-  // Rank 0, after undecided(): the ranks that have submitted nothing for half as long, and cannot before they are served.
+  // Rank 0, after undecided(): the ranks that have submitted nothing for half as long, and cannot before they are
+  // served.
   std::vector<int> blocked() const;
 
   // The stacks of ranks. Rank 0 asks; the answers come in later.

@@ -188,19 +188,20 @@ typedef struct {
 HVD_EXPORT uint32_t hvd_abi_version(void);
 /* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is no failure of its own. */
 HVD_EXPORT const char* hvd_code_name(int32_t code);
-/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
 /* The version of the CUDA driver (1000 * major + 10 * minor) and of NCCL (10000 * major + 100 * minor + patch) that
    would be used; 0 if there is none that can be, and why in `status`. `library`: a file, or empty for the usual one;
    `found`: where to look for NCCL if the process has not loaded it. Neither is initialised. */
 HVD_EXPORT int32_t hvd_cuda_version(const char* library, hvd_status* status);
 HVD_EXPORT int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status);
+/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
 HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 /* How many of the first dimension's rows a member gets in a reducescatter. */
 HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
-HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, the kernels' instruction sets that run here */
+/* JSON: version, build (a checksum of the sources), compiler, the kernels' instruction sets that run here. */
+HVD_EXPORT const char* hvd_build_info(void);
 
-/* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which "auto" tries them: name, title, available
-   and, if it is not, why. */
+/* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which
+   "auto" tries them: name, title, available and, if it is not, why. */
 HVD_EXPORT const char* hvd_communicators(void);
 /* Which of them joins these members (world ranks, ascending) of a world, before there is a context. `transport`: a
    name, or "auto"; HVD_UNAVAILABLE if it does not fit and `must` is not 0, else the first one that fits is taken.
@@ -232,6 +233,9 @@ HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* s
 HVD_EXPORT int hvd_end_seen(hvd_context* context, hvd_status* status);
 /* This process will end with exit code 1, whatever its program says. For a failure that the program was not told of. */
 HVD_EXPORT void hvd_fail_at_exit(void);
+/* Around a call that may never return and that nothing interrupts, such as MPI_Init: after timeout_ms this process ends
+   with exit code 1 and `text` on stderr, unless this is called again before, with 0. */
+HVD_EXPORT void hvd_limit_time(uint32_t timeout_ms, const char* text);
 /* For a caller that goes on to use the context while another one may stop and free it: hvd_free is called once more. */
 HVD_EXPORT void hvd_hold(hvd_context* context);
 /* Frees a stopped context, unless somebody holds it. The caller uses it no more; no call of its own may be running. */
@@ -329,8 +333,8 @@ HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
 
-/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the time
-   if log_time is set. */
+/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the
+   time if log_time is set. */
 HVD_EXPORT void hvd_warn(hvd_context* context, const char* text);
 
 /* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by

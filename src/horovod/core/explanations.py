@@ -297,9 +297,9 @@ EXPLANATIONS = (
         "Ranks wait for each other in different calls",
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
-        "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all its "
-        "threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at most two "
-        "seconds after the stall report, which shows where each rank is. The report comes after ten seconds, or after "
+        "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all "
+        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at most "
+        "two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, or after "
         "HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. If a rank "
         "has another Python thread, or has used compiled operations, it could still go on: the job keeps waiting. "
         "An elastic job ends as well, because the calls would differ again.",

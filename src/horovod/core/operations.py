@@ -272,9 +272,8 @@ def _forget_done() -> None:
     """
     for entry in list(_dropped):
         context, handle, _ = entry
-        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
-            _dropped.remove(entry)
-            context.library.hvd_release(context.pointer, handle)
+        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING:
+            _let_go(_dropped, entry)
 
 
 def _forget_launched() -> None:
@@ -283,9 +282,13 @@ def _forget_launched() -> None:
         context, handle, _ = entry
         if context.library.hvd_poll(context.pointer, handle, None) == native.PENDING:
             return
-        with contextlib.suppress(ValueError):  # another thread has done it
-            _launched.remove(entry)
-            context.library.hvd_release(context.pointer, handle)
+        _let_go(_launched, entry)
+
+
+def _let_go(kept: list[_Kept], entry: _Kept) -> None:
+    with contextlib.suppress(ValueError):  # another thread has done it, or a destructor in the middle of this
+        kept.remove(entry)
+        entry[0].library.hvd_release(entry[0].pointer, entry[1])
 
 
 def register(operation: Operation) -> int:

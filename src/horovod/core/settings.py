@@ -4,9 +4,10 @@
 Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and
 elastic_settings.py, a part of the table.
 
-This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
-for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
-here only if something reads it today, or to say that it has no effect.
+This is the only file that reads the process' environment, or writes it: changed_environment does, for
+horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
+(`native_settings`) and reads no environment itself. A row is here only if something reads it today, or to say that it
+has no effect.
 """
 
 from __future__ import annotations

@@ -293,6 +293,7 @@ class Agent:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=[self._secret_file.descriptor] if self._secret_file is not None else [],
                 preexec_fn=processes.die_with_parent(),
             )
         except (OSError, subprocess.SubprocessError) as error:
