@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <mutex>
-#include <new>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "c_guard.h"
 #include "c_structs.h"
 #include "communicators/mpi/library.h"
 #include "communicators/nccl/library.h"
@@ -22,7 +22,12 @@
 #include "platform/fault_point.h"
 #include "platform/private_descriptors.h"
 #include "platform/stack_source.h"
+#include "platform/time_limit.h"
 #include "reduction/kernels.h"
+
+namespace hvd {
+extern const char* const kBuildId;  // made by the build: native/build_id.cmake
+}
 
 struct hvd_entry {
   std::shared_ptr<const hvd::Prepared> prepared;
@@ -38,39 +43,19 @@ struct hvd_context {
 
 namespace {
 
+using hvd::guarded;
+using hvd::need;
+using hvd::report;
 using hvd::Status;
+using hvd::text_or_empty;
 
-// Callers of an older header pass a shorter hvd_status: nothing is written beyond its end.
-int report(const Status& outcome, hvd_status* status) {
-  if (status != nullptr && status->size >= offsetof(hvd_status, text) + 64) {
-    status->code = outcome.code();
-    status->failed_rank = outcome.failed_rank();
-    status->member = -1;
-    const size_t room = std::min<size_t>(status->size - offsetof(hvd_status, text), sizeof status->text) - 1;
-    const size_t length = std::min(room, outcome.text().size());
-    std::memcpy(status->text, outcome.text().data(), length);
-    status->text[length] = '\0';
-  }
-  return outcome.code();
-}
-
+// guarded(), of a function that needs nothing but the context.
 template <class Body>
-int guarded(hvd_status* status, Body&& body) {
-  if (hvd::in_forked_child()) {
-    return report({HVD_FORKED,
-                   "this process was forked from a rank: it is not part of the job\nhint: use the spawn "
-                   "start method, or call hvd functions in the parent only"},
-                  status);
-  }
-  try {
-    return report(body(), status);
-  } catch (const std::bad_alloc&) {
-    return report({HVD_OUT_OF_MEMORY, "out of memory"}, status);
-  } catch (const std::exception& error) {
-    return report({HVD_INTERNAL, std::string("internal error: ") + error.what()}, status);
-  } catch (...) {
-    return report({HVD_INTERNAL, "internal error"}, status);
-  }
+int with(const hvd_context* context, hvd_status* status, Body&& body) {
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context)}));
+    return body();
+  });
 }
 
 // Where the last field ends without which a struct makes no sense, and where those of the first version did.
@@ -87,10 +72,15 @@ struct Request {
   std::vector<hvd_tensor> tensors;
 };
 Status read_request(const hvd_request* given, Request* out) {
+  HVD_RETURN_IF_ERROR(need({{"request", given}}));
   HVD_RETURN_IF_ERROR(hvd::read_struct(given, given->size, kLeastRequest, "hvd_request", &out->request));
   hvd_request& request = out->request;
   HVD_RETURN_IF_ERROR(hvd::read_structs(request.tensors, request.ntensors, request.tensor_size, kFirstTensor,
                                         "hvd_tensor", &out->tensors));
+  for (const hvd_tensor& tensor : out->tensors) {
+    if (tensor.ndim > 0) HVD_RETURN_IF_ERROR(need({{"shape", tensor.shape}}));
+  }
+  if (request.nsplits > 0) HVD_RETURN_IF_ERROR(need({{"splits", request.splits}}));
   request.size = sizeof request;
   request.tensors = out->tensors.data();
   request.tensor_size = sizeof(hvd_tensor);
@@ -137,13 +127,14 @@ const char* hvd_code_name(int32_t code) { return hvd::Status::name_of(code); }
 
 int32_t hvd_cuda_version(const char* library, hvd_status* status) {
   std::shared_ptr<const hvd::cuda::Driver> driver;
-  const int code = guarded(status, [&] { return hvd::cuda::Driver::open(library, &driver); });
+  const int code = guarded(status, [&] { return hvd::cuda::Driver::open(text_or_empty(library), &driver); });
   return code == HVD_OK ? driver->version() : 0;
 }
 
 int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status) {
   std::shared_ptr<const hvd::nccl::Library> nccl;
-  const int code = guarded(status, [&] { return hvd::nccl::Library::open({library, found}, &nccl); });
+  const int code =
+      guarded(status, [&] { return hvd::nccl::Library::open({text_or_empty(library), text_or_empty(found)}, &nccl); });
   return code == HVD_OK ? nccl->version() : 0;
 }
 
@@ -152,12 +143,13 @@ int32_t hvd_dtype_bytes(int32_t dtype) {
 }
 
 int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member) {
-  return hvd::rows_of_member(rows, members, member);
+  return members < 1 ? 0 : hvd::rows_of_member(rows, members, member);
 }
 
 const char* hvd_build_info(void) {
   static const std::string info = [] {
-    std::string text = "{\"version\": \"" HVD_VERSION "\", \"compiler\": \"" __VERSION__ "\"";
+    std::string text = "{\"version\": \"" HVD_VERSION "\", \"build\": \"" + std::string(hvd::kBuildId) +
+                       "\", \"compiler\": \"" __VERSION__ "\"";
     text += ", \"instruction_sets\": [\"plain\"";
     for (const auto isa : {hvd::InstructionSet::kAvx2, hvd::InstructionSet::kAvx512}) {
       if (hvd::machine_has(isa)) text += std::string(", \"") + hvd::instruction_set_name(isa) + "\"";
@@ -183,9 +175,16 @@ const char* hvd_communicators(void) {
 int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
              const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked, hvd_status* status) {
   return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(
+        need({HVD_NEED(transport), HVD_NEED(host_of_rank), HVD_NEED(members), HVD_NEED(name), HVD_NEED(linked)}));
+    if (world_size < 1 || nmembers < 1) return {HVD_INVALID_ARGUMENT, "expected a world with members, got none"};
     const std::vector<int> ranks(members, members + nmembers);
     if (!std::ranges::all_of(ranks, [&](int member) { return member >= 0 && member < world_size; })) {
       return {HVD_INVALID_ARGUMENT, "a member is no rank of this world"};
+    }
+    if (!std::ranges::all_of(std::span(host_of_rank, static_cast<size_t>(world_size)),
+                             [&](int host) { return host >= 0 && host < world_size; })) {
+      return {HVD_INVALID_ARGUMENT, "a host index is out of range"};
     }
     const auto topology = hvd::Topology({host_of_rank, host_of_rank + world_size}).among(ranks);
     const hvd::CommunicatorRow* row = nullptr;
@@ -201,6 +200,7 @@ int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, i
 
 int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status) {
   return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(mpi)}));
     hvd_mpi given;
     HVD_RETURN_IF_ERROR(hvd::read_struct(mpi, mpi->size, kLeastMpi, "hvd_mpi", &given));
     return hvd::mpi::use(given);
@@ -209,7 +209,7 @@ int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status) {
 
 int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* status) {
   return guarded(status, [&]() -> Status {
-    if (options == nullptr || context == nullptr) return {HVD_INVALID_ARGUMENT, "options and context are needed"};
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(options), HVD_NEED(context)}));
     hvd::EngineOptions engine_options;
     HVD_RETURN_IF_ERROR(read_options(*options, &engine_options));
     auto made = std::make_unique<hvd_context>();
@@ -220,24 +220,33 @@ int hvd_start(const hvd_options* options, hvd_context** context, hvd_status* sta
 }
 
 int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->stop(timeout_ms); });
+  return with(context, status, [&] { return context->engine->stop(timeout_ms); });
 }
 
 void hvd_fail_at_exit(void) { hvd::fail_at_exit(); }
 
-int hvd_end_seen(hvd_context* context, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->end_seen(); });
+void hvd_limit_time(uint32_t timeout_ms, const char* text) {
+  guarded(nullptr, [&]() -> Status {
+    hvd::limit_time(timeout_ms, text_or_empty(text));
+    return {};
+  });
 }
 
-void hvd_hold(hvd_context* context) { context->holders.fetch_add(1); }
+int hvd_end_seen(hvd_context* context, hvd_status* status) {
+  return with(context, status, [&] { return context->engine->end_seen(); });
+}
+
+void hvd_hold(hvd_context* context) {
+  if (context != nullptr) context->holders.fetch_add(1);
+}
 
 void hvd_free(hvd_context* context) {
   // A forked child must not join threads that it does not have: the memory is given up.
-  if (!hvd::in_forked_child() && context->holders.fetch_sub(1) == 1) delete context;
+  if (context != nullptr && !hvd::in_forked_child() && context->holders.fetch_sub(1) == 1) delete context;
 }
 
 void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {
-  guarded(nullptr, [&]() -> Status {
+  with(context, nullptr, [&]() -> Status {
     context->engine->abort(failed_rank, text == nullptr ? "aborted" : text);
     return {};
   });
@@ -245,6 +254,7 @@ void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text) {
 
 int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status) {
   return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(entry)}));
     auto made = std::make_unique<hvd_entry>();
     Request ours;
     HVD_RETURN_IF_ERROR(read_request(request, &ours));
@@ -257,7 +267,7 @@ int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** en
 }
 
 void hvd_release_entry(hvd_context* context, hvd_entry* entry) {
-  guarded(nullptr, [&]() -> Status {
+  with(context, nullptr, [&]() -> Status {
     const std::lock_guard lock(context->mutex);
     context->entries.erase(entry);
     return {};
@@ -266,18 +276,18 @@ void hvd_release_entry(hvd_context* context, hvd_entry* entry) {
 
 int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                      uint32_t flags, hvd_handle* handle, hvd_status* status) {
-  return hvd_submit_entry_for(context, entry, inputs, outputs, flags, entry->prepared->user, handle, status);
+  return hvd_submit_entry_on(context, entry, inputs, outputs, flags, nullptr, nullptr, handle, status);
 }
 
 int hvd_submit_entry_for(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                          uint32_t flags, void* user, hvd_handle* handle, hvd_status* status) {
-  return guarded(status,
-                 [&] { return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user); });
+  return hvd_submit_entry_on(context, entry, inputs, outputs, flags, user, nullptr, handle, status);
 }
 
 int hvd_submit_entry_on(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
                         uint32_t flags, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
-  return guarded(status, [&] {
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(entry), HVD_NEED(handle)}));
     return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user,
                                    static_cast<hvd::cuda::Stream>(stream));
   });
@@ -285,9 +295,14 @@ int hvd_submit_entry_on(hvd_context* context, hvd_entry* entry, const void* cons
 
 int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, void* output, int32_t timeout_ms,
                   hvd_handle* handle, hvd_status* status) {
+  if (entry != nullptr && entry->prepared->tensors.size() > 1) {
+    return report({HVD_INVALID_ARGUMENT,
+                   "expected a request of one tensor, got " + std::to_string(entry->prepared->tensors.size())},
+                  status);
+  }
   const int submitted = hvd_submit_entry(context, entry, &input, &output, HVD_SYNC, handle, status);
   if (submitted != HVD_OK) {
-    *handle = 0;
+    if (handle != nullptr) *handle = 0;
     return submitted;
   }
   const int outcome = hvd_wait(context, *handle, timeout_ms, status);
@@ -299,6 +314,7 @@ int hvd_run_entry(hvd_context* context, hvd_entry* entry, const void* input, voi
 
 int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
     std::shared_ptr<const hvd::Prepared> prepared;
     Request ours;
     HVD_RETURN_IF_ERROR(read_request(request, &ours));
@@ -314,63 +330,90 @@ int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* han
 }
 
 int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why, hvd_status* status) {
-  return guarded(status,
-                 [&]() -> Status { return context->engine->refuse(name, process_set, why == nullptr ? "" : why); });
+  return with(context, status,
+              [&]() -> Status { return context->engine->refuse(name, process_set, why == nullptr ? "" : why); });
 }
 
 int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nranks, hvd_handle* handle,
                         hvd_status* status) {
-  return guarded(status, [&] { return context->engine->add_process_set(ranks, nranks, handle); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
+    if (nranks > 0) HVD_RETURN_IF_ERROR(need({HVD_NEED(ranks)}));
+    return context->engine->add_process_set(ranks, nranks, handle);
+  });
 }
 
 int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->remove_process_set(process_set, handle); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
+    return context->engine->remove_process_set(process_set, handle);
+  });
 }
 
 int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,
                           hvd_status* status) {
-  return guarded(status, [&] { return context->engine->place_in_set(process_set, members, member); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(members), HVD_NEED(member)}));
+    return context->engine->place_in_set(process_set, members, member);
+  });
 }
 
 int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->join(handle); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
+    return context->engine->join(handle);
+  });
 }
 
 int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->device_of(address, device); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(device)}));
+    return context->engine->device_of(address, device);
+  });
 }
 
 int hvd_device_of_stream(hvd_context* context, void* stream, int32_t* device, hvd_status* status) {
-  return guarded(status,
-                 [&] { return context->engine->device_of_stream(static_cast<hvd::cuda::Stream>(stream), device); });
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(device)}));
+    return context->engine->device_of_stream(static_cast<hvd::cuda::Stream>(stream), device);
+  });
 }
 
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
-  const int code = guarded(status, [&] { return context->engine->wait(handle, timeout_ms); });
+  const int code = with(context, status, [&] { return context->engine->wait(handle, timeout_ms); });
   if (code != HVD_PENDING) hvd::fault_point("waited");  // the caller has not come back yet
   return code;
 }
 
+int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_t nhandles, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context)}));
+    if (nhandles > 0) HVD_RETURN_IF_ERROR(need({HVD_NEED(handles)}));
+    return context->engine->declare_blocked({handles, nhandles});
+  });
+}
+
 int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->poll(handle); });
+  return with(context, status, [&] { return context->engine->poll(handle); });
 }
 
 int hvd_poll_launch(hvd_context* context, hvd_handle handle, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->poll_launch(handle); });
+  return with(context, status, [&] { return context->engine->poll_launch(handle); });
 }
 
 int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms, hvd_status* status) {
-  return guarded(status, [&] {
+  return with(context, status, [&] {
     return context->engine->wait_on_stream(handle, static_cast<hvd::cuda::Stream>(stream), timeout_ms);
   });
 }
 
 int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status) {
-  return guarded(status, [&] { return context->engine->settle(timeout_ms); });
+  return with(context, status, [&] { return context->engine->settle(timeout_ms); });
 }
 
 int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result, hvd_status* status) {
   return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(result)}));
     hvd::SubmissionPtr submission;
     hvd::Gathered* gathered = nullptr;
     HVD_RETURN_IF_ERROR(context->engine->find_result(handle, index, &submission, &gathered));
@@ -385,12 +428,12 @@ int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_
 
 int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t index, void* to, void* stream,
                     hvd_status* status) {
-  return guarded(
-      status, [&] { return context->engine->copy_result(handle, index, to, static_cast<hvd::cuda::Stream>(stream)); });
+  return with(context, status,
+              [&] { return context->engine->copy_result(handle, index, to, static_cast<hvd::cuda::Stream>(stream)); });
 }
 
 void hvd_release(hvd_context* context, hvd_handle handle) {
-  guarded(nullptr, [&]() -> Status {
+  with(context, nullptr, [&]() -> Status {
     context->engine->release(handle);
     return {};
   });
@@ -399,13 +442,13 @@ void hvd_release(hvd_context* context, hvd_handle handle) {
 int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
                        hvd_status* status) {
   return guarded(status, [&]() -> Status {
-    if (path == nullptr || session == nullptr) return {HVD_INVALID_ARGUMENT, "a path and a session are needed"};
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(path), HVD_NEED(session)}));
     return context->engine->start_timeline(path, session, mark_cycles != 0);
   });
 }
 
 int hvd_stop_timeline(hvd_context* context, hvd_status* status) {
-  return guarded(status, [&]() -> Status {
+  return with(context, status, [&]() -> Status {
     context->engine->stop_timeline();
     return {};
   });
@@ -413,10 +456,10 @@ int hvd_stop_timeline(hvd_context* context, hvd_status* status) {
 
 int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
   int64_t needed = -1;
-  guarded(nullptr, [&]() -> Status {
+  with(context, nullptr, [&]() -> Status {
     const std::string text = context->engine->statistics();
     needed = static_cast<int64_t>(text.size());
-    if (capacity > 0) {
+    if (capacity > 0 && buffer != nullptr) {
       const size_t length = std::min<size_t>(text.size(), static_cast<size_t>(capacity) - 1);
       std::memcpy(buffer, text.data(), length);
       buffer[length] = '\0';
@@ -427,8 +470,8 @@ int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity) {
 }
 
 void hvd_warn(hvd_context* context, const char* text) {
-  guarded(nullptr, [&]() -> Status {
-    context->engine->warn(text);
+  with(context, nullptr, [&]() -> Status {
+    context->engine->warn(text_or_empty(text));
     return {};
   });
 }
@@ -436,7 +479,7 @@ void hvd_warn(hvd_context* context, const char* text) {
 void hvd_stack_source(int signal, int fd) { hvd::offer_stack_source(signal, fd); }
 
 int hvd_fault_point(const char* specification, const char* point) {
-  if (!hvd::arm_fault_point(specification)) return 0;
+  if (specification == nullptr || point == nullptr || !hvd::arm_fault_point(specification)) return 0;
   hvd::fault_point(point);
   return 1;
 }

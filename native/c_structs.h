@@ -38,6 +38,9 @@ Status read_struct(const void* given, uint32_t size, size_t least, const char* n
 template <class Struct>
 Status read_structs(const void* given, uint32_t count, uint32_t stride, size_t first_bytes, const char* name,
                     std::vector<Struct>* out) {
+  if (count > 0 && given == nullptr) {
+    return {HVD_INVALID_ARGUMENT, "expected " + std::to_string(count) + " of " + name + ", got NULL"};
+  }
   out->resize(count);
   const auto each = static_cast<uint32_t>(stride == 0 ? first_bytes : stride);
   for (uint32_t i = 0; i < count; ++i) {

@@ -24,6 +24,7 @@ hypothesis.settings.register_profile(
     "horovod",
     max_examples=300 if THOROUGH else 40,
     print_blob=True,
+    derandomize=not THOROUGH,  # the same examples in each run, unless it is to hunt
     deadline=None,  # the machine may be busy
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

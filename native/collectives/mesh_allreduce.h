@@ -8,8 +8,8 @@
 //
 // The order on a link is the same for every pair: the shares of the first `ahead` chunks, then by turns the result of
 // chunk i and the share of chunk i + ahead. A result waits for its fold, which waits for the peers' shares of the same
-// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle. A member's
-// turns (mesh.h) have the same order. In pieces, a piece is a chunk, and a share waits for its offer, too.
+// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle. A
+// member's turns (mesh.h) have the same order. In pieces, a piece is a chunk, and a share waits for its offer, too.
 #pragma once
 
 #include <memory>

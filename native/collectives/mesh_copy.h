@@ -2,8 +2,8 @@
 // Broadcast, allgather (which exchange is a case of) and barrier over a Mesh (step 7).
 //
 // The members are counted from the root. A small broadcast runs down a binomial tree: a member's parent is its number
-// with the lowest bit cleared. A large one runs along the line, so that nobody sends anything twice. Chunks are handed on
-// as they arrive. Allgather sends straight to
+// with the lowest bit cleared. A large one runs along the line, so that nobody sends anything twice. Chunks are handed
+// on as they arrive. Allgather sends straight to
 // everybody. Barrier is a dissemination: in turn t a byte goes to the member 2^t further on; after log2(n) turns
 // everybody has heard of everybody.
 #pragma once

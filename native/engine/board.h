@@ -31,6 +31,12 @@ class SegmentBoard final : public Board {
     return segment_.in_flight(local_rank, id).load();
   }
 
+  uint64_t blocked_since_ms(uint32_t local_rank) override {
+    const uint64_t end = segment_.header().tail.load();
+    const RankBlock& rank = segment_.rank(local_rank);
+    return rank.cursor.load() >= end ? rank.blocked_since_ms.load() : 0;
+  }
+
   bool log_has_room() override { return segment_.log_has_room(); }
   uint64_t append(Record record) override { return segment_.append(record); }
   bool is_ready_record(uint64_t position) override {

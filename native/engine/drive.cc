@@ -139,6 +139,10 @@ void Engine::apply(Record record) {
   {
     const std::lock_guard lock(mutex_);
     outcome = member_->apply(record, &applied);
+    if (applied.call != nullptr) {
+      submission_of(applied.call)->decided = true;
+      may_go_on();
+    }
   }
   if (!outcome.ok()) {
     ending_->poison(outcome);

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -77,7 +78,8 @@ Status Ending::why_over() const {
 
 void Ending::remember(const Status& outcome) {
   const int code = outcome.code();
-  if (code != HVD_RANK_LOST && code != HVD_RANK_LEFT && code != HVD_ABORTED && code != HVD_DEVICE_LOST) return;
+  constexpr int kEnds[] = {HVD_RANK_LOST, HVD_RANK_LEFT, HVD_ABORTED, HVD_DEVICE_LOST, HVD_DEADLOCK};
+  if (std::ranges::find(kEnds, code) == std::ranges::end(kEnds)) return;
   const std::lock_guard lock(mutex_);
   if (seen_.ok()) seen_ = outcome;
 }

@@ -25,6 +25,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -74,6 +75,7 @@ class Engine : private Readers, private Driver {
 
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
+  Status declare_blocked(std::span<const hvd_handle> handles);
   Status device_of(const void* address, int32_t* device) const;
   Status device_of_stream(cuda::Stream stream, int32_t* device) const;
   Status poll(hvd_handle handle);
@@ -112,6 +114,7 @@ class Engine : private Readers, private Driver {
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
   Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
+  void may_go_on() { segment_->rank(map_.local_rank).blocked_since_ms.store(0); }
   void announce(const Member::Announcement& announcement, bool driving = false);
   Status refuse_if_over();
   Status checked_for_all(Status status, const std::string& name);
@@ -197,6 +200,7 @@ class Engine : private Readers, private Driver {
   std::optional<Member> member_;                         // the mutex guards all of it
   std::thread::id waiter_;                               // the last thread that has submitted what it waits for
   bool has_several_waiters_ = false;
+  bool has_callbacks_ = false;  // what they start, or a framework's threads do, waits for no thread
   HandleTable handles_;
   Trace trace_;
   std::atomic<bool> started_{false};

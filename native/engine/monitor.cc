@@ -34,12 +34,13 @@ std::string seconds(uint64_t ns) {
   return text;
 }
 
-std::string describe(int rank, int pid) {
-  return "rank " + std::to_string(rank) + " (process " + std::to_string(pid) + ")";
+std::string describe(const Monitor::Peer& peer) {
+  const char* const where = peer.is_known ? ")" : " of a PID namespace of its own)";
+  return "rank " + std::to_string(peer.rank) + " (process " + std::to_string(peer.pid) + where;
 }
 
 std::string loss(const Monitor::Peer& peer, char state, uint64_t silent_ns) {
-  const std::string who = describe(peer.rank, peer.pid);
+  const std::string who = describe(peer);
   const std::string time = seconds(silent_ns);
   switch (state) {
     case 'T':
@@ -135,7 +136,7 @@ void Monitor::run() {
       deaths_.erase(deaths_.begin() + static_cast<ptrdiff_t>(i));
       if (watch.owned) close(watch.fd);
       if (!left(watch.peer)) {
-        events_.on_loss(watch.peer.rank, describe(watch.peer.rank, watch.peer.pid) + " died without leaving the job");
+        events_.on_loss(watch.peer.rank, describe(watch.peer) + " died without leaving the job");
       }
     }
   }
@@ -165,8 +166,7 @@ void Monitor::look_at(BeatWatch* watch, uint64_t now) {
     // Every monitor sees it; one that is not held itself suffices to say so.
     const bool tells = local_rank_ == (watch->peer.local_rank == 0 ? 1u : 0u);
     if (!std::exchange(watch->debugged, true) && tells) {
-      events_.on_debugger(describe(watch->peer.rank, watch->peer.pid) +
-                          " is held by a debugger; the other ranks wait for it");
+      events_.on_debugger(describe(watch->peer) + " is held by a debugger; the other ranks wait for it");
     }
     return;
   }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -18,9 +20,12 @@ namespace {
 constexpr size_t kShownNames = 10;
 constexpr size_t kShownRanks = 16;
 constexpr size_t kShownStacks = 4;
+constexpr size_t kShownBytes = 400;  // of an error that all ranks get: shared memory has little room for it
 // Ranks that wait for each other: time does not help, so they are reported sooner, and where it is in lists of
 // gradients that is a mismatch. Not at once: two lists of one step that nothing orders cross for a moment.
 constexpr double kCrossedS = 10;
+// A rank that has completed an operation may be about to write so into the log.
+constexpr uint64_t kCertainNs = 1000000000;
 constexpr uint64_t kPatienceNs = 2000000000;  // with an answer: each rank's monitor looks twice a second
 
 struct Group {  // tensors that the same ranks wait for and the same ranks miss
@@ -79,6 +84,29 @@ bool is_crossed(const Groups& stalled) {
   });
 }
 
+bool holds_any(const std::vector<int>& ranks, const std::vector<int>& of) {
+  return std::ranges::any_of(ranks, [&of](int rank) { return std::ranges::find(of, rank) != of.end(); });
+}
+
+// The largest set of blocked ranks each of whose operations needs one of the set that has not submitted it.
+std::vector<int> deadlocked(const std::vector<Undecided>& waiting, std::vector<int> blocked) {
+  const auto can_go_on = [&](int rank) {
+    bool any = false;
+    for (const Undecided& item : waiting) {
+      if (std::ranges::find(item.arrived, rank) == item.arrived.end()) continue;
+      any = true;
+      if (!holds_any(item.missing, blocked)) return true;
+    }
+    return !any;
+  };
+  for (;;) {
+    std::vector<int> left;
+    std::ranges::copy_if(blocked, std::back_inserter(left), std::not_fn(can_go_on));
+    if (left.size() == blocked.size()) return left;
+    blocked = std::move(left);
+  }
+}
+
 }  // namespace
 
 StallReport::StallReport(const EngineSettings& settings, Leader& leader) : settings_(settings), leader_(leader) {}
@@ -123,8 +151,12 @@ Status StallReport::report() {
   }
   const double limit_s = static_cast<double>(settings_.stall_warning_ms) * 1e-3;
   Groups stalled = stalled_for(waiting, resumed_s, std::min(limit_s, kCrossedS));
-  const bool crossed = is_crossed(stalled);
-  if (!crossed) std::erase_if(stalled, [limit_s](const auto& entry) { return entry.second.waited_s < limit_s; });
+  const std::vector<int> stuck = deadlocked(waiting, leader_.blocked());
+  proven_ns_ = stuck.empty() ? 0 : proven_ns_ == 0 ? now_ns() : proven_ns_;
+  const bool crossed = !stuck.empty() || is_crossed(stalled);
+  std::erase_if(stalled, [&](const auto& entry) {
+    return entry.second.waited_s < limit_s && !(stuck.empty() ? crossed : holds_any(entry.first.first, stuck));
+  });
   std::string report;
   size_t names_left = kShownNames;
   for (const auto& [ranks, group] : stalled) {
@@ -137,14 +169,29 @@ Status StallReport::report() {
     report += (report.empty() ? "" : ";\n  ") + text;
   }
   tell(report, all_missing(stalled), crossed);
-  return {};
+  if (!is_certain()) return {};
+  std::string calls;
+  for (const auto& [ranks, group] : stalled) {
+    if (calls.size() < kShownBytes)
+      calls += (calls.empty() ? "" : "; ") + describe(ranks.first, ranks.second, group, 1);
+  }
+  return {HVD_DEADLOCK, list_ranks(stuck, kShownRanks) +
+                            " wait for each other in different calls, and none of them can go on: " + calls +
+                            "\nhint: all ranks must call the same collectives in the same order; look for a branch on "
+                            "the rank"};
+}
+
+// After a further look, and the report, which has the stacks.
+bool StallReport::is_certain() const {
+  return proven_ns_ != 0 && now_ns() - proven_ns_ > kCertainNs && (told_ns_ > proven_ns_ || !settings_.warnings);
 }
 
 // Once the missing ranks have said where they stand, or have had the time to.
 void StallReport::tell(const std::string& report, std::vector<int> asked, bool crossed) {
   if (report.empty()) asked_ns_ = 0;
   if (report.empty() || !settings_.warnings) return;
-  if (told_ns_ != 0 && now_ns() - told_ns_ < settings_.stall_warning_ms * 1000000) return;
+  const bool is_told = told_ns_ != 0 && now_ns() - told_ns_ < settings_.stall_warning_ms * 1000000;
+  if (is_told && told_ns_ > proven_ns_) return;
   if (asked.size() > kShownStacks) asked.resize(kShownStacks);
   if (asked_ns_ == 0) {
     asked_ns_ = now_ns();

@@ -26,7 +26,8 @@ class StallReport {
   // After this time an operation counts as late, and every host's leader says so; 0: no operation ever does.
   static uint64_t late_ms(const EngineSettings& settings);
 
-  // A failure ends the generation: the stall limit is reached, or the ranks' models differ.
+  // A failure ends the generation: the stall limit is reached, the ranks' models differ, or ranks that wait for each
+  // other can do nothing else.
   Status report();
   // All hosts have answered which ranks wait: report() can go on.
   bool is_answered() const { return asked_hosts_ns_ != 0 && leader_.all_have_told(); }
@@ -38,10 +39,12 @@ class StallReport {
   bool anything_is_late(double resumed_s);
   bool knows_who_waits();
   void tell(const std::string& report, std::vector<int> asked, bool crossed);
+  bool is_certain() const;
 
   const EngineSettings& settings_;
   Leader& leader_;
   uint64_t told_ns_ = 0;
+  uint64_t proven_ns_ = 0;       // since when ranks are known to wait for each other for ever; 0: they are not
   uint64_t asked_hosts_ns_ = 0;  // who waits; 0: not asked
   uint64_t asked_ns_ = 0;        // for stacks, of the report to come; 0: not asked
   std::atomic<uint64_t> ticked_ns_{0};

@@ -82,6 +82,7 @@ struct Submission : Contribution {
   std::unique_ptr<OnDevice> on_device;  // null: in host memory
   void* user = nullptr;
   bool urgent = false;
+  bool decided = false;  // the log has it; the engine's mutex
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`

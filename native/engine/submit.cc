@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: checks, names, the fast submission (one addition in shared memory), the slow one, and
 // the wait.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <span>
@@ -96,7 +97,7 @@ Status check_addresses(const Prepared& prepared, const std::vector<const void*>&
   };
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
-    if (inputs[i] == nullptr) return missing(i, "input");
+    if (inputs.empty() || inputs[i] == nullptr) return missing(i, "input");
     if (is_ragged(kind)) continue;
     const bool is_empty = kind == HVD_REDUCESCATTER &&
                           rows_of_member(prepared.tensors[i].shape[0], prepared.set->size(), prepared.set->member) == 0;
@@ -270,6 +271,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
     if (before != waiter_ && before != std::thread::id()) has_several_waiters_ = true;
   }
   submission->is_only = submission->sync && !has_several_waiters_;
+  has_callbacks_ |= prepared.done != nullptr;
   const ProcessSet& set = *prepared.set;
   if (set.closing) return invalid("process set " + std::to_string(set.number) + " has been removed");
   if (prepared.name.empty()) {
@@ -290,6 +292,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
 Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
   if (submission->urgent) board_->begin_waiting();  // until it is complete
   in_flight_.fetch_add(1);
+  may_go_on();
   bool begun = false;
   const Member::Announcement announcement = member_->submit(entry, submission, &begun);
   if (begun) trace_.enter(submission.get(), Submission::Stage::kNegotiating);
@@ -365,6 +368,22 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
   return submission->status;
 }
 
+// All of it under the lock: what the log says of an operation meanwhile comes before or after.
+Status Engine::declare_blocked(std::span<const hvd_handle> handles) {
+  const std::lock_guard lock(mutex_);
+  std::atomic<uint64_t>& since_ms = segment_->rank(map_.local_rank).blocked_since_ms;
+  const bool waits_for_others = std::ranges::all_of(handles, [this](hvd_handle handle) {
+    const SubmissionPtr submission = handles_.find(handle);
+    return submission != nullptr && !submission->decided && !submission->done.load();
+  });
+  if (handles.empty() || !waits_for_others || has_callbacks_) {
+    since_ms.store(0);
+  } else if (since_ms.load() == 0) {
+    since_ms.store(now_ns() / 1000000 + 1);
+  }
+  return {};
+}
+
 Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr || submission->on_device == nullptr) return wait(handle, timeout_ms);
@@ -411,6 +430,7 @@ Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::St
   const TensorSpec spec{prepared.tensors[index].dtype, result->shape};
   const size_t bytes = static_cast<size_t>(spec.count()) * element_size(spec.dtype);
   if (bytes == 0) return {};
+  if (to == nullptr) return invalid("to: expected a pointer, got NULL");
   HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
   result->on_device.use_on(stream);
   result->staged.use_on(stream);

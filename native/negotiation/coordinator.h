@@ -15,10 +15,10 @@
 //
 // Names come and go. An entry has a number (id) once it has been defined, and keeps it while it is among the names that
 // were used last. If there is no room, in numbers or in the arena, a new name runs once and keeps nothing (DEFINE +
-// READY + RETIRE under a temporary number). Meanwhile the hosts are asked to give up the names that were unused for longest. A host that has
-// no arrival under a name agrees, and shuts its fast way. If all hosts agree, the name is RETIREd. Its number is reused
-// when all ranks of all hosts have read the RETIRE: until then one of them might still count under it. A recalled name
-// counts as in use: while a rank has joined, no name of its sets goes.
+// READY + RETIRE under a temporary number). Meanwhile the hosts are asked to give up the names that were unused for
+// longest. A host that has no arrival under a name agrees, and shuts its fast way. If all hosts agree, the name is
+// RETIREd. Its number is reused when all ranks of all hosts have read the RETIRE: until then one of them might still
+// count under it. A recalled name counts as in use: while a rank has joined, no name of its sets goes.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ struct Decision {
   uint32_t id = 0;
   bool reset = false;
   // DEFINE: string name | string descriptor, which holds the set
-  // ERROR: i32 set | string name | i32 code | i32 culprit | string text | u32 n | n x i32 rank that it is for; none: for all
+  // ERROR: i32 set | string name | i32 code | i32 culprit | string text | u32 n | n x i32 rank that it is for; none:
+  // for all
   std::string payload;
   bool stays_recalled = false;
 };

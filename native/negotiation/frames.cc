@@ -10,6 +10,21 @@ bool is_whole(const Reader& reader) { return !reader.broken() && reader.at_end()
 
 bool is_rank(int rank, int world_size) { return rank >= 0 && rank < world_size; }
 
+bool read_ranks(Reader* reader, int world_size, std::vector<int>* ranks) {
+  const auto length = reader->get<uint32_t>();
+  ranks->clear();
+  for (uint32_t i = 0; i < length && !reader->broken(); ++i) {
+    ranks->push_back(reader->get<int32_t>());
+    if (!is_rank(ranks->back(), world_size)) return false;
+  }
+  return true;
+}
+
+void put_ranks(Writer* payload, const std::vector<int>& ranks) {
+  payload->put(static_cast<uint32_t>(ranks.size()));
+  for (const int rank : ranks) payload->put(static_cast<int32_t>(rank));
+}
+
 bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
 
 bool read_descriptor(std::string_view bytes, int32_t* set) {
@@ -96,31 +111,27 @@ std::string complete_payload(const CompleteFrame& entry) {
   return payload.take();
 }
 
-bool parse_waiting(std::string_view payload, int world_size, std::vector<Waiting>* out) {
+bool parse_waiting(std::string_view payload, int world_size, WhoWaits* out) {
   Reader reader(payload);
+  *out = {};
   const auto length = reader.get<uint32_t>();
-  out->clear();
   for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
     Waiting waiting{reader.get<uint32_t>(), 0, {}};
     waiting.waited_ms = reader.get<uint32_t>();
-    const auto ranks = reader.get<uint32_t>();
-    for (uint32_t j = 0; j < ranks && !reader.broken(); ++j) {
-      waiting.ranks.push_back(reader.get<int32_t>());
-      if (!is_rank(waiting.ranks.back(), world_size)) return false;
-    }
-    if (waiting.id >= kMaxEntries) return false;
-    out->push_back(std::move(waiting));
+    if (!read_ranks(&reader, world_size, &waiting.ranks) || waiting.id >= kMaxEntries) return false;
+    out->entries.push_back(std::move(waiting));
   }
-  return is_whole(reader);
+  return read_ranks(&reader, world_size, &out->blocked) && is_whole(reader);
 }
 
-std::string waiting_payload(const std::vector<Waiting>& all) {
+std::string waiting_payload(const WhoWaits& all) {
   Writer payload;
-  payload.put(static_cast<uint32_t>(all.size()));
-  for (const Waiting& waiting : all) {
-    payload.put(waiting.id).put(waiting.waited_ms).put(static_cast<uint32_t>(waiting.ranks.size()));
-    for (const int rank : waiting.ranks) payload.put(static_cast<int32_t>(rank));
+  payload.put(static_cast<uint32_t>(all.entries.size()));
+  for (const Waiting& waiting : all.entries) {
+    payload.put(waiting.id).put(waiting.waited_ms);
+    put_ranks(&payload, waiting.ranks);
   }
+  put_ranks(&payload, all.blocked);
   return payload.take();
 }
 
@@ -266,7 +277,7 @@ bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
   out->text = reader.get_string();
   // A code that means "all is well" or "not yet" would end nothing, and leave everybody waiting.
   const bool is_none = code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL;
-  if (!is_whole(reader) || (is_none && code != HVD_DEVICE_LOST)) return false;
+  if (!is_whole(reader) || (is_none && code != HVD_DEVICE_LOST && code != HVD_DEADLOCK)) return false;
   out->code = static_cast<hvd_code>(code);
   return (out->rank == -1 || is_rank(out->rank, world_size)) && out->text.size() <= kMaxTextBytes;
 }
@@ -292,12 +303,7 @@ bool parse_failure(std::string_view payload, int world_size, Failure* out) {
   const auto code = reader.get<int32_t>();
   const auto culprit = reader.get<int32_t>();
   std::string text(reader.get_string());
-  const auto length = reader.get<uint32_t>();
-  out->ranks.clear();
-  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
-    out->ranks.push_back(reader.get<int32_t>());
-    if (!is_rank(out->ranks.back(), world_size)) return false;
-  }
+  if (!read_ranks(&reader, world_size, &out->ranks)) return false;
   const bool of_an_operation = code == HVD_MISMATCH || code == HVD_REFUSED || code == HVD_JOINED;
   if (!is_whole(reader) || !is_name(out->name) || !of_an_operation || text.size() > kMaxTextBytes) return false;
   out->why = {static_cast<hvd_code>(code), std::move(text), culprit};
@@ -309,8 +315,7 @@ std::string failure_payload(const Failure& failure) {
   payload.put(failure.set).put_string(failure.name);
   payload.put(static_cast<int32_t>(failure.why.code())).put(static_cast<int32_t>(failure.why.failed_rank()));
   payload.put_string(std::string_view(failure.why.text()).substr(0, kMaxTextBytes));
-  payload.put(static_cast<uint32_t>(failure.ranks.size()));
-  for (const int rank : failure.ranks) payload.put(static_cast<int32_t>(rank));
+  put_ranks(&payload, failure.ranks);
   return payload.take();
 }
 

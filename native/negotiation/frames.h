@@ -57,6 +57,11 @@ struct Waiting {  // ranks of one host that wait for an entry
   std::vector<int> ranks;
 };
 
+struct WhoWaits {  // on one host
+  std::vector<Waiting> entries;
+  std::vector<int> blocked;  // ranks that submit nothing until one of their operations is done
+};
+
 struct AbortFrame {
   hvd_code code = HVD_INTERNAL;
   int rank = -1;
@@ -82,8 +87,8 @@ bool parse_refuse(std::string_view payload, int world_size, RefuseFrame* out);
 std::string refuse_payload(const RefuseFrame& refusal);
 bool parse_complete(std::string_view payload, CompleteFrame* out);
 std::string complete_payload(const CompleteFrame& entry);
-bool parse_waiting(std::string_view payload, int world_size, std::vector<Waiting>* out);
-std::string waiting_payload(const std::vector<Waiting>& waiting);
+bool parse_waiting(std::string_view payload, int world_size, WhoWaits* out);
+std::string waiting_payload(const WhoWaits& all);
 bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kHostReady, kRetired; kMayRetire downward
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
 std::string may_retire_payload(const std::vector<RetireAnswer>& answers);

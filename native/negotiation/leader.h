@@ -94,6 +94,9 @@ class Leader {
     return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
   }
   std::vector<Undecided> undecided();
+  // Rank 0, after undecided(): the ranks that have submitted nothing for half as long, and cannot before they are
+  // served.
+  std::vector<int> blocked() const;
 
   // The stacks of ranks. Rank 0 asks; the answers come in later.
   void ask_for_stacks(const std::vector<int>& ranks);
@@ -138,8 +141,8 @@ class Leader {
   void note_for_gathering(const Decision& decision);
   void back_to_the_fast_way();
 
-  std::vector<Waiting> waiting_here();
-  void say_who_waits(const std::vector<Waiting>& waiting);
+  WhoWaits waiting_here();
+  void say_who_waits(const WhoWaits& waiting);
   void ask_here(int rank);
 
   const HostMap& map_;
@@ -158,8 +161,8 @@ class Leader {
   std::deque<RetiredHere> retired_here_;  // not read by all ranks of the host, as far as is known
   std::vector<bool> left_;                // by rank
 
-  std::vector<std::vector<Waiting>> waiting_there_;  // rank 0: by host, what its leader has told last
-  std::vector<bool> asked_who_waits_;                // rank 0: by host, without an answer
+  std::vector<WhoWaits> waiting_there_;  // rank 0: by host, what its leader has told last
+  std::vector<bool> asked_who_waits_;    // rank 0: by host, without an answer
   bool told_waiting_ = false;
   std::map<int, std::string> stacks_;  // rank 0: the answers
   std::vector<int> stacks_asked_;      // of this host, without an answer

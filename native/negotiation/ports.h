@@ -39,6 +39,9 @@ class Board {
   virtual void set_in_flight(uint32_t id, uint64_t since_ms) = 0;
   virtual uint64_t in_flight_since_ms(uint32_t local_rank, uint32_t id) = 0;
 
+  // Since when (likewise) a rank submits nothing until one of its operations is done, and has acted on all of the log.
+  virtual uint64_t blocked_since_ms(uint32_t) { return 0; }
+
   // The log. append() returns the record's position; the caller has made sure that there is room.
   virtual bool log_has_room() = 0;
   virtual uint64_t append(Record record) = 0;

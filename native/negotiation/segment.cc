@@ -68,6 +68,20 @@ static Status system_error(const std::string& what) {
   return {HVD_UNAVAILABLE, text};
 }
 
+// Where memfd_create is refused, by a container's seccomp profile for example. Nothing can open it: it takes no seal,
+// but needs none against strangers.
+static int nameless_file() {
+  for (const char* folder : {"/dev/shm", "/tmp"}) {
+    const int file = open(folder, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (file >= 0) return file;
+  }
+  return -1;
+}
+
+static bool is_nameless_file(const struct stat& facts) {
+  return S_ISREG(facts.st_mode) && facts.st_nlink == 0 && (facts.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+}
+
 // By its manual, fallocate may fail if a signal comes, such as a profiler's a thousand times a second.
 static int allocate(int fd, uint64_t offset, size_t bytes) {
   sigset_t all, before;
@@ -89,8 +103,10 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
   if (const MemoryLeft left = memory_left(); left.bytes < bytes) {
     return no_memory("cannot allocate " + memory + ": " + left.where + " has " + std::to_string(left.bytes) + " left");
   }
-  const int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (memfd < 0) return system_error("cannot create shared memory");
+  int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool is_sealable = memfd >= 0;
+  if (!is_sealable) memfd = nameless_file();
+  if (memfd < 0) return system_error("cannot create shared memory (memfd_create, /dev/shm and /tmp are refused)");
   // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
   if (ftruncate(memfd, static_cast<off_t>(bytes)) != 0) {
     Status status = system_error("cannot create " + memory);
@@ -103,7 +119,7 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
     close(memfd);
     return status;
   }
-  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
+  if (is_sealable && fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     Status status = system_error("cannot seal shared memory");
     close(memfd);
     return status;
@@ -133,7 +149,9 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
                                  "\nhint: do all ranks run the same version of Horovod?"};
   }
   // What could be cut off under a mapping would end this process by SIGBUS.
-  if (const int seals = fcntl(memfd, F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+  const int seals = fcntl(memfd, F_GET_SEALS);
+  const bool is_sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+  if (!is_sealed && !is_nameless_file(facts)) {
     close(memfd);
     return {HVD_UNAVAILABLE, "sees shared memory that is not sealed"};
   }

@@ -38,6 +38,7 @@ struct alignas(128) RankBlock {
   std::atomic<uint32_t> left;                   // the rank consumed its own LEAVE
   std::atomic<uint32_t> joined;                 // it submits nothing, so its reading may fall behind by rounds
   std::atomic<uint32_t> waiting;                // callers that wait: it completes nothing more until they go on
+  std::atomic<uint64_t> blocked_since_ms;       // see hvd_declare_blocked; 0: it may submit something at any moment
   std::atomic<uint64_t> beat;                   // the monitor's, every 500 ms
   std::atomic<uint64_t> cursor;                 // log position this rank reads next: it has acted on what is before
   std::atomic<uint64_t> pid_namespace;          // where `pid` is the process' number

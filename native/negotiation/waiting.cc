@@ -8,8 +8,8 @@
 
 namespace hvd {
 
-std::vector<Waiting> Leader::waiting_here() {
-  std::vector<Waiting> all;
+WhoWaits Leader::waiting_here() {
+  WhoWaits all;
   const uint64_t now_ms = clock_.now_ns() / 1000000 + 1;
   for (uint32_t id = 0; id < text_read_at_.size(); ++id) {
     Waiting waiting{id, 0, {}};
@@ -20,21 +20,25 @@ std::vector<Waiting> Leader::waiting_here() {
       const uint64_t waited_ms = now_ms - std::min(now_ms, since_ms);
       waiting.waited_ms = std::max(waiting.waited_ms, static_cast<uint32_t>(std::min<uint64_t>(waited_ms, UINT32_MAX)));
     }
-    if (!waiting.ranks.empty()) all.push_back(std::move(waiting));
+    if (!waiting.ranks.empty()) all.entries.push_back(std::move(waiting));
+  }
+  for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
+    const uint64_t since_ms = board_.blocked_since_ms(local);
+    if (since_ms != 0 && now_ms >= since_ms + settings_.late_ms / 2) all.blocked.push_back(rank_of(local));
   }
   return all;
 }
 
 void Leader::tell_waiting() {
   if (coordinates() || settings_.late_ms == 0) return;
-  std::vector<Waiting> waiting = waiting_here();
+  WhoWaits waiting = waiting_here();
   const auto is_late = [this](const Waiting& item) { return item.waited_ms >= settings_.late_ms; };
-  if (std::ranges::none_of(waiting, is_late)) waiting.clear();
-  if (!waiting.empty() || told_waiting_) say_who_waits(waiting);
+  if (std::ranges::none_of(waiting.entries, is_late)) waiting = {};
+  if (!waiting.entries.empty() || told_waiting_) say_who_waits(waiting);
 }
 
-void Leader::say_who_waits(const std::vector<Waiting>& waiting) {
-  told_waiting_ = !waiting.empty();
+void Leader::say_who_waits(const WhoWaits& waiting) {
+  told_waiting_ = !waiting.entries.empty();
   send_up(FrameKind::kWaiting, waiting_payload(waiting));
 }
 
@@ -48,10 +52,11 @@ void Leader::ask_who_waits() {
 
 bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
   const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
-  if (std::vector<Waiting> waiting; kind == FrameKind::kWaiting) {
+  if (WhoWaits waiting; kind == FrameKind::kWaiting) {
     if (!parse_waiting(payload, map_.world_size(), &waiting)) return false;
     const auto is_sound = [&](const Waiting& item) { return std::ranges::all_of(item.ranks, lives_there); };
-    if (!std::ranges::all_of(waiting, is_sound)) return false;
+    if (!std::ranges::all_of(waiting.entries, is_sound) || !std::ranges::all_of(waiting.blocked, lives_there))
+      return false;
     waiting_there_[static_cast<size_t>(host)] = std::move(waiting);
     asked_who_waits_[static_cast<size_t>(host)] = false;
     return true;
@@ -69,7 +74,7 @@ std::vector<Undecided> Leader::undecided() {
   waiting_there_[static_cast<size_t>(map_.host)] = waiting_here();
   std::map<uint32_t, Waiting> by_id;
   for (const auto& of_host : waiting_there_) {
-    for (const Waiting& waiting : of_host) {
+    for (const Waiting& waiting : of_host.entries) {
       Waiting& merged = by_id[waiting.id];
       merged.waited_ms = std::max(merged.waited_ms, waiting.waited_ms);
       merged.ranks.insert(merged.ranks.end(), waiting.ranks.begin(), waiting.ranks.end());
@@ -91,6 +96,12 @@ std::vector<Undecided> Leader::undecided() {
     }
     if (!item.arrived.empty() && !item.missing.empty()) all.push_back(std::move(item));
   }
+  return all;
+}
+
+std::vector<int> Leader::blocked() const {
+  std::vector<int> all;
+  for (const WhoWaits& of_host : waiting_there_) all.insert(all.end(), of_host.blocked.begin(), of_host.blocked.end());
   return all;
 }
 

@@ -7,8 +7,8 @@
 //
 // A specification is POINT[@N]:ACTION[=PID]: at the Nth pass (1 by default) through POINT, do ACTION, which is
 // kill (SIGKILL), stop (SIGSTOP), or exitN (the process ends at once with code N), to this process, or the signal to
-// process PID. Or it is pauseN: this thread sleeps for N milliseconds, and the others go on. A line on stderr says so just
-// before, with the time of the monotonic clock.
+// process PID. Or it is pauseN: this thread sleeps for N milliseconds, and the others go on. A line on stderr says so
+// just before, with the time of the monotonic clock.
 #pragma once
 
 #include <atomic>

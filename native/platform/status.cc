@@ -19,6 +19,8 @@ const char* Status::name_of(int code) {
       return "rank-left";
     case HVD_DEVICE_LOST:
       return "device-lost";
+    case HVD_DEADLOCK:
+      return "deadlock";
     case HVD_ABORTED:
       return "aborted";
     case HVD_NOT_RUNNING:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX-512 (step 7). Not avx512_bf16: its conversion flushes denormals. CMakeLists.txt has the flags that
-// this file alone is compiled with.
+// The kernels for AVX-512 (step 7). Not avx512_bf16: its conversion flushes denormals. CMakeLists.txt has the flags
+// that this file alone is compiled with.
 #if defined(__x86_64__)
 #if !defined(__clang__)
 // g++ 12 takes its own headers' undefined vectors for uninitialized ones.

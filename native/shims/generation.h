@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 
@@ -21,6 +22,17 @@ struct Generation {
     const std::lock_guard alone(mutex);
     context = running;
     return ++number;
+  }
+
+  // A prepared request, given back when its last user lets go of it: each holds `mutex` shared meanwhile. The entries
+  // of a generation that has ended go with its context. Null if the request is refused.
+  std::shared_ptr<hvd_entry> prepare(const hvd_request& request, int* code, hvd_status* status) {
+    hvd_entry* made = nullptr;
+    *code = hvd_prepare(context, &request, &made, status);
+    if (*code != HVD_OK) return nullptr;
+    return {made, [this, of = number](hvd_entry* entry) {
+              if (number == of) hvd_release_entry(context, entry);
+            }};
   }
 };
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of another host than rank 0's is killed or stopped at every named moment of a job.
 
-By default a few cases run, chosen by a seed that is printed; HVD_FAULT_SEED repeats the choice, THOROUGH=1 runs all.
+By default a few cases run, chosen by the seed HVD_FAULT_SEED, which is printed; THOROUGH=1 runs all.
 tests/processes/test_fault_points.py does the same, and more, on one host.
 """
 
@@ -20,7 +20,7 @@ from support.cluster import MakeCluster
 from support.extent import SLACK_S, THOROUGH
 from support.jobs import Job
 
-SEED = int(os.environ.get("HVD_FAULT_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = int(os.environ.get("HVD_FAULT_SEED", "1"))
 ENDED_S = 3.0
 # Noticed after. A stopped leader's host is watched from another host, too.
 NOTICED_S = {"kill": 0.5, "stop": 6.0}

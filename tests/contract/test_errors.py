@@ -341,6 +341,9 @@ def check_that_the_others_are_told(
                 getattr(hvd, operation)([tensor] if "grouped" in operation else tensor, *arguments, name=case)
         except wanted as error:
             text = framework.text(error)
+            assert error.__cause__ is None and (error.__context__ is None or error.__suppress_context__), (
+                "one traceback"
+            )
         else:
             text = "no error"
         works_afterwards(framework)

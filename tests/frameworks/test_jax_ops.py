@@ -135,6 +135,22 @@ def test_without_64_bits_numbers_are_what_jax_makes_of_them(narrow: World) -> No
     narrow.run(run)
 
 
+def test_more_rows_than_numbers_of_32_bits_can_count_are_an_error(narrow: World) -> None:
+    def run() -> list[int] | str:
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        try:
+            return list(hvd.alltoall(jnp.zeros((3 << 30, 0)), splits=[3 << 30, 0])[1].tolist())  # no bytes
+        except ValueError as error:
+            return str(error)
+
+    counted, none = narrow.run(run)
+    assert none == [0, 0] and "6442450944" not in counted
+    assert "alltoall: 3221225472 rows came from one rank, and JAX has no integers of 64 bits" in counted
+
+
 def test_large_results_are_not_copied_and_stay_as_they_are(world: World) -> None:
     def run() -> None:
         import jax.numpy as jnp

@@ -250,6 +250,23 @@ def test_the_gradient_of_alltoall_has_the_inputs_type(world: World) -> None:
     assert world.run(run) == [[1.0, 2.0, 0.0]] * 2
 
 
+def test_more_rows_than_received_splits_can_count_are_an_error(world: World) -> None:
+    def run() -> str:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        try:
+            hvd.alltoall(tf.zeros((3 << 30, 0)), splits=tf.constant([3 << 30, 0], tf.int64))  # no bytes
+        except tf.errors.UnimplementedError as error:
+            return str(error)
+        return "none"
+
+    counted, none = world.run(run)
+    assert "alltoall: 3221225472 rows came from member 0, and TensorFlow's received splits are int32" in counted
+    assert none == "none"  # it gets no rows
+
+
 @pytest.mark.oldest_tensorflow
 def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
     def run() -> bool:

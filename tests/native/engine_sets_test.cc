@@ -319,8 +319,8 @@ TEST(errors_in_a_set_reach_its_members_alone) {
   }
 }
 
-// A leader whose driving thread is kept in a callback until the members sleep. Awake, they would see its decision without
-// being woken.
+// A leader whose driving thread is kept in a callback until the members sleep. Awake, they would see its decision
+// without being woken.
 struct HeldLeader {
   std::atomic<int> held{0}, submitted{0}, finished{0};
 

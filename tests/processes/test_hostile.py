@@ -41,7 +41,7 @@ def start_again() -> None:
 
 
 def secret_of(world: World) -> bytes:
-    return os.pread(world._secret_file._descriptor, 100, 0)
+    return os.pread(world._secret_file.descriptor, 100, 0)
 
 
 def dial_tcp(port: int, address: str = "127.0.0.1") -> Callable[[], socket.socket]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.extent import SLACK_S
 from support.jobs import Job
 
 # Rank 1 comes when the test says so. Forty tensors, some with names that nobody wants on a terminal, one without.
@@ -91,21 +92,48 @@ def test_a_single_tensor_that_is_no_longer_named_is_one_tensor(tmp_path: Path) -
         assert job.wait().code == 0
 
 
-# By default it is told after ten seconds, and not after sixty.
-@pytest.mark.parametrize("limits", [{"CHECK": "1", "SHUTDOWN": "4"}, {"SHUTDOWN": "13"}], ids=["set", "default"])
-def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(tmp_path: Path, limits: dict[str, str]) -> None:
+# By default after ten seconds, and not after sixty. Rank 2 could still call both, which helps neither of the others.
+@pytest.mark.parametrize("spread", ["1+1+1", "3", "2+1"])
+@pytest.mark.parametrize("limit", ["1", pytest.param("60", marks=pytest.mark.thorough)])
+def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
+    tmp_path: Path, spread: str, limit: str
+) -> None:
     (tmp_path / "train.py").write_text(
-        "import numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
-        "hvd.allreduce(np.ones(3), name=f'model_{hvd.rank()}')\n"
+        "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\nrank = hvd.rank()\n"
+        "if rank == 2: os.read(os.open('never', os.O_RDONLY), 1)\n"
+        "both = [0, 1] if rank == 0 else [1, 0]\n"
+        "for model in both: hvd.allreduce(np.ones(3), name=f'model_{model}')\n"
     )
-    env = {f"HOROVOD_STALL_{limit}_TIME_SECONDS": seconds for limit, seconds in limits.items()}
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
-        job.wait_for_line("models that differ: ranks wait for each other in different calls", "stderr")
+    os.mkfifo(tmp_path / "never")
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": limit, "HOROVOD_PRETEND_HOSTS": spread.replace("+", ",")}
+    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={**env, "OMP_NUM_THREADS": "1"}) as job:
+        job.wait_for_line(r"  rank 1 stands at", "stderr")
         done = job.wait()
-    assert done.code != 0
-    assert re.search(r"rank 0 waited \d+\.\d s for `allreduce.model_0`: missing rank 1, which did not", done.stderr)
-    assert re.search(r"rank 1 waited \d+\.\d s for `allreduce.model_1`: missing rank 0, which did not", done.stderr)
-    assert "uneven data" not in done.stderr
+    assert done.code == 1, done.stderr
+    for rank in range(2):
+        text = rf"(?m)^\[{rank}\].*DeadlockError: `allreduce.model_.` failed: ranks 0, 1 wait for each other in "
+        assert re.search(text + "different calls, and none of them can go on: ", done.stderr), done.stderr
+    assert re.search(r"DeadlockError.*rank 0 waited \d+\.\d s for `allreduce.model_0`: missing ranks 1, 2", done.stderr)
+    assert re.search(r"DeadlockError.*rank 1 waited \d+\.\d s for `allreduce.model_1`: missing ranks 0, 2", done.stderr)
+    assert "explain deadlock" in done.stderr and "uneven data" not in done.stderr and done.seconds < 15 + SLACK_S
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_thread_that_could_still_make_the_other_call_keeps_the_job_alive(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, threading\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
+        "def late():\n    os.read(os.open('go', os.O_RDONLY), 1)\n    hvd.allreduce(np.ones(3), name='a')\n"
+        "if hvd.rank() == 0:\n    hvd.allreduce(np.ones(3), name='a')\n"
+        "else:\n    threading.Thread(target=late).start()\n"
+        "hvd.allreduce(np.ones(3), name='b')\n"
+    )
+    os.mkfifo(tmp_path / "go")
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+        job.wait_for_line("models that differ: ranks wait for each other in different calls", "stderr", count=4)
+        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        done = job.wait()
+    assert done.code == 0, done.stderr
 
 
 TRAIN = """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_independent_processes_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"])
-def test_mpi_is_not_silently_something_else(variable: str) -> None:
+def test_mpi_is_not_silently_something_else(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # as if it was not installed
     with pytest.raises(StartError, match="=mpi.*, but MPI cannot be used|=mpi cannot be used: mpi4py is not installed"):
         bootstrap.connect(Settings.from_environment({variable: "mpi"}))
     bootstrap.connect(Settings.from_environment({variable: "GLOO"}))

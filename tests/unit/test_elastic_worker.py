@@ -13,6 +13,7 @@ import pytest
 
 from horovod.core import context as contexts
 from horovod.core.exceptions import (
+    DeadlockError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     MismatchError,
@@ -281,17 +282,18 @@ def test_an_error_of_the_script_is_told_and_leaves(begin: Any) -> None:
     assert script.log == [("raised", ZeroDivisionError)] and script.heard is None
 
 
-def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: Any) -> None:
+@pytest.mark.parametrize("kind", [MismatchError, DeadlockError])
+def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: Any, kind: type) -> None:
     script = begin((True, 2), (True, 2))
-    errors = [MismatchError("shapes differ"), PeerRefusedError("the peer's call was wrong")]
+    errors = [kind("calls differ"), PeerRefusedError("the peer's call was wrong")]
 
     def train(state: Any) -> None:
         if errors:
             raise errors.pop()
 
-    with pytest.raises(MismatchError, match="shapes differ"):
+    with pytest.raises(kind, match="calls differ"):
         trained(state_of(), lambda state: train(state) or train(state))
-    assert script.log == [("loss", (1, 0)), ("raised", MismatchError)]
+    assert script.log == [("loss", (1, 0)), ("raised", kind)]
 
 
 def test_a_new_worker_with_another_state_is_a_loss_for_the_others_alone(begin: Any) -> None:

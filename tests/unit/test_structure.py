@@ -42,6 +42,7 @@ INCLUDES = {
 }
 # Files of at most this many lines. Those that are longer may only shrink.
 LIMIT = 500
+LINE = 120
 LONGER = {
     "tests/frameworks/test_keras.py": 534,
     "tests/frameworks/test_torch_optimizer.py": 717,
@@ -85,6 +86,13 @@ def test_no_native_state_is_a_threads_own() -> None:
     """What a thread is doing stands in the object that it works on (engine/wakeup.h)."""
     for path in sources():
         assert "thread_local" not in path.read_text(encoding="utf-8"), path
+
+
+def test_no_native_line_is_too_long() -> None:
+    """clang-format breaks no comment."""
+    paths = [*sources(), *(path for path in (ROOT / "tests").rglob("*") if path.suffix in {".cc", ".h", ".c"})]
+    lines = [(path, number, line) for path in paths for number, line in enumerate(path.read_text().splitlines(), 1)]
+    assert [f"{path}:{number}" for path, number, line in lines if len(line) > LINE] == []
 
 
 def test_a_long_file_only_gets_shorter() -> None:

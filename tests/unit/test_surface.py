@@ -257,6 +257,7 @@ def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
 def test_before_init_the_queries_about_the_build_answer() -> None:
     """In a process of its own: another test may have called init in this one."""
     code = (
+        "import sys; sys.modules['mpi4py'] = None  # as if it was not installed\n"
         "import horovod.common.basics as b, horovod.common.util as u; hvd = b.HorovodBasics('anything')\n"
         "assert not hvd.is_initialized()\n"
         "assert (hvd.gloo_built(), hvd.gloo_enabled(), u.gloo_built(verbose=True)) == (True, True, True)\n"

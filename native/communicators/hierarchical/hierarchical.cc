@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The communicator over several hosts with several members on some of them (step 7): several communicators in one.
-// *Inside* joins the members of a host; its first one, the host's leader, is also in *between*, which joins the leaders.
-// Of large allreduces other members of the hosts carry parts, each with those of its number on the other hosts: as many
-// as every host has.
+// *Inside* joins the members of a host; its first one, the host's leader, is also in *between*, which joins the
+// leaders. Of large allreduces other members of the hosts carry parts, each with those of its number on the other
+// hosts: as many as every host has.
 //
 //   allreduce      small: inside, to every member's output; between, over that; from the leader back to its host.
 //                  large: allreduce.h

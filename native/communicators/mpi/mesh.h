@@ -40,9 +40,9 @@ class MpiMesh final : public Mesh {
   int member() const override { return member_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   int links_per_peer() const override { return 1; }
-  // Most MPIs ask the other end before they send more than 64 KiB: that costs two more messages. In an allreduce it also
-  // costs to fold what has come while more of it comes, for MPI moves nothing meanwhile. But all shares need memory: as
-  // much as was measured with two ranks (docs/decisions/0022-mpi-without-its-headers.md).
+  // Most MPIs ask the other end before they send more than 64 KiB: that costs two more messages. In an allreduce it
+  // also costs to fold what has come while more of it comes, for MPI moves nothing meanwhile. But all shares need
+  // memory: as much as was measured with two ranks (docs/decisions/0022-mpi-without-its-headers.md).
   MessageBytes message_bytes() const override {
     constexpr size_t kMessage = size_t{512} << 10, kShares = size_t{16} << 20;
     const size_t share = std::max(kMessage, kShares / world_ranks_.size());

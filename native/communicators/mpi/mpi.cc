@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicators over MPI (step 7), for networks that only MPI can use. MPI moves messages, and our algorithms do the
-// rest (mesh.h).
+// The communicators over MPI (step 7), for networks that only MPI can use. MPI moves messages, and our algorithms do
+// the rest (mesh.h).
 //
 //   mpi               everything through MPI
 //   hierarchical-mpi  MPI between hosts, shared memory inside

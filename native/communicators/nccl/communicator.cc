@@ -328,8 +328,8 @@ std::string rank_in_words(const std::vector<int>& ranks, size_t member) {
   return "rank " + std::to_string(ranks[member]);
 }
 
-// The same answer on all members: HVD_UNAVAILABLE if one of them could not meet the others. It is a barrier, too: a rank
-// that still allocates on its GPU could wait for a peer's kernel that waits for it.
+// The same answer on all members: HVD_UNAVAILABLE if one of them could not meet the others. It is a barrier, too: a
+// rank that still allocates on its GPU could wait for a peer's kernel that waits for it.
 Status agree(Communicator& host, const std::vector<int>& ranks, const Status& mine) {
   enum : int32_t { kGood, kWaitedInVain, kFailed };
   struct Outcome {

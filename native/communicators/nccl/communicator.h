@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's communicator among the members of a process set, one GPU each (step 7). Its operations take addresses on the
-// GPU, are enqueued on one stream and return; the stream tells when they have ended. exchange() and barrier() go through
-// the host's communicator, and are over when they return.
+// GPU, are enqueued on one stream and return; the stream tells when they have ended. exchange() and barrier() go
+// through the host's communicator, and are over when they return.
 //
 // NCCL chooses the order of additions, so the last bits differ from the CPU's; they are equal on all members.
 #pragma once
@@ -65,8 +65,8 @@ class NcclCommunicator : public Communicator {
   virtual void close() = 0;
 };
 
-// All at once, as each may wait until the GPU has left the others. What takes longer than patience_ms goes on by itself:
-// it then waits for another rank of this host, and the GPU has mostly left it.
+// All at once, as each may wait until the GPU has left the others. What takes longer than patience_ms goes on by
+// itself: it then waits for another rank of this host, and the GPU has mostly left it.
 // Chosen: a kernel that sees an abort ends at once, what is in order may have to wait for a slower rank.
 constexpr uint64_t kPatienceToAbortMs = 1000, kPatienceToCloseMs = 3000;
 void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);

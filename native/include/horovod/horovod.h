@@ -47,7 +47,8 @@ typedef enum {
   HVD_INTERNAL = 13,       /* a defect of this library */
   HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
   HVD_JOINED = 15,         /* a rank has joined and gives no data to the operation, which is no allreduce */
-  HVD_DEVICE_LOST = 16     /* a rank's GPU cannot be used any more by its process */
+  HVD_DEVICE_LOST = 16,    /* a rank's GPU cannot be used any more by its process */
+  HVD_DEADLOCK = 17        /* ranks wait for each other in different calls, and none of them can submit anything */
 } hvd_code;
 
 typedef enum {
@@ -187,19 +188,20 @@ typedef struct {
 HVD_EXPORT uint32_t hvd_abi_version(void);
 /* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is no failure of its own. */
 HVD_EXPORT const char* hvd_code_name(int32_t code);
-/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
 /* The version of the CUDA driver (1000 * major + 10 * minor) and of NCCL (10000 * major + 100 * minor + patch) that
    would be used; 0 if there is none that can be, and why in `status`. `library`: a file, or empty for the usual one;
    `found`: where to look for NCCL if the process has not loaded it. Neither is initialised. */
 HVD_EXPORT int32_t hvd_cuda_version(const char* library, hvd_status* status);
 HVD_EXPORT int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status);
+/* How many bytes an element of an hvd_dtype has; 0 if there is no such dtype. */
 HVD_EXPORT int32_t hvd_dtype_bytes(int32_t dtype);
 /* How many of the first dimension's rows a member gets in a reducescatter. */
 HVD_EXPORT int64_t hvd_rows_of_member(int64_t rows, int32_t members, int32_t member);
-HVD_EXPORT const char* hvd_build_info(void); /* JSON: version, compiler, the kernels' instruction sets that run here */
+/* JSON: version, build (a checksum of the sources), compiler, the kernels' instruction sets that run here. */
+HVD_EXPORT const char* hvd_build_info(void);
 
-/* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which "auto" tries them: name, title, available
-   and, if it is not, why. */
+/* JSON, one object for each communicator of this build (after hvd_use_mpi, if MPI is to count), in the order in which
+   "auto" tries them: name, title, available and, if it is not, why. */
 HVD_EXPORT const char* hvd_communicators(void);
 /* Which of them joins these members (world ranks, ascending) of a world, before there is a context. `transport`: a
    name, or "auto"; HVD_UNAVAILABLE if it does not fit and `must` is not 0, else the first one that fits is taken.
@@ -231,6 +233,9 @@ HVD_EXPORT int hvd_stop(hvd_context* context, uint32_t timeout_ms, hvd_status* s
 HVD_EXPORT int hvd_end_seen(hvd_context* context, hvd_status* status);
 /* This process will end with exit code 1, whatever its program says. For a failure that the program was not told of. */
 HVD_EXPORT void hvd_fail_at_exit(void);
+/* Around a call that may never return and that nothing interrupts, such as MPI_Init: after timeout_ms this process ends
+   with exit code 1 and `text` on stderr, unless this is called again before, with 0. */
+HVD_EXPORT void hvd_limit_time(uint32_t timeout_ms, const char* text);
 /* For a caller that goes on to use the context while another one may stop and free it: hvd_free is called once more. */
 HVD_EXPORT void hvd_hold(hvd_context* context);
 /* Frees a stopped context, unless somebody holds it. The caller uses it no more; no call of its own may be running. */
@@ -292,6 +297,11 @@ HVD_EXPORT int hvd_device_of_stream(hvd_context* context, void* stream, int32_t*
 /* Drives the engine until the handle is done, for at most timeout_ms (negative: no limit). Returns the operation's own
    code, or HVD_PENDING early when a signal arrived, so that the caller's language may run its handlers. */
 HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status);
+/* This process submits nothing more until one of these operations is done: each of its threads that could waits for one
+   of them. Holds until it submits something, one of its operations is ready, or the next call of this function; no
+   handles: it may submit again. Ranks that wait for each other for ever are told so (HVD_DEADLOCK). */
+HVD_EXPORT int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_t nhandles,
+                                   hvd_status* status);
 /* HVD_PENDING: not done yet. */
 HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
 /* HVD_PENDING: hvd_wait_on_stream would still wait. Of other operations: hvd_poll. */
@@ -323,8 +333,8 @@ HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
  * would have. */
 HVD_EXPORT int64_t hvd_statistics(hvd_context* context, char* buffer, int64_t capacity);
 
-/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the time
-   if log_time is set. */
+/* Prints a warning of the caller's as the library prints its own: if the setting log_level allows it, and behind the
+   time if log_time is set. */
 HVD_EXPORT void hvd_warn(hvd_context* context, const char* text);
 
 /* Lets stall reports of other ranks say where this process' main thread stands: the handler of `signal`, installed by

@@ -68,6 +68,7 @@ Code code_of(int code) {
     case HVD_DEVICE_LOST:
       return Code::kUnavailable;
     case HVD_ABORTED:
+    case HVD_DEADLOCK:
       return Code::kAborted;
     default:
       return Code::kUnknown;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handler for tensors in host memory. It submits, drives the engine for a moment, and returns, if need be before the
-// operation is done: XLA hears of the end through a future then. So no number of XLA's threads is too small, and what
-// does not depend on the result goes on.
+// The handler for tensors in host memory. It submits, drives the engine for a moment, and returns, if need be before
+// the operation is done: XLA hears of the end through a future then. So no number of XLA's threads is too small, and
+// what does not depend on the result goes on.
 #include <atomic>
 #include <condition_variable>
 #include <cstring>

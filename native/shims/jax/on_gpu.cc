@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handler for tensors on a GPU. It submits, waits until the operation is launched, and has XLA's stream wait for its
-// end: the host does not. XLA's thread enqueues a program's work one call after the other, so to return before the
+// The handler for tensors on a GPU. It submits, waits until the operation is launched, and has XLA's stream wait for
+// its end: the host does not. XLA's thread enqueues a program's work one call after the other, so to return before the
 // launch would gain nothing.
 //
 // What fails after the launch is told by the next call.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shims/jax/requests.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -14,7 +15,6 @@ namespace {
 
 constexpr uint32_t kFlags = HVD_SYNC | HVD_URGENT;  // somebody waits, at first in hvd_wait
 std::atomic<int64_t> calls{0};
-constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill the memory
 
 // Two collectives with equal keys have equal requests, but for the addresses.
 std::string key_of(const Collective& collective) {
@@ -27,7 +27,8 @@ std::string key_of(const Collective& collective) {
   add(scales, sizeof scales);
   key += collective.name;
   for (const hvd_tensor& tensor : collective.tensors) {
-    add(&tensor.ndim, sizeof tensor.ndim + sizeof tensor.dtype);
+    add(&tensor.ndim, sizeof tensor.ndim);
+    add(&tensor.dtype, sizeof tensor.dtype);
     add(tensor.shape, sizeof(int64_t) * static_cast<size_t>(tensor.ndim));
   }
   return key;
@@ -75,37 +76,39 @@ hvd_request request_of(const Collective& collective, const Caller& caller) {
   return request;
 }
 
-int prepare(const Collective& collective, const Caller& caller, hvd_entry** entry, hvd_status* status) {
-  const hvd_request request = request_of(collective, caller);
-  return hvd_prepare(generation().context, &request, entry, status);
+// With the mutex. The half that was not used for longest: then it takes as many new keys until the next time.
+void forget_old_half(std::map<std::string, Generation::Known>* entries) {
+  std::vector<uint64_t> uses;
+  for (const auto& [key, known] : *entries) uses.push_back(known.used);
+  const auto middle = uses.begin() + static_cast<ptrdiff_t>(uses.size() / 2);
+  std::nth_element(uses.begin(), middle, uses.end());
+  std::erase_if(*entries, [last = *middle](const auto& item) { return item.second.used <= last; });
 }
 
 // The prepared request of a key; null for the first call.
-int find_entry(const Collective& collective, const Caller& caller, hvd_entry** entry, hvd_status* status) {
+int find_entry(const Collective& collective, const Caller& caller, std::shared_ptr<hvd_entry>* entry,
+               hvd_status* status) {
   auto& entries = generation().entries;
-  std::string key = key_of(collective);
+  const std::string key = key_of(collective);
   const std::lock_guard lock(generation().entries_mutex);
-  const auto found = entries.find(key);
-  if (found == entries.end()) {
-    if (entries.size() >= kMostKeys) std::erase_if(entries, [](const auto& item) { return item.second == nullptr; });
-    entries.emplace(std::move(key), nullptr);
-    return HVD_OK;
-  }
-  if (found->second == nullptr) {
-    const int code = prepare(collective, caller, &found->second, status);
-    if (code != HVD_OK) return code;
-  }
-  *entry = found->second;
-  return HVD_OK;
+  const bool is_first = !entries.contains(key);
+  if (is_first && entries.size() >= Generation::kMostKeys) forget_old_half(&entries);
+  Generation::Known& known = entries[key];
+  known.used = static_cast<uint64_t>(calls.load());
+  if (is_first) return HVD_OK;
+  int code = HVD_OK;
+  if (known.entry == nullptr) known.entry = generation().prepare(request_of(collective, caller), &code, status);
+  *entry = known.entry;
+  return code;
 }
 
 int submit_known(const Collective& collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
-  hvd_entry* entry = nullptr;
+  std::shared_ptr<hvd_entry> entry;
   int code = find_entry(collective, caller, &entry, status);
   if (code != HVD_OK) return code;
   if (entry != nullptr) {
-    code = shims::submit_entry(generation().context, entry, collective.tensors, kFlags, caller.user, caller.stream,
-                               handle, status);
+    code = shims::submit_entry(generation().context, entry.get(), collective.tensors, kFlags, caller.user,
+                               caller.stream, handle, status);
     if (code != HVD_INVALID_ARGUMENT || collective.process_set == 0) return code;
     // The process set has been removed since, and another one may have its number.
     const std::lock_guard lock(generation().entries_mutex);

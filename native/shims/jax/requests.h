@@ -3,7 +3,9 @@
 // share.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -13,10 +15,15 @@
 
 namespace hvd::jax {
 
-// Entries are freed with their context. Never destroyed: compiled code may outlive the library's statics.
+// Never destroyed: compiled code may outlive the library's statics.
 struct Generation : shims::Generation {
+  struct Known {
+    std::shared_ptr<hvd_entry> entry;  // null: the request has come once
+    uint64_t used = 0;                 // the number of its last call
+  };
+  static constexpr size_t kMostKeys = 4096;  // shapes that never come back must not fill the memory
   std::mutex entries_mutex;
-  std::map<std::string, hvd_entry*> entries;  // by key; null: the request has come once
+  std::map<std::string, Known> entries;  // by key
 };
 Generation& generation();
 
@@ -29,8 +36,8 @@ struct Caller {
   bool on_gpu = false;
 };
 
-// Submits it in the running generation, and finds the device. If the call is wrong, the peers are told. The caller holds
-// the generation.
+// Submits it in the running generation, and finds the device. If the call is wrong, the peers are told. The caller
+// holds the generation.
 int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd_status* status);
 
 }  // namespace hvd::jax

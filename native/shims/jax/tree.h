@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of a pytree of gradients: the ranks must have equal ones, and errors name tensors by them (steps 4 and 5 of a
-// gradient's way, for JAX).
+// The keys of a pytree of gradients: the ranks must have equal ones, and errors name tensors by them (steps 4 and 5 of
+// a gradient's way, for JAX).
 //
-// With the gradients travel tensors without elements, whose shapes are checksums of the keys, each of a part of them. So
-// the core finds trees that differ as it finds shapes that differ. A value; used by one thread at a time.
+// With the gradients travel tensors without elements, whose shapes are checksums of the keys, each of a part of them.
+// So the core finds trees that differ as it finds shapes that differ. A value; used by one thread at a time.
 #pragma once
 
 #include <array>

@@ -17,16 +17,16 @@ hvd_mxnet_api mxnet;
 
 using hvd::shims::Generation;
 
-// A call is submitted to the generation that it was made in, or to none. Never destroyed: MXNet's threads may outlive the
-// library's statics.
+// A call is submitted to the generation that it was made in, or to none. Never destroyed: MXNet's threads may outlive
+// the library's statics.
 Generation& generation() {
   static auto* const one = new Generation;
   return *one;
 }
 
-// MXNet keeps what has failed in a vector without a lock (ThreadedEngine::global_exception_refs_): a thread that completes
-// a failed operation appends to it, and threads that pass over what depends on one search it. So we append one by one,
-// and hvd_mxnet_fail has made room: nothing moves while another thread searches.
+// MXNet keeps what has failed in a vector without a lock (ThreadedEngine::global_exception_refs_): a thread that
+// completes a failed operation appends to it, and threads that pass over what depends on one search it. So we append
+// one by one, and hvd_mxnet_fail has made room: nothing moves while another thread searches.
 std::mutex failing;
 
 // mxnet::engine::CallbackOnComplete: three words, which may be copied. `error` is a dmlc::Error, which MXNet copies.

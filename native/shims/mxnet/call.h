@@ -2,9 +2,9 @@
 // Collectives as operations of MXNet's engine (step 4 of a gradient's way, for MXNet 1.9).
 //
 // Python makes a call of a request and of the arrays' handles, and pushes it: MXEnginePushAsyncND(hvd_mxnet_run, call,
-// hvd_mxnet_delete, ...). MXNet runs it when the arrays are computed; it submits and returns, and MXNet hears of its end
-// through the callback that it gave. So a call waits for nothing on MXNet's threads, and overlaps with what else MXNet
-// computes. If what computes an array fails, MXNet deletes the call without having run it: the peers are told.
+// hvd_mxnet_delete, ...). MXNet runs it when the arrays are computed; it submits and returns, and MXNet hears of its
+// end through the callback that it gave. So a call waits for nothing on MXNet's threads, and overlaps with what else
+// MXNet computes. If what computes an array fails, MXNet deletes the call without having run it: the peers are told.
 //
 // Needs no header of MXNet: the functions of its C interface come from Python, which has the library open.
 #pragma once
@@ -34,8 +34,8 @@ HVD_EXPORT uint64_t hvd_mxnet_attach(hvd_context* context);
 // Counts the calls of a training step: after the last of them nobody waits for more. Gone with the last of `calls`.
 HVD_EXPORT void* hvd_mxnet_new_step(uint32_t calls);
 // Copies the request, whose tensors' addresses do not count; the arrays have them when the call runs. `outputs`: an
-// array of each tensor, perhaps that of the input, which may have a layout of MXNet's own then. `step`: null, or a step that has fewer calls yet than it counts.
-// Null if MXNet refuses (hvd_mxnet_api.last_error).
+// array of each tensor, perhaps that of the input, which may have a layout of MXNet's own then. `step`: null, or a step
+// that has fewer calls yet than it counts. Null if MXNet refuses (hvd_mxnet_api.last_error).
 HVD_EXPORT void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, void* const* outputs, void* step);
 // What MXNet calls: EngineAsyncFunc and EngineFuncParamDeleter.
 HVD_EXPORT void hvd_mxnet_run(void* run_context, void* on_complete, void* call);

@@ -240,6 +240,13 @@ bool take_results(Invocation* invocation, TF_Status* status) {
     }
     for (int32_t m = 0; m < members; ++m) {
       if (is_alltoall) {
+        if (result.rows[m] > INT32_MAX) {
+          tf.SetStatus(status, kUnimplemented,
+                       ("alltoall: " + std::to_string(result.rows[m]) + " rows came from member " + std::to_string(m) +
+                        ", and TensorFlow's received splits are int32\nhint: send at most 2147483647 rows to a member")
+                           .c_str());
+          return false;
+        }
         static_cast<int32_t*>(tf.TensorData(rows.get()))[m] = static_cast<int32_t>(result.rows[m]);
       } else {
         static_cast<int64_t*>(tf.TensorData(rows.get()))[i * members + m] = result.rows[m];
@@ -295,16 +302,6 @@ Kernel::~Kernel() {
   entry_ = nullptr;
 }
 
-// Whoever lets go of it holds the generation shared. The entries of a generation that has ended go with its context.
-Kernel::Entry Kernel::prepare(const hvd_request& request, int* code, hvd_status* status) {
-  hvd_entry* made = nullptr;
-  *code = hvd_prepare(generation.context, &request, &made, status);
-  if (*code != HVD_OK) return nullptr;
-  return Entry(made, [number = generation.number](hvd_entry* entry) {
-    if (generation.number == number) hvd_release_entry(generation.context, entry);
-  });
-}
-
 int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
   std::vector<int64_t> key = {request->place, request->device};
   for (uint32_t i = 0; i < request->ntensors; ++i) {
@@ -324,7 +321,7 @@ int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* h
       key_ = std::move(key);
     } else if (entry_ == nullptr) {
       int code = HVD_OK;
-      entry_ = prepare(*request, &code, status);
+      entry_ = generation.prepare(*request, &code, status);
       if (code != HVD_OK) return code;
     }
     entry = entry_;

@@ -47,8 +47,8 @@ class Kernel {
   ~Kernel();
   const Collective& collective() const { return collective_; }
 
-  // Submits; `user` goes to finished(). On a GPU, the inputs are what `stream` has computed by now. Needs the generation
-  // held shared.
+  // Submits; `user` goes to finished(). On a GPU, the inputs are what `stream` has computed by now. Needs the
+  // generation held shared.
   int submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status);
 
  private:
@@ -56,7 +56,6 @@ class Kernel {
   std::mutex mutex_;
   // Of the running generation. Null: there is none yet.
   using Entry = std::shared_ptr<hvd_entry>;
-  static Entry prepare(const hvd_request& request, int* code, hvd_status* status);
 
   // The request of the last shapes and dtypes; an entry from the second time on, so that shapes which never come back
   // cost little. Other calls may still submit it when it is replaced.

@@ -273,8 +273,8 @@ HVD_EXPORT void hvd_tensorflow_take_gpus(hvd::tensorflow::EigenDevice eigen_devi
   hvd::tensorflow::registration_error = hvd::tensorflow::registered(hvd::tensorflow::add_on_gpu);
 }
 
-// The generation that operations belong to from here on. Null: they fail, and those in flight end with hvd_stop, which is
-// to follow.
+// The generation that operations belong to from here on. Null: they fail, and those in flight end with hvd_stop, which
+// is to follow.
 HVD_EXPORT void hvd_tensorflow_attach(hvd_context* context, int32_t local_rank, int32_t local_size) {
   if (context != nullptr) {
     hvd::tensorflow::local_rank = local_rank;

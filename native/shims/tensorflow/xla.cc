@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions inside of what XLA compiles (jit_compile=True): a custom call that takes all tensors of a step.
 //
-// The call blocks XLA's thread. For tensors in host memory it drives the engine until the operation is done. On a GPU it
-// waits until the operation is launched, and has XLA's stream wait for the rest; if the operation fails later, the next
-// call gets the error. Each call of a graph takes a result of the one before as one more operand: XLA orders calls by their
-// data only, so without it ranks could start them in different orders, and wait for each other forever.
+// The call blocks XLA's thread. For tensors in host memory it drives the engine until the operation is done. On a GPU
+// it waits until the operation is launched, and has XLA's stream wait for the rest; if the operation fails later, the
+// next call gets the error. Each call of a graph takes a result of the one before as one more operand: XLA orders calls
+// by their data only, so without it ranks could start them in different orders, and wait for each other forever.
 //
 // TensorFlow's C interface covers neither XLA's registry nor its error object. Both are checked before they are used.
 #include <dlfcn.h>
@@ -140,8 +140,8 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
   return status;
 }
 
-// `opaque` is the plan's number, and how many operands follow the tensors, which only keep the calls in order. Null: there
-// is no such plan, and the call has failed.
+// `opaque` is the plan's number, and how many operands follow the tensors, which only keep the calls in order. Null:
+// there is no such plan, and the call has failed.
 Plan* find_plan(const char* opaque, size_t length, void* xla_status, size_t* more_operands) {
   calls.fetch_add(1);
   int64_t number = 0;

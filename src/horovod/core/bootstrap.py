@@ -410,7 +410,7 @@ class _Start:
             "problem": problem,
             "apart": apart,
             "settings": {
-                "version": __version__,
+                "version": f"{__version__} (build {native.build_id()})",
                 "size": self.size,
                 "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
                 "transport": self.settings.communicator,

@@ -41,8 +41,19 @@ _FATAL = {
     native.RANK_LEFT: "RANK_LEFT",
     native.ABORTED: "ABORTED",
     native.DEVICE_LOST: "DEVICE_LOST",
+    native.DEADLOCK: "DEADLOCK",
 }
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
+
+
+def _is_of_the_script(error: BaseException) -> bool:
+    """Whether it was raised in a file that is no installed package's, such as a method of the script's own class."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    path = "" if entry is None else entry.tb_frame.f_code.co_filename
+    return path != "" and not path.startswith(_PACKAGE) and "-packages/" not in path
 
 
 class NotAMemberError(InvalidRequestError):
@@ -248,7 +259,8 @@ class Context:
         reason = self._without_place(str(error))
         text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
         # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
-        raise (type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError)(text) from error
+        kind = type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError
+        raise kind(text) from (error if _is_of_the_script(error) else None)
 
     def tell(self, name: str | None, process_set: int, why: str) -> str:
         """Tells the peers that this rank's call failed.

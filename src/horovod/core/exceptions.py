@@ -10,6 +10,7 @@
     |   |   +-- RankLeftError        a rank shut down or exited while others still waited for it
     |   |   +-- DeviceLostError      a rank's GPU has failed, and its process has to be started anew
     |   +-- AbortedError             the job was aborted, or the stall limit passed
+    |   |   +-- DeadlockError        ranks wait for each other in different calls, and none of them can go on
     |   +-- NotRunningError          the operation outlived the shutdown of this rank
     +-- HostsUpdatedInterrupt        elastic: the hosts changed, nothing failed   .skip_sync
     ValueError
@@ -34,9 +35,12 @@ InvalidRequestError has no such line, because it is complete in itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "NOT_REACHED",
     "AbortedError",
+    "DeadlockError",
     "DeviceLostError",
     "DuplicateNameError",
     "HorovodInternalError",
@@ -55,6 +59,7 @@ __all__ = [
     "RankLostError",
     "StartError",
     "explain_command",
+    "named",
     "text_of",
 ]
 
@@ -65,17 +70,26 @@ def explain_command(code: str) -> str:
 
 
 class _Explained(Exception):
-    """A text whose last line says where its code is explained. `args[0]` is the text without that line."""
+    """An error whose last line says where its code is explained."""
 
     code = ""
 
+    def text(self) -> str:
+        """Empty if the error was made without one, as elastic scripts make HorovodInternalError."""
+        return super().__str__()
+
     def __str__(self) -> str:
-        return f"{super().__str__()}\n{explain_command(self.code)}"
+        return "\n".join(filter(None, (self.text(), explain_command(self.code))))
 
 
 def text_of(error: BaseException) -> str:
     """An error's text as a part of another text: without the line about its code."""
-    return str(error.args[0]) if isinstance(error, _Explained) else str(error)
+    return error.text() if isinstance(error, _Explained) else str(error)
+
+
+def named(error: BaseException) -> str:
+    """An error's class and text, as a part of another text."""
+    return ": ".join(filter(None, (type(error).__name__, text_of(error))))
 
 
 class HorovodInternalError(_Explained, RuntimeError):
@@ -111,14 +125,14 @@ class RankLostError(HorovodInternalError):
 
     code = "rank-lost"
 
-    def __init__(self, text: str, failed_rank: int = -1) -> None:
-        super().__init__(text)
+    def __init__(self, *text: Any, failed_rank: int = -1) -> None:
+        """`text` may be followed by the rank."""
+        if len(text) == 2 and isinstance(text[1], int):
+            text, failed_rank = text[:1], text[1]
+        super().__init__(*text)
         self.failed_rank = failed_rank
-        if NOT_REACHED in text:
+        if NOT_REACHED in self.text():
             self.code = "start-connection"
-
-    def __reduce__(self) -> tuple[type[RankLostError], tuple[str, int]]:
-        return type(self), (self.args[0], self.failed_rank)
 
 
 class RankLeftError(RankLostError):
@@ -137,6 +151,12 @@ class AbortedError(HorovodInternalError):
     """The generation was ended on purpose: by an abort, or because a stall passed its limit."""
 
     code = "aborted"
+
+
+class DeadlockError(AbortedError):
+    """Ranks wait for each other in different calls, and none of them has a thread that could make the other call."""
+
+    code = "deadlock"
 
 
 class NotRunningError(HorovodInternalError):
@@ -164,12 +184,12 @@ class StartError(_Explained, ValueError):
 
     of_peer = False
 
-    def __init__(self, text: str, code: str) -> None:
-        super().__init__(text)
+    def __init__(self, *text: Any, code: str = "internal") -> None:
+        """`text` may be followed by the code."""
+        if len(text) == 2:
+            text, code = text[:1], str(text[1])
+        super().__init__(*text)
         self.code = code
-
-    def __reduce__(self) -> tuple[type[StartError], tuple[str, str]]:
-        return type(self), (self.args[0], self.code)
 
 
 class NotInitializedError(_Explained, ValueError):
@@ -211,8 +231,11 @@ class NativeCoreError(_Explained, ImportError):
 class HorovodVersionMismatchError(ImportError):
     """The installed framework's version is not the one this build was made for."""
 
-    def __init__(self, name: str, version: str, installed_version: str) -> None:
+    def __init__(self, name: str = "", version: str = "", installed_version: str = "", *_: Any) -> None:
         super().__init__(f"{name} {installed_version} is installed, but Horovod was built for {name} {version}")
         self.name = name
         self.version = version
         self.installed_version = installed_version
+
+    def __reduce__(self) -> tuple[type[HorovodVersionMismatchError], tuple[str, str, str]]:
+        return type(self), (self.name or "", self.version, self.installed_version)

@@ -283,13 +283,29 @@ EXPLANATIONS = (
         "An operation starts when all members have called it. Here some ranks have waited for a long time. The report "
         "names the tensors, the missing ranks, and where each missing rank stands in its script. The job keeps "
         "waiting: a rank may just be slow. Ranks that wait for each other in different calls are reported after ten "
-        "seconds.",
+        "seconds. If none of them can go on, the job ends (`horovodrun --explain deadlock`).",
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
             "If ranks have different numbers of batches, use hvd.join() (docs/uneven-data.md).",
             "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
+        ),
+    ),
+    Explanation(
+        "deadlock",
+        "Ranks wait for each other in different calls",
+        "DeadlockError (an AbortedError); UnknownError in TensorFlow",
+        ("wait for each other in different calls, and none of them can go on",),
+        "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all "
+        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at most "
+        "two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, or after "
+        "HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. If a rank "
+        "has another Python thread, or has used compiled operations, it could still go on: the job keeps waiting. "
+        "An elastic job ends as well, because the calls would differ again.",
+        (
+            "Compare the calls in the message: all ranks must call the same collectives in the same order.",
+            "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
         ),
     ),
     Explanation(

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from horovod.core.channel import Channel, ChannelError, Listener, UnreachableError, authenticate_client
 from horovod.core.forks import close_in_forked_child
+from horovod.core.temporary_files import memory_file
 
 __all__ = [
     "DATA_LINKS",
@@ -156,7 +157,10 @@ class LocalLeader:
         if not self._rank < rank < self._size:
             raise ChannelError(f"{channel.peer} asks for a link as rank {rank}, which does not follow this one")
         token = os.urandom(_TOKEN_BYTES)
-        memory = os.memfd_create("horovod-attach")
+        try:
+            memory = memory_file("horovod-attach")
+        except OSError as error:
+            raise ChannelError(f"rank {self._rank}: {error.strerror}") from error
         try:
             os.write(memory, token)
             socket.send_fds(channel.connection, [b"\0"], [memory])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import threading
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "Setting",
     "Status",
     "Tensor",
+    "build_id",
     "error_of",
     "library",
     "scratch",
@@ -52,6 +54,7 @@ INTERNAL = 13
 REFUSED = 14
 JOINED = 15
 DEVICE_LOST = 16
+DEADLOCK = 17
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
@@ -213,6 +216,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),
     "hvd_end_seen": (ctypes.c_int, [c_void_p, c_void_p]),
     "hvd_fail_at_exit": (None, []),
+    "hvd_limit_time": (None, [c_uint32, c_char_p]),
     "hvd_free": (None, [c_void_p]),
     "hvd_abort": (None, [c_void_p, c_int32, c_char_p]),
     "hvd_prepare": (ctypes.c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
@@ -229,6 +233,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_remove_process_set": (ctypes.c_int, [c_void_p, c_int32, c_void_p, c_void_p]),
     "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
+    "hvd_declare_blocked": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_poll_launch": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_wait_on_stream": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_int32, c_void_p]),
@@ -281,6 +286,12 @@ def library() -> ctypes.CDLL:
     return opened
 
 
+@functools.cache
+def build_id() -> str:
+    """Tells builds of one version apart: a checksum of the sources that this one was made of."""
+    return str(json.loads(library().hvd_build_info())["build"])
+
+
 def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
     """The one translation of an hvd_code into the exception that users see."""
     if code == RANK_LOST:
@@ -296,6 +307,7 @@ def error_of(code: int, text: str, failed_rank: int = -1) -> Exception:
         REFUSED: exceptions.PeerRefusedError,
         JOINED: exceptions.RankJoinedError,
         ABORTED: exceptions.AbortedError,
+        DEADLOCK: exceptions.DeadlockError,
         NOT_RUNNING: exceptions.NotRunningError,
         OUT_OF_MEMORY: exceptions.OutOfMemoryError,
     }

@@ -16,6 +16,8 @@ import ctypes
 import itertools
 import math
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any
@@ -43,6 +45,7 @@ __all__ = [
 WAIT_SLICE_MS = 1000
 
 _pending: dict[int, Operation] = {}
+_waiting: dict[int, tuple[Context, Any]] = {}  # by thread, what it waits for
 _numbers = itertools.count(1)
 _Kept = tuple[Context, c_uint64, tuple[Any, ...]]  # context, handle, what must live until it is done
 _dropped: list[_Kept] = []
@@ -201,8 +204,8 @@ class Operation:
         wait = handle.waiter(context) if on_gpu else context.wait  # type: ignore[union-attr]
         try:
             code = wait(context.argument, handle, WAIT_SLICE_MS, status)
-            while code == native.PENDING:
-                code = wait(context.argument, handle, WAIT_SLICE_MS, status)
+            if code == native.PENDING:
+                code = _wait_on(context, handle, wait, status)
         except BaseException:
             _pending[next(_numbers) if number is None else number] = self
             raise
@@ -234,6 +237,34 @@ class Operation:
         return bool(code != native.PENDING)
 
 
+def _wait_on(context: Context, handle: Any, wait: Callable[..., int], status: Any) -> int:
+    """Waits as long as it takes. The engine hears whether another thread of this process can still submit something."""
+    thread = threading.get_ident()
+    before = _waiting.get(thread)  # of the code that a signal handler has interrupted
+    _waiting[thread] = (context, handle)
+    code = native.PENDING
+    try:
+        while code == native.PENDING:
+            _declare_blocked(context)
+            code = wait(context.argument, handle, WAIT_SLICE_MS, status)
+        return code
+    finally:
+        if before is None:
+            del _waiting[thread]
+        else:
+            _waiting[thread] = before
+        if code == native.PENDING:
+            context.library.hvd_declare_blocked(context.pointer, None, 0, None)
+
+
+def _declare_blocked(context: Context) -> None:
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("horovod-")}
+    waiting = [_waiting.get(thread) for thread in sys._current_frames() if thread not in ours]
+    handles = [one[1].value for one in waiting if one is not None and one[0] is context]
+    count = len(handles) if len(handles) == len(waiting) else 0
+    context.library.hvd_declare_blocked(context.pointer, (c_uint64 * count)(*handles[:count]), count, None)
+
+
 def _forget_done() -> None:
     """Lets go of the dropped operations that the engine has finished.
 
@@ -241,9 +272,8 @@ def _forget_done() -> None:
     """
     for entry in list(_dropped):
         context, handle, _ = entry
-        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING and entry in _dropped:
-            _dropped.remove(entry)
-            context.library.hvd_release(context.pointer, handle)
+        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING:
+            _let_go(_dropped, entry)
 
 
 def _forget_launched() -> None:
@@ -252,9 +282,13 @@ def _forget_launched() -> None:
         context, handle, _ = entry
         if context.library.hvd_poll(context.pointer, handle, None) == native.PENDING:
             return
-        with contextlib.suppress(ValueError):  # another thread has done it
-            _launched.remove(entry)
-            context.library.hvd_release(context.pointer, handle)
+        _let_go(_launched, entry)
+
+
+def _let_go(kept: list[_Kept], entry: _Kept) -> None:
+    with contextlib.suppress(ValueError):  # another thread has done it, or a destructor in the middle of this
+        kept.remove(entry)
+        entry[0].library.hvd_release(entry[0].pointer, entry[1])
 
 
 def register(operation: Operation) -> int:

@@ -7,13 +7,16 @@ It is read from a file that its owner alone can open.
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from horovod.core.exceptions import StartError
+from horovod.core.temporary_files import memory_file
 
 __all__ = ["SECRET_BYTES", "SecretFile", "new_secret", "read_secret"]
 
 SECRET_BYTES = 32
+_NAME = "horovod-secret"
 
 
 def new_secret() -> bytes:
@@ -23,18 +26,30 @@ def new_secret() -> bytes:
 class SecretFile:
     """The secret in memory, readable at `path` by processes of this user for as long as this process keeps it open.
 
-    Not on any disk, so nothing is left behind however the job ends; and unlike an inherited descriptor it still reaches
-    the ranks through wrapper scripts that close descriptors.
+    Not on any disk, so nothing is left behind however the job ends. The path reaches the ranks through wrapper scripts
+    that close descriptors. A rank in a PID or user namespace of its own cannot open it: it inherits `descriptor`.
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._descriptor = os.memfd_create("horovod-secret")
-        os.fchmod(self._descriptor, 0o600)
-        os.write(self._descriptor, secret)
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self.descriptor = memory_file(_NAME)
+        os.write(self.descriptor, secret)
+        self.path = f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
+
+
+def _opened(path: str) -> int:
+    """A descriptor of the file. In other namespaces than the launcher's, the one that this process has inherited."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        inherited = re.fullmatch(r"/proc/\d+/fd/(\d+)", path)
+        own = f"/proc/self/fd/{inherited[1]}" if inherited else ""
+        # The number may be another file's by now.
+        if inherited and os.path.islink(own) and _NAME in os.readlink(own):
+            return os.dup(int(inherited[1]))
+        raise
 
 
 def read_secret(path: str) -> bytes:
@@ -46,13 +61,17 @@ def read_secret(path: str) -> bytes:
             "start-secret",
         )
     try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            secret = file.read(4096)
+        descriptor = _opened(path)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            secret = os.pread(descriptor, 4096, 0)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise StartError(
             f"the job's secret, HOROVOD_SECRET_FILE={path}, cannot be read: {error.strerror}\n"
-            "hint: the file lives as long as horovodrun does and belongs to the user who started it",
+            "hint: the file lives as long as horovodrun does and belongs to the user who started it; in a container of "
+            "its own, a rank must inherit the descriptor of that number",
             "start-secret",
         ) from error
     if stat.S_IMODE(mode) & 0o077:

@@ -4,9 +4,10 @@
 Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and parts of the
 table: elastic_settings.py and end_settings.py.
 
-This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
-for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
-here only if something reads it today, or to say that it has no effect.
+This is the only file that reads the process' environment, or writes it: changed_environment does, for
+horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
+(`native_settings`) and reads no environment itself. A row is here only if something reads it today, or to say that it
+has no effect.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class Settings(EndSettings, ElasticSettings):
         kinds.number(0),
         60.0,
         "How long an operation waits for missing ranks, or for a GPU, before it is reported, in seconds; 0 turns the "
-        "report off.",
+        "report off. Ranks that wait for each other for ever are reported after 10 s at most, and get an error.",
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )

@@ -8,12 +8,15 @@ whatever that thread is doing.
 from __future__ import annotations
 
 import faulthandler
-import os
+import logging
 import signal
 
 from horovod.core import native
+from horovod.core.temporary_files import memory_file
 
 __all__ = ["offer"]
+
+_log = logging.getLogger("horovod")
 
 SIGNAL = signal.SIGRTMIN + 7
 _file: int | None = None
@@ -24,6 +27,10 @@ def offer() -> None:
     global _file
     if _file is not None or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
         return
-    _file = os.memfd_create("horovod-stack")
+    try:
+        _file = memory_file("horovod-stack")
+    except OSError as error:
+        _log.warning("horovod: warning: stall reports cannot show where this rank stands: %s", error.strerror)
+        return
     faulthandler.register(SIGNAL, file=_file, all_threads=False)
     native.library().hvd_stack_source(SIGNAL, _file)

@@ -26,6 +26,7 @@ from horovod.core.exceptions import (
     InvalidRequestError,
     NotInitializedError,
     StartError,
+    named,
     text_of,
 )
 from horovod.core.planned import Planned
@@ -171,7 +172,7 @@ class DriverSession:
         frames = list(traceback.extract_tb(error.__traceback__))
         frames = [frame for frame in frames if not _INSTALLED.search(frame.filename)] or frames  # the script's own line
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        text = f"{type(error).__name__}: {text_of(error)}"[:_ERROR_CHARACTERS]
+        text = named(error)[:_ERROR_CHARACTERS]
         self._say(Raised(self._worker, self.held, text + where))
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from horovod.core.exceptions import RankLostError, text_of
+from horovod.core.exceptions import RankLostError, named
 from horovod.elastic.messages import StateId, World
 
 __all__ = ["Session", "Stopped", "begin", "current", "end", "is_loss", "reason_of"]
@@ -30,7 +30,7 @@ def is_loss(error: Exception) -> bool:
 
 def reason_of(error: Exception) -> str:
     """A line for people; empty for the loss of another worker, which the driver knows better."""
-    return "" if is_loss(error) else f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:_REASON_CHARACTERS]
+    return "" if is_loss(error) else named(error).splitlines()[0][:_REASON_CHARACTERS]
 
 
 class Session(Protocol):

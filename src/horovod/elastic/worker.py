@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.exceptions import (
+    DeadlockError,
     DeviceLostError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -85,7 +86,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
                     return result
                 state.restore()
             except HorovodInternalError as error:
-                if isinstance(error, MismatchError) and not isinstance(error, PeerRefusedError):
+                if isinstance(error, (MismatchError, DeadlockError)) and not isinstance(error, PeerRefusedError):
                     raise  # nobody is lost: the ranks' calls differ, and would differ again
                 if isinstance(error, DeviceLostError) and error.failed_rank == rank:
                     raise  # this process cannot use the GPU any more; another one may

@@ -129,6 +129,17 @@ def carried(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
     return cast(sent, jnp.dtype(carrier)), lambda result: cast(result, sent.dtype)
 
 
+def _counts(received: np.ndarray[Any, Any]) -> jax.Array:
+    """The numbers of rows that came. JAX would cut those that its integers are too short for."""
+    counts = jnp.asarray(received)
+    if counts.dtype != received.dtype:
+        raise InvalidRequestError(
+            f"alltoall: {max(received)} rows came from one rank, and JAX has no integers of 64 bits\n"
+            "hint: jax.config.update('jax_enable_x64', True), or send at most 2147483647 rows to a rank"
+        )
+    return counts
+
+
 class Trees(Collectives[Any]):
     """The operations outside of compiled functions, over pytrees."""
 
@@ -182,7 +193,7 @@ class Trees(Collectives[Any]):
 
         def restored(operation: Operation) -> Any:
             rows, received = collect(operation)
-            return (restore(rows), jnp.asarray(received)) if with_splits else restore(rows)
+            return (restore(rows), _counts(received)) if with_splits else restore(rows)
 
         operation.collect = restored
         return operation

@@ -301,7 +301,8 @@ class Agent:
     def _start_rank(self, rank: int, identity: dict[str, str]) -> None:
         try:
             environment = {**self._common["environment"], **identity}
-            process = start_rank(self._common["command"], environment, self._common["directory"])
+            secret = [self._secret_file.descriptor] if self._secret_file is not None else []
+            process = start_rank(self._common["command"], environment, self._common["directory"], secret)
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="not started", rank=rank, error=str(error))
             if not self._stays:

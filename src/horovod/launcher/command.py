@@ -43,10 +43,15 @@ def why_no_interpreter(path: str) -> tuple[str, str]:
     return "", ""
 
 
-def start_rank(command: Sequence[str], environment: Mapping[str, str], directory: str) -> subprocess.Popen[bytes]:
-    """A process of a session of its own, which ends with this one. Raises OSError, with the reason in words."""
+def start_rank(
+    command: Sequence[str], environment: Mapping[str, str], directory: str, descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """A process of a session of its own, which ends with this one, and has these descriptors.
+
+    Raises OSError, with the reason in words.
+    """
     try:
-        return _start(command, environment, directory)
+        return _start(command, environment, directory, descriptors)
     except FileNotFoundError as error:
         path = _path(command[0], environment, directory)
         why, hint = why_no_interpreter(path) if path else ("", "")
@@ -59,10 +64,12 @@ def start_rank(command: Sequence[str], environment: Mapping[str, str], directory
             raise
         if b"\0" in _beginning(path):
             raise OSError(f"{path} is a program for another kind of machine, or is damaged") from error
-        return _start(["/bin/sh", path, *command[1:]], environment, directory)
+        return _start(["/bin/sh", path, *command[1:]], environment, directory, descriptors)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], directory: str) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], directory: str, descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         env=environment,
@@ -71,6 +78,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], directory: st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        pass_fds=descriptors,
         preexec_fn=processes.die_with_parent(),
     )
 

@@ -34,6 +34,7 @@ from horovod.core.exceptions import HorovodInternalError
 from horovod.core.network import interface_address
 from horovod.core.secret import new_secret
 from horovod.core.settings import Settings
+from horovod.core.temporary_files import memory_file
 from horovod.launcher import cli, processes
 from horovod.launcher.exchange import Exchange
 from horovod.launcher.foreign import ForeignCommand
@@ -181,9 +182,8 @@ def _memory(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
     """Empty files in this process' memory, by their paths for other processes of this user."""
     paths = []
     for name in names:
-        descriptor = os.memfd_create(f"horovod-{name}")
+        descriptor = memory_file(f"horovod-{name}")
         stack.callback(os.close, descriptor)
-        os.fchmod(descriptor, 0o600)
         paths.append(f"/proc/{os.getpid()}/fd/{descriptor}")
     return paths
 

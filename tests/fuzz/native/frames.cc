@@ -33,7 +33,7 @@ void check_payload(FrameKind kind, std::string_view payload) {
   RequestFrame request;
   RefuseFrame refusal;
   CompleteFrame complete;
-  std::vector<Waiting> waiting;
+  WhoWaits waiting;
   std::vector<uint32_t> ids;
   RecalledFrame recalled;
   JoinFrame join;
@@ -63,10 +63,11 @@ void check_payload(FrameKind kind, std::string_view payload) {
       return;
     case FrameKind::kWaiting:
       if (!parse_waiting(payload, kWorldSize, &waiting)) return;
-      for (const Waiting& item : waiting) {
+      for (const Waiting& item : waiting.entries) {
         require(item.id < kMaxEntries);
         for (const int waits : item.ranks) require(waits >= 0 && waits < kWorldSize);
       }
+      for (const int rank : waiting.blocked) require(rank >= 0 && rank < kWorldSize);
       require(waiting_payload(waiting) == payload);
       return;
     case FrameKind::kHostReady:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stand-in's NCCL. Ranks are threads or processes of one machine; a unique id names a file in memory that a process
-// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs as
-// one piece of work on its stream, and waits there for the other ranks, for ever if one never comes, until the
+// has open, in which each rank has a part: nothing is left of it whichever of them are killed. What a group holds runs
+// as one piece of work on its stream, and waits there for the other ranks, for ever if one never comes, until the
 // communicator is aborted.
 #include <fcntl.h>
 #include <sys/mman.h>

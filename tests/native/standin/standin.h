@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The stand-in for GPUs on machines that have none: libhvd_standin.so has the functions of the CUDA driver and of
- * NCCL that the library looks up. "Device memory" is memory of the host, and a stream is a queue with a thread. The library under
- * test is the shipped one; it is told to open this file instead of
- * libcuda.so.1 and libnccl.so.2.
+ * NCCL that the library looks up. "Device memory" is memory of the host, and a stream is a queue with a thread. The
+ * library under test is the shipped one; it is told to open this file instead of libcuda.so.1 and libnccl.so.2.
  *
  * What it checks, when work is enqueued and so whatever the timing: two accesses to the same memory, of which one
  * writes, must be ordered by streams, events, or a host that has seen the end of the first one. Each stream and the

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stand-in's GPUs for TensorFlow: a pluggable device of type "GPU", whose memory and streams are the stand-in's. It
 // is compiled against the C headers that TensorFlow's package brings. TensorFlow's CPU packages have no kernels for a
-// GPU but those that fit any device (Identity, variables, control flow, copies): enough to run ours there. One is added,
-// so that there is something that the GPU computes.
+// GPU but those that fit any device (Identity, variables, control flow, copies): enough to run ours there. One is
+// added, so that there is something that the GPU computes.
 //
 // TensorFlow keeps CUDA's stream in an Eigen::GpuDevice; standin_eigen_device gives ours in one.
 #define EIGEN_USE_GPU
