@@ -1426,6 +1426,14 @@ MUTATIONS = (
         (python("tests/frameworks/test_tensorflow_data_service.py", "-k", "who_is_missing"),),
     ),
     Mutation(
+        "data-service-open-to-strangers",
+        "src/horovod/core/tunnel.py",
+        "_attach(one, _SO_ATTACH_FILTER, [*program, drop])",
+        "_attach(one, _SO_ATTACH_FILTER, [keep])",
+        "whoever connects to a server of TensorFlow's data service runs a dataset as the job's user",
+        (python("tests/unit/test_tunnel.py", "-k", "has_the_key"),),
+    ),
+    Mutation(
         "gradients-of-gradients-detached",
         "src/horovod/torch/autograd.py",
         "return torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients)",

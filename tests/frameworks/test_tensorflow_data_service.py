@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
+
+from horovod.core.network import own_addresses
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
@@ -30,6 +33,22 @@ def world(worlds: WorldPool) -> World:
 def outside() -> dict[str, str]:
     """The environment of a process that is no rank of a test world."""
     return {**os.environ, **TENSORFLOW_ENV, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def strangers_are_dropped() -> None:
+    """No port of this process, where a dispatcher runs, takes a connection of whoever comes."""
+    own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
+    ports = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    assert ports, "the dispatcher's"
+    for address in ["127.0.0.1", *own_addresses()]:
+        for port in ports:
+            with pytest.raises(TimeoutError):
+                socket.create_connection((address, port), 0.1)
 
 
 @contextlib.contextmanager
@@ -106,11 +125,12 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
         with pytest.raises(RuntimeError, match="hint: with tf_data_service"):
             tf.data.Dataset.range(3).send_to_data_service(config, hvd.rank())
         with tf_data_service(config, hvd.rank()) as address:
-            assert address.startswith("grpc://127.0.0.1:")
+            assert address.startswith("grpc://unix:/proc/self/fd/")
             dataset = tf.data.Dataset.range(10).apply(
                 tf.data.experimental.service.distribute(processing_mode="distributed_epoch", service=address)
             )
             seen = [int(value) for value in dataset.as_numpy_iterator()]
+            strangers_are_dropped()
             hvd.allgather_object(None)
         if hvd.rank() == 0:
             config.compute_client().shutdown()

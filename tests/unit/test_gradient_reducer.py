@@ -250,6 +250,18 @@ def test_a_gradient_set_by_hand_is_reduced_before_the_step() -> None:
     assert job.peers.sent == {"a": [4.0], "b": [5.0]}
 
 
+def test_a_gradient_that_replaces_the_reduced_one_is_reduced_if_that_does_no_harm() -> None:
+    for harmless, sent in ((True, [1.0, 5.0]), (False, [1.0])):
+        job = Job()
+        job.reducer.reduces_again = harmless
+        job.backward(a=1.0, b=2.0)
+        job.reducer.complete_step()
+        assert job.peers.sent["a"] == [1.0], "clipping in place, or nothing, is no reason"
+        job.a.grad = np.full(2, 5.0)
+        job.reducer.complete_step()
+        assert job.peers.sent["a"] == sent
+
+
 def test_a_gradient_written_in_place_is_reduced_in_every_step() -> None:
     job = Job()
     job.a.grad, job.b.grad = np.zeros(2), np.zeros(2)

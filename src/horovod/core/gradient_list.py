@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -22,20 +23,33 @@ from typing import Any
 from horovod.core import context as contexts
 from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Average
+from horovod.core.process_sets import ProcessSet
 from horovod.core.reduction_options import ReductionOptions, check_groups
 from horovod.core.requests import check_adasum_ranks
 
 __all__ = ["GradientList", "local_variables"]
 
 
+# What was reduced and not applied yet, by shapes and process set: the name of what has reduced it.
+_not_applied: dict[tuple[str, ProcessSet], str] = {}
+
+
 class GradientList(abc.ABC):
     """Averages gradients over the ranks of a process set.
 
     `name`: that of the optimizer or tape, if the options have none. even_alone: reduces in a job of one rank, too, for
-    measurements. Raises ValueError for groups that cannot be.
+    measurements. is_applied: the reduced gradients go to an optimizer's update at once, not to the script. Raises ValueError for groups that cannot be.
     """
 
-    def __init__(self, options: ReductionOptions, name: str = "gradients", even_alone: bool = False) -> None:
+    def __init__(
+        self,
+        options: ReductionOptions,
+        name: str = "gradients",
+        even_alone: bool = False,
+        is_applied: bool = True,
+    ) -> None:
+        self._is_applied = is_applied
         self.options = options
         self.name = options.name or name
         self.even_alone = even_alone
@@ -116,6 +130,7 @@ class GradientList(abc.ABC):
             if self.options.sparse_as_dense or not self.is_sparse(gradient):
                 results[index] = self.to_dense(gradient)
             reduced.append(index)
+        self._watch_double([results[index] for index in reduced])
         name = self.unique(self._name_of([results[index] for index in reduced]))
         dense = [index for index in reduced if not self.is_sparse(results[index])]
         for index in set(reduced) - set(dense):
@@ -130,8 +145,21 @@ class GradientList(abc.ABC):
         return results
 
     def _name_of(self, gradients: Sequence[Any]) -> str:
-        described = ";".join(f"{gradient.dtype}{gradient.shape}" for gradient in gradients)
-        return f"{self.name}/list-{zlib.crc32(described.encode()):08x}"
+        return f"{self.name}/list-{zlib.crc32(_described(gradients).encode()):08x}"
+
+    def _watch_double(self, gradients: Sequence[Any]) -> None:
+        """Warns if an optimizer reduces such gradients as a tape has just reduced."""
+        described = _described(gradients)
+        key = (described, self.options.process_set)
+        if not self._is_applied:
+            _not_applied[key] = self.name
+        elif described and (before := _not_applied.pop(key, None)) is not None:
+            again = "" if self.options.op == Average else ": their sum grows with the number of ranks"
+            warnings.warn(
+                f"{self.name} reduces gradients that {before} seems to have reduced already{again}\n"
+                "hint: use one of the two, with a plain optimizer or a plain tape",
+                stacklevel=4,
+            )
 
     def _grouped(self, dense: list[int], variables: Sequence[Any] | None) -> list[list[int]]:
         """Positions in `dense` that are reduced as one. Without groups: each alone."""
@@ -152,6 +180,10 @@ class GradientList(abc.ABC):
             groups.append(sorted(position_of[key] for key in keys if key in position_of))
         taken = set(itertools.chain.from_iterable(groups))
         return [group for group in groups if group] + [[position] for position in positions if position not in taken]
+
+
+def _described(gradients: Sequence[Any]) -> str:
+    return ";".join(f"{gradient.dtype}{gradient.shape}" for gradient in gradients)
 
 
 def local_variables(local_layers: Any) -> list[Any]:

@@ -118,9 +118,12 @@ class GradientReducer(Generic[P, T]):
         gradients: Gradients[P, T],
         start: Callable[[T, str], Waitable],
         passes_per_step: int = 1,
+        reduces_again: bool = False,
     ) -> None:
+        """reduces_again: gradients that the script has replaced after a round are reduced; it must do no harm twice."""
         self.passes_per_step = passes_per_step
         self.paused = False
+        self.reduces_again = reduces_again
         self.trace: list[tuple[str, str, int]] | None = None  # (event, name, monotonic ns) once a list is put here
         self._gradients = gradients
         self._start_reduction = start
@@ -201,7 +204,7 @@ class GradientReducer(Generic[P, T]):
 
         They were set by hand, or come from fewer passes than a step needs.
         """
-        if self._in_flight or not self._round_done:
+        if self._in_flight or not self._round_done or any(map(self._was_replaced, self._slots)):
             self.reduce_all()
 
     def begin_step(self) -> None:
@@ -245,6 +248,14 @@ class GradientReducer(Generic[P, T]):
         if current is None or current is not slot.reduced():
             return None
         return self._gradients.version(slot.parameter) - slot.version
+
+    def _was_replaced(self, slot: _Slot[P]) -> bool:
+        """Whether another object is the gradient, which the script may have computed on this rank alone.
+
+        All ranks run the same script, so it is so on all. If it was made of the average, the average of that is equal.
+        """
+        current = self._gradients.current(slot.parameter)
+        return self.reduces_again and current is not None and current is not slot.reduced()
 
     def _fill(self, slot: _Slot[P]) -> None:
         gradients, parameter = self._gradients, slot.parameter

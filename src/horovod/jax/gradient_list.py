@@ -32,8 +32,9 @@ class JaxGradients(GradientList):
         name: str = "gradients",
         even_alone: bool = False,
         keys: Sequence[str] = (),
+        is_applied: bool = True,
     ) -> None:
-        super().__init__(options, name, even_alone)
+        super().__init__(options, name, even_alone, is_applied)
         self.keys = tuple(keys)
 
     def key_of(self, variable: Any) -> Any:

@@ -67,12 +67,35 @@ class DistributedTrainer(mx.gluon.Trainer):
         listed = params.values() if hasattr(params, "values") else params
         self._hvd_places = {id(parameter): place for place, parameter in enumerate(listed)}
         self._hvd_prefix = prefix or ""
+        self._hvd_is_reduced = False
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         if len(self._contexts) > 1:
             raise InvalidRequestError(
                 f"the parameters are on {len(self._contexts)} devices, {', '.join(map(str, self._contexts))}: expected "
                 "one\nhint: start a process for each device"
             )
+
+    def allreduce_grads(self) -> None:
+        """Averages the gradients; for scripts that change them before update()."""
+        super().allreduce_grads()
+        self._hvd_is_reduced = True
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """The update alone, after allreduce_grads()."""
+        self._hvd_warn(not self._hvd_is_reduced, "update() without allreduce_grads(): each rank uses its own gradients")
+        self._hvd_is_reduced = False
+        super().update(batch_size, ignore_stale_grad)
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Averages the gradients, and updates."""
+        self._hvd_warn(self._hvd_is_reduced, "step() after allreduce_grads(): the gradients are averaged twice")
+        self._hvd_is_reduced = False
+        super().step(batch_size, ignore_stale_grad)
+
+    def _hvd_warn(self, is_wrong: bool, text: str) -> None:
+        if is_wrong and self._hvd_options.process_set.has_peers():
+            hint = "hint: call step(), or allreduce_grads() and then update()"
+            warnings.warn(f"DistributedTrainer: {text}\n{hint}", stacklevel=3)
 
     def _allreduce_grads(self) -> None:
         """What step() and allreduce_grads() of Gluon's trainer call."""

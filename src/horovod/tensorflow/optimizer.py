@@ -20,6 +20,7 @@ from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.gradient_list import TensorFlowGradients
+from horovod.tensorflow.reduced import is_reduced, mark_reduced
 
 __all__ = ["DistributedOptimizer"]
 
@@ -29,7 +30,8 @@ _LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 class _DistributedV1Optimizer(_LegacyOptimizer):
     """Wraps an optimizer of tf.compat.v1.train: compute_gradients reduces, all else is the wrapped one's.
 
-    With Adasum apply_gradients combines what each rank's own step has changed.
+    apply_gradients reduces what neither compute_gradients nor a DistributedGradientTape has reduced, such as what
+    tf.gradients has given. With Adasum it combines what each rank's own step has changed.
     """
 
     def __init__(self, optimizer: Any, reduction: TensorFlowGradients, use_locking: bool) -> None:
@@ -49,6 +51,7 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
                 "v1",  # local variables are the reduction's business
             )
         self._is_summed = False
+        self._has_computed = False  # eagerly: since the last apply_gradients
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced: every rank trains its own."""
@@ -64,11 +67,14 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         variables = [variable for _, variable in pairs]
         reduced = self._reduced if self._helper is None else self._helper.compute_gradients
         self._is_summed = self._helper is not None
-        return list(zip(reduced(gradients, variables), variables, strict=True))
+        self._has_computed = True
+        results = reduced(gradients, variables)
+        mark_reduced(results)
+        return list(zip(results, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """The wrapped optimizer's; with backward_passes_per_step > 1 only on the last pass of a step."""
-        pairs = list(grads_and_vars)
+        pairs = self._all_reduced(list(grads_and_vars))
         moves, helper = self._moves, self._helper
         trained = [variable for gradient, variable in pairs if gradient is not None]
         if moves is not None:
@@ -85,6 +91,28 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         self._optimizer._create_slots(trained)  # not inside of the condition
         return helper.apply_gradients(step, self._optimizer, name=name)
 
+    def _all_reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The pairs, after the reduction of those gradients that nothing has reduced."""
+        has_computed = self._has_computed
+        if tf.executing_eagerly():
+            self._has_computed = False
+            missing = [] if has_computed else [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+        else:
+            missing = [place for place, (gradient, _) in enumerate(pairs) if not is_reduced(gradient)]
+        if not missing or self._moves is not None or not self._reduction.is_active:
+            return pairs
+        if self._helper is not None and (has_computed or len(missing) < len(pairs)):
+            raise InvalidRequestError(_not_computed(self._reduction.options.name, "backward_passes_per_step > 1"))
+        if has_computed and self._reduction.options.op != Average:
+            raise InvalidRequestError(_not_computed(self._reduction.options.name, "an op other than Average"))
+        gradients = [pairs[place][0] for place in missing]
+        variables = [pairs[place][1] for place in missing]
+        reduced = self._reduced if self._helper is None else self._helper.compute_gradients
+        self._is_summed = self._helper is not None
+        for place, gradient in zip(missing, reduced(gradients, variables), strict=True):
+            pairs[place] = (gradient, pairs[place][1])
+        return pairs
+
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.get_slot(*args, **kwargs)
@@ -96,6 +124,14 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+
+def _not_computed(name: str | None, option: str) -> str:
+    return (
+        f"{name or 'DistributedOptimizer'}.apply_gradients got gradients of which some do not come from its "
+        f"compute_gradients(), which was called as well: with {option} it cannot tell which are reduced\n"
+        "hint: give it what compute_gradients() returns, or what tf.gradients() returns, but not both"
+    )
 
 
 def DistributedOptimizer(  # noqa: N802

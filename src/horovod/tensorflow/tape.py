@@ -16,6 +16,7 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_list import TensorFlowGradients
+from horovod.tensorflow.reduced import mark_reduced
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -46,7 +47,9 @@ class _DistributedGradientTape(tf.GradientTape):
             unconnected_gradients = use_generic_names
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(gradients)
-        return tf.nest.pack_sequence_as(gradients, self._reduction(flat, tf.nest.flatten(sources)))
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        mark_reduced(reduced)
+        return tf.nest.pack_sequence_as(gradients, reduced)
 
     def jacobian(self, *arguments: Any, **options: Any) -> Any:
         """As tf.GradientTape.jacobian: this rank's own, which is not reduced."""
@@ -100,7 +103,7 @@ def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
     own: Any = type(gradtape)
     tape = _sharing_state(gradtape, _distributed_class(own))
-    tape._reduction = TensorFlowGradients(options, "DistributedGradientTape")
+    tape._reduction = TensorFlowGradients(options, "DistributedGradientTape", is_applied=False)
     return tape
 
 

@@ -268,7 +268,8 @@ def DistributedOptimizer(
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     gradients = ParameterGradients(options)
     start = compressing(gradients.start, options.compression, gradients.tell)
-    wrapped._hvd_reducer = GradientReducer(gradients, start, int(options.backward_passes_per_step))
+    passes = int(options.backward_passes_per_step)
+    wrapped._hvd_reducer = GradientReducer(gradients, start, passes, reduces_again=op == Average)
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}

@@ -32,10 +32,12 @@ import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.settings import Settings
+from horovod.core.tunnel import Tunnel
 from horovod.tensorflow.data.registry import ComputeClient
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
+_service = tf.data.experimental.service
 _shared = itertools.count(1)  # datasets that ranks share meet by their order
 _SAY_AFTER_S = 2.0
 _LOOK_S = 0.1  # a file on a shared disk tells nobody that it is there
@@ -114,18 +116,13 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     the dispatcher and all of its workers are there; raises a TimeoutError that names the missing ones.
     """
     own = rank if compute_config.dispatchers > 1 else 0
-    with compute_config.compute_client() as compute:
-        dispatcher = None
+    with compute_config.compute_client() as compute, contextlib.ExitStack() as servers:
         if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
-            dispatcher, address = _dispatcher(compute.local_address())
-            compute.register_dispatcher(rank, address)
-        try:
-            address = compute.wait_for_dispatcher_registration(own, compute_config.timeout)
-            compute.wait_for_dispatcher_worker_registration(own, compute_config.timeout)
-            yield f"grpc://{address}"
-        finally:
-            if dispatcher is not None:
-                dispatcher.stop()
+            _start_dispatcher(compute, rank, servers)
+        address = compute.wait_for_dispatcher_registration(own, compute_config.timeout)
+        compute.wait_for_dispatcher_worker_registration(own, compute_config.timeout)
+        compute.open_tunnel(own)
+        yield f"grpc://{address}"
 
 
 def send_to_data_service(
@@ -173,33 +170,26 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """
     rank = Settings.from_environment().rank or 0
     dispatcher_id, place = divmod(rank, compute_config.workers_per_dispatcher)
-    with compute_config.compute_client() as compute:
-        host = compute.local_address()
-        servers = []
-        try:
-            if compute_config.dispatcher_side == "compute" and place == 0:
-                dispatcher, address = _dispatcher(host)
-                servers.append(dispatcher)
-                compute.register_dispatcher(dispatcher_id, address)
-            address = compute.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
-            service = tf.data.experimental.service
-            servers.append(
-                service.WorkerServer(
-                    service.WorkerConfig(dispatcher_address=address, worker_address=f"{_bracketed(host)}:%port%")
-                )
-            )
-            compute.register_worker_for_dispatcher(dispatcher_id, rank)
-            compute.wait_for_shutdown()
-        finally:
-            for server in reversed(servers):
-                server.stop()
+    with compute_config.compute_client() as compute, contextlib.ExitStack() as servers:
+        if compute_config.dispatcher_side == "compute" and place == 0:
+            _start_dispatcher(compute, dispatcher_id, servers)
+        dispatcher = compute.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
+        part = f"worker/{rank}"
+        own = Tunnel.address(compute.name_in_tunnel(part))
+
+        def start(port: int) -> Any:
+            config = _service.WorkerConfig(dispatcher_address=dispatcher, worker_address=own, port=port)
+            return _service.WorkerServer(config)
+
+        servers.callback(compute.start_server(dispatcher_id, part, start))
+        compute.register_worker_for_dispatcher(dispatcher_id, rank)
+        compute.wait_for_shutdown()
 
 
-def _dispatcher(host: str) -> tuple[Any, str]:
-    """A dispatcher that has started, and where it listens."""
-    server = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
-    return server, f"{_bracketed(host)}:{server.target.rsplit(':', 1)[1]}"
+def _start_dispatcher(compute: ComputeClient, number: int, servers: contextlib.ExitStack) -> None:
+    def start(port: int) -> Any:
+        return _service.DispatchServer(_service.DispatcherConfig(port=port))
 
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    part = f"dispatcher/{number}"
+    servers.callback(compute.start_server(number, part, start))
+    compute.register_dispatcher(number, Tunnel.address(compute.name_in_tunnel(part)))

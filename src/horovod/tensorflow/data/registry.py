@@ -9,7 +9,8 @@ Each entry is written once, so a part that registers twice must say the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod.core.channel import AuthenticationError, ChannelError, ProtocolError
@@ -17,6 +18,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.network import interface_address
 from horovod.core.rendezvous import Rendezvous
 from horovod.core.rendezvous_server import RendezvousServer
+from horovod.core.tunnel import Guard, Tunnel, process_tunnel
 
 __all__ = ["ComputeClient", "ComputeService"]
 
@@ -65,6 +67,7 @@ class ComputeClient:
         errors = []
         for host, port in found:
             self._rendezvous = Rendezvous(host, port, key)
+            self._key = key
             try:
                 self.dispatchers, self.workers_per_dispatcher = self._sizes()
                 return
@@ -86,6 +89,38 @@ class ComputeClient:
     def local_address(self) -> str:
         """This host's address on the way to the service, where others can reach this process' servers."""
         return self._rendezvous.local_address()
+
+    def open_tunnel(self, dispatcher_id: int) -> Tunnel:
+        """This process' tunnel, which leads to a dispatcher and to all of its workers. See core/tunnel.py."""
+        workers = [f"worker/{worker}" for worker in self._workers_of(dispatcher_id)]
+        names = [self.name_in_tunnel(part) for part in (f"dispatcher/{dispatcher_id}", *workers)]
+        tunnel = process_tunnel()
+        tunnel.open((self._rendezvous.address, self._rendezvous.port), self._key, names)
+        return tunnel
+
+    def start_server(self, dispatcher_id: int, part: str, start: Callable[[int], Any]) -> Callable[[], None]:
+        """Starts a server of this process by `start(port)`. It is reachable through tunnels, and not otherwise.
+
+        Returns a function that stops it.
+        """
+        tunnel = self.open_tunnel(dispatcher_id)
+        if part != f"dispatcher/{dispatcher_id}":  # the registry may be in this process, which is busy in `start`
+            tunnel.find(self.name_in_tunnel(f"dispatcher/{dispatcher_id}"))
+        name = self.name_in_tunnel(part)
+        self._rendezvous.put(f"address/{name}", tunnel.listen(self.local_address(), self._key, name))
+        with Guard() as guard:
+            server = start(guard.port)
+            tunnel.serve(name, guard.port, guard.guarded())
+
+        def stop() -> None:
+            server.stop()
+            tunnel.close(name)
+
+        return stop
+
+    def name_in_tunnel(self, part: str) -> str:
+        """The name of a dispatcher's or worker's socket, in which the key tells two compute jobs apart."""
+        return f"{hashlib.sha256(self._key).hexdigest()[:16]}-{part.replace('/', '-')}"
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
         """Says where a dispatcher listens. Raises ValueError if it was said to be elsewhere."""
@@ -116,8 +151,7 @@ class ComputeClient:
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Waits `timeout` seconds for all workers of a dispatcher."""
         self._check("dispatcher", dispatcher_id, self.dispatchers)
-        first = dispatcher_id * self.workers_per_dispatcher
-        wanted = range(first, first + self.workers_per_dispatcher)
+        wanted = self._workers_of(dispatcher_id)
         there = self._rendezvous.get_many([f"worker/{worker}" for worker in wanted], timeout)
         missing = [worker for worker in wanted if f"worker/{worker}" not in there]
         if missing:
@@ -134,6 +168,10 @@ class ComputeClient:
         """Blocks until somebody has called shutdown()."""
         while self._rendezvous.get("shutdown", _WAIT_S) is None:
             pass
+
+    def _workers_of(self, dispatcher_id: int) -> range:
+        first = dispatcher_id * self.workers_per_dispatcher
+        return range(first, first + self.workers_per_dispatcher)
 
     def _sizes(self) -> tuple[int, int]:
         match self._rendezvous.get("sizes"):
