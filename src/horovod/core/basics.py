@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core import bootstrap, communicators, gpus, mpi, native, raised, stacks, starters
+from horovod.core import bootstrap, communicators, gpus, mpi, native, raised, stacks, starters, tracebacks
 from horovod.core import context as contexts
 from horovod.core.agreed_sets import GivenSet
 from horovod.core.bootstrap import Assignment
@@ -118,6 +118,8 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         sets = [*map(ProcessSet, others), *sets]
     native.library()  # what is missing here is known before anybody waits for this rank
     stacks.offer()
+    if not settings.full_traceback:
+        tracebacks.install()
     if assignment is None:
         raised.watch(settings.raised_grace_s)
     if process_sets == "dynamic":

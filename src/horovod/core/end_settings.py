@@ -36,3 +36,9 @@ class EndSettings:
         "Ends a rank of mpirun, srun or torchrun whose launcher, or its daemon on this host, was killed. horovodrun's "
         "ranks always end with it.",
     )
+    full_traceback: bool = setting(
+        "HOROVOD_FULL_TRACEBACK",
+        kinds.switch(),
+        False,
+        "Also show Horovod's own frames in the traceback of a Horovod error that ends the script.",
+    )
