@@ -126,3 +126,43 @@ def test_what_a_process_leaves_behind_is_shown_when_its_stream_ends_and_its_file
 
 def open_descriptors() -> list[str]:
     return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nValueError: wrong\n'
+
+
+def with_prefix(ranks: str, text: str) -> str:
+    return "".join(f"[{ranks}]<stderr>:{line}\n" for line in text.splitlines())
+
+
+def test_equal_tracebacks_are_shown_once_with_their_ranks() -> None:
+    terminal = io.BytesIO()
+    outputs = Outputs(5, {"stdout": terminal, "stderr": terminal})
+    for rank in (2, 0, 1, 4):
+        outputs.write(rank, "stderr", "a warning\n" + TRACEBACK if rank == 2 else TRACEBACK)
+    outputs.end(0, "stderr")
+    outputs.write(3, "stderr", TRACEBACK.replace("wrong", "other"))
+    assert terminal.getvalue().decode() == "[2]<stderr>:a warning\n"
+    due = outputs.next_time()
+    assert due is not None
+    outputs.show_unended(due + 1)
+    shown = terminal.getvalue().decode()
+    assert shown == "[2]<stderr>:a warning\n" + with_prefix("0-2,4", TRACEBACK) + with_prefix(
+        "3", TRACEBACK.replace("wrong", "other")
+    )
+    assert outputs.next_time() is None
+    assert [line.text for line in outputs.last_lines(4)][-1] == "ValueError: wrong"
+
+
+def test_a_traceback_is_shown_before_horovodruns_own_words_and_at_the_end() -> None:
+    terminal = io.BytesIO()
+    outputs = Outputs(2, {"stdout": terminal, "stderr": terminal})
+    outputs.write(0, "stderr", TRACEBACK)
+    outputs.end_line("stderr")
+    assert terminal.getvalue().decode() == with_prefix("0", TRACEBACK)
+    outputs.write(1, "stderr", f"in a line: {TRACEBACK}")  # no line begins with it
+    assert terminal.getvalue().decode().count("ValueError") == 2
+    outputs.write(0, "stderr", TRACEBACK.rstrip("\n"))
+    outputs.end(0, "stderr")
+    outputs.close()
+    assert terminal.getvalue().decode().endswith(with_prefix("0", TRACEBACK))

@@ -2,6 +2,7 @@
 """The ranks' output: line by line to the terminal with the rank in front, and unchanged into files if asked for.
 
 A line without an end, such as a prompt, is shown after a moment. If another rank writes then, the line is broken.
+Equal tracebacks of several ranks are shown once, with all these ranks in front.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from horovod.launcher.failure import Line
+from horovod.launcher.tracebacks import HeldTracebacks, ranges
 
 __all__ = ["OutputError", "Outputs", "Prefixer", "prepare_directory"]
 
@@ -69,6 +71,10 @@ class Prefixer:
         """Returns the text after the last newline, as a line."""
         partial, self._partial = self._partial, ""
         return [self._rest(f"{partial}\n")] if partial else []
+
+    @property
+    def is_line_start(self) -> bool:
+        return not self._partial
 
     @property
     def has_unshown(self) -> bool:
@@ -151,6 +157,8 @@ class Outputs:
         # Streams that go to one terminal share its last line.
         self._terminals = {stream: _where(target) for stream, target in streams.items()}
         self._last: dict[object, tuple[int, str]] = {}  # by terminal, whose last line has no newline yet
+        self._tracebacks = HeldTracebacks()
+        self._ended: set[int] = set()  # ranks whose stderr has ended while a traceback was held
         self._forgotten: set[int] = set()  # ranks whose last lines nobody will ask for
         for rank in range(size):
             self.add(rank)
@@ -173,6 +181,8 @@ class Outputs:
             now = self._written_s[rank] = time.monotonic()
             self._tails[rank].extend(Line(line.rpartition("\r")[2].rstrip(), now) for line in lines if line.strip())
         prefixer = self._prefixers[rank, stream]
+        if stream == "stderr":
+            text = self._tracebacks.take(rank, text, prefixer.is_line_start, time.monotonic())
         self._show(rank, stream, "".join(prefixer.feed(text)))
         if prefixer.has_unshown:
             self._due[rank, stream] = time.monotonic() + _UNENDED_S
@@ -181,16 +191,23 @@ class Outputs:
 
     def next_time(self) -> float | None:
         """When `show_unended` has something to do."""
-        return min(self._due.values(), default=None)
+        held = self._tracebacks.next_time()
+        return min([*self._due.values(), *([held] if held is not None else [])], default=None)
 
     def show_unended(self, now: float) -> None:
-        """Shows beginnings of lines that have waited long enough. Raises as `write`."""
+        """Shows beginnings of lines, and tracebacks, that have waited long enough. Raises as `write`."""
+        self._show_tracebacks(now)
         for rank, stream in [one for one, due in self._due.items() if due <= now]:
             del self._due[rank, stream]
             self._show(rank, stream, self._prefixers[rank, stream].show())
 
     def end_line(self, stream: str) -> None:
         """Ends the last line of a terminal, before something else than a rank writes there. Raises as `write`."""
+        if self._terminals[stream] == self._terminals["stderr"]:
+            self._show_tracebacks()
+        self._end_last_line(stream)
+
+    def _end_last_line(self, stream: str) -> None:
         last = self._last.pop(self._terminals[stream], None)
         if last is None:
             return
@@ -200,6 +217,9 @@ class Outputs:
 
     def end(self, rank: int, stream: str) -> None:
         """Nothing more comes of this stream: shows what has no line end, and closes the file."""
+        if stream == "stderr" and rank in self._tracebacks:
+            self._ended.add(rank)
+            return
         prefixer = self._prefixers.pop((rank, stream), None)
         if (rank, stream) in self._file:
             self._close_file(rank, stream)
@@ -222,6 +242,7 @@ class Outputs:
 
     def close(self) -> None:
         self._close_files()
+        self._show_tracebacks()
         for (rank, stream), prefixer in self._prefixers.items():
             self._show(rank, stream, "".join(prefixer.finish()))
         self._due.clear()
@@ -267,12 +288,24 @@ class Outputs:
         with contextlib.suppress(OSError):
             self._file.pop((rank, stream)).close()
 
+    def _show_tracebacks(self, now: float | None = None) -> None:
+        for ranks, text in self._tracebacks.release(now):
+            first = ranks[0]
+            if len(ranks) == 1:
+                self._show(first, "stderr", "".join(self._prefixers[first, "stderr"].feed(text)))
+            else:
+                prefixer = Prefixer(f"[{ranges(ranks)}]<stderr>:", self._stamp)
+                self._show(first, "stderr", "".join([*prefixer.feed(text), *prefixer.finish()]))
+            for rank in self._ended.intersection(ranks):
+                self._ended.discard(rank)
+                self.end(rank, "stderr")
+
     def _show(self, rank: int, stream: str, text: str) -> None:
         if not text:
             return
         terminal = self._terminals[stream]
         if self._last.get(terminal, (rank, stream)) != (rank, stream):
-            self.end_line(stream)
+            self._end_last_line(stream)
         if text.endswith("\n"):
             self._last.pop(terminal, None)
         else:
