@@ -38,14 +38,10 @@ IMAGES = [] if THOROUGH else ["--images", "1280"]
 LEAST_ACCURACY = 0.95 if THOROUGH else 0.0
 MOST_APART = 0.005  # for another order of additions
 TRAINED_S = 120.0
-DAILY = [("horovodrun", 2)]
 # MXNet has an environment of its own: make install-mxnet.
 WITH_MXNET = ROOT / ".venv-mxnet" / "bin" / "python"
-CASES = [
-    pytest.param(launcher, hosts, marks=() if (launcher, hosts) in DAILY else pytest.mark.thorough)
-    for hosts in (2, 4)
-    for launcher in LAUNCHERS
-]
+CASES = [(launcher, hosts) for hosts in (2, 4) for launcher in LAUNCHERS]
+pytestmark = pytest.mark.thorough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +115,6 @@ def test_mnist_trains_as_on_one_host(
         assert abs(trained.accuracy - on_one_host(data).accuracy) <= MOST_APART
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_mxnet_trains_as_on_one_host(cluster: MakeCluster, tmp_path: Path, data: str) -> None:
     if not WITH_MXNET.exists():

@@ -47,6 +47,7 @@ def horovodrun(*arguments: str, timeout_s: float = 240, **more: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment(**more))
 
 
+@pytest.mark.thorough
 def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     script = [sys.executable, str(EXAMPLES / "01_torch_mnist" / "train.py"), "--data-dir", data]
@@ -101,6 +102,7 @@ def number_after(text: str, output: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.thorough
 def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--batch-size", "32", "--steps")
     first = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "20")

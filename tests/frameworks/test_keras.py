@@ -476,6 +476,7 @@ def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
     assert "rank 1" in outcomes[0].value
 
 
+@pytest.mark.thorough
 def test_mnist_is_learned(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from common import mnist
