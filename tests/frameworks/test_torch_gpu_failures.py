@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import frameworks, standin
-from support.extent import SLACK_S
+from support.extent import SLACK_S, later
 from support.jobs import python, run_job
 from support.world import Outcome, World
 
@@ -373,7 +373,7 @@ CANNOT = {
 }
 
 
-@pytest.mark.parametrize("way", ["best", "nccl"])
+@pytest.mark.parametrize("way", ["best", later("nccl")])
 @pytest.mark.parametrize("case", CANNOT)
 def test_ranks_that_nccl_cannot_join_go_through_host_memory_or_are_told_why(case: str, way: str) -> None:
     def run(case: str) -> tuple[float, int]:

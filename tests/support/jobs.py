@@ -43,7 +43,7 @@ def python(code: str) -> list[str]:
 
 def shared_memory_files() -> set[str]:
     """In /dev/shm, but those of MPIs, which leave some if their ranks are killed."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm", "sm_segment"))}
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm", "sm_segment", "Intel_MPI"))}
 
 
 def wait_until_shared_memory_is_as(before: set[str]) -> None:
