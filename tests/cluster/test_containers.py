@@ -38,7 +38,7 @@ def fetches(step: str) -> bool:
 
 def command_in_guide(program: str) -> list[str]:
     """The words behind `docker exec ... CONTAINER`, for as many ranks as there are hosts here."""
-    (line,) = (block for block in fenced(GUIDE) if f" {program} " in block)
+    (line,) = (block for block in fenced(GUIDE) if block.startswith("docker ") and f" {program} " in block)
     start = line.index(f" {program} ") + 1
     here = line[start:].replace("-np 3", "-np 2").replace("server1:1,server2:1,server3:1", "host0:1,host1:1")
     return shlex.split(here)
