@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from support.extent import THOROUGH
+from support.extent import THOROUGH, later
 from support.memory import held_kib, steady_growth_kib
 from support.world import World, WorldPool
 
@@ -81,7 +81,7 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", ["shutdown", "abort", "mismatch"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", later("tcp")])
 def test_many_generations_leave_nothing_behind(transport: str, end: str) -> None:
     with World(2, {"HOROVOD_TRANSPORT": transport}) as world:
         for held in world.run(run_cycles, CYCLES, end):

@@ -150,8 +150,8 @@ def job_of(tmp_path: Path, name: str, *flags: str, hosts: str | None = None) -> 
     return ElasticJob(tmp_path, *flags, script=script, hosts=hosts, env={**TENSORFLOW_ENV, **cache, **env})
 
 
-# JAX has the other test.
-DAILY = ("keras-tensorflow",)
+# The cheapest to import.
+DAILY = ("jax",)
 
 
 @pytest.mark.parametrize(

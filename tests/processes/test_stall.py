@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.extent import SLACK_S
+from support.extent import SLACK_S, later
 from support.jobs import Job
 
 # Rank 1 comes when the test says so. Forty tensors, some with names that nobody wants on a terminal, one without.
@@ -147,7 +147,7 @@ for step in range(10**9):
 """
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", later("tcp")])
 def test_a_suspended_job_goes_on_however_long_it_was_suspended(tmp_path: Path, transport: str) -> None:
     """Ctrl-Z and fg, over limits for silence and stalls that the pause passes."""
     (tmp_path / "train.py").write_text("import os\n" + TRAIN)
