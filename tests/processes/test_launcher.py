@@ -164,6 +164,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "own_environment": ["HOME"],
         "ranks": {"common": {"HOROVOD_SIZE": "2"}, "own": ["HOROVOD_RANK"], "ranks": [[0, "0"], [1, "1"]]},
         "stays": False,
+        "slots": 1,
         "grace_s": 3.0,
         "address": None,
         "padding": "x" * (MAX_LINE_BYTES + 1),
@@ -224,7 +225,8 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
         (["-np", "2", "--min-np", "3", "ls"], 2, "--min-np 3 is more than -np 2, the slots that the job needs"),
-        (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
+        (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense\nhint: horovodrun --help lists the flags"),
+        (["-np", "2", "--host-file", "x", "ls"], 2, "there is no flag --host-file\nhint: --hostfile is the nearest;"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
         (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
@@ -393,7 +395,7 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == code, done.stderr
     assert done.stderr == (f"horovodrun: {said}\n" if said else "")
