@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -412,11 +412,31 @@ def test_flags_without_effect_are_told_and_the_job_runs(tmp_path: Path) -> None:
 
 
 def test_lines_carry_the_time_if_asked_for(tmp_path: Path) -> None:
-    done = run_job(tmp_path, "-np", "1", "-prefix-timestamp", python("print('out'); print('err', file=sys.stderr)"))
-    for text, name in ((done.stdout, "stdout"), (done.stderr, "stderr")):
-        stamp, _, line = text.partition("[0]")
-        assert line == f"<{name}>:{name[3:]}\n"
-        time.strptime(stamp)  # as time.asctime writes it
+    """In ISO 8601: those of ranks, of horovodrun, and in the files."""
+    code = "os.write(1, b'o'); print('ut'); print('err', file=sys.stderr); sys.exit(3)"
+    done = run_job(tmp_path, "-np", "1", "-prefix-timestamp", "--output-filename", "logs", python(code))
+    kept = {name: (tmp_path / "logs" / "rank.0" / name).read_text() for name in ("stdout", "stderr")}
+    lines = [done.stdout, *done.stderr.splitlines(keepends=True)[:2], kept["stdout"], kept["stderr"]]
+    bodies = [
+        "[0]<stdout>:out\n",
+        "[0]<stderr>:err\n",
+        "horovodrun: the last lines of rank 0's stderr:\n",
+        "out\n",
+        "err\n",
+    ]
+    for shown, body in zip(lines, bodies, strict=True):
+        stamp, _, rest = shown.partition(" ")
+        assert rest == body, done
+        assert datetime.datetime.fromisoformat(stamp).tzinfo is not None
+
+
+def test_what_an_earlier_run_has_written_is_kept(tmp_path: Path) -> None:
+    for run in ("1", "2", "3"):
+        for kind in ([], ["--min-np", "1"]):
+            run_job(tmp_path, "-np", "1", *kind, "--output-filename", f"logs{len(kind)}", python(f"print({run})"))
+    for folder in ("logs0", "logs2"):
+        kept = {path.name: path.read_text() for path in (tmp_path / folder / "rank.0").iterdir() if path.stat().st_size}
+        assert kept == {"stdout": "3\n", "stdout.1": "1\n", "stdout.2": "2\n"}
 
 
 def test_a_full_disk_for_the_files_of_the_output_costs_one_warning(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from horovod.launcher.agent import PASSED_ON
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.agents import AgentGroup
 from horovod.launcher.job import Job
-from horovod.launcher.output import OutputError, Outputs
+from horovod.launcher.output import OutputError, Outputs, local_time
 from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.room import allow_open_files
@@ -394,7 +394,7 @@ class Supervision:
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
             self._end_line("stderr")
-            sys.stderr.write(text + "\n")
+            sys.stderr.write((local_time() if self.job.prefix_timestamp else "") + text + "\n")
             sys.stderr.flush()
 
 
