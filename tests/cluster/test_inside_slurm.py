@@ -44,7 +44,8 @@ class Inside:
         self.one, self.two = hosts
         self.folder = folder
         path = os.pathsep.join(filter(None, sys.path))
-        self.environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": "/tmp", "WORD": "a 'b' $c"}
+        self.environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
+        self.environment["WORD"] = "a 'b' $c"
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -149,6 +150,20 @@ def test_scancel_leaves_nothing(inside: Inside) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     inside.one.run("scancel", out[0], check=True)
+    inside.assert_empty()
+
+
+def test_slurms_signals_reach_the_ranks_of_all_hosts(inside: Inside) -> None:
+    """As those of --signal=USR1@60, which the steps get."""
+    tells = "signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True)); ready()\nwhile True: signal.pause()"
+    with inside.start(*ALLOCATE, *HOROVODRUN, *python(tells)) as process:
+        read_until(process, "ready", count=4)
+        job = inside.one.run("squeue", "--noheader", "--format", "%i").stdout.strip()
+        inside.one.run("scancel", "--signal=USR1", job, check=True)
+        read_until(process, "told", count=4)
+        inside.one.run("scancel", job, check=True)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert "told" not in out, out + err
     inside.assert_empty()
 
 

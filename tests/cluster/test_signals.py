@@ -16,7 +16,9 @@ from support.jobs import Job, python
 
 
 def ranks_of(host: Host) -> list[int]:
-    return [pid for pid, command in host.processes().items() if "gradients" in command and "launcher" not in command]
+    return [
+        pid for pid, command in host.processes().items() if "gradients" in command and "horovod.launcher" not in command
+    ]
 
 
 def keeper_and_agent(host: Host) -> list[int]:

@@ -147,7 +147,7 @@ def test_workers_of_another_machine_end_at_once_if_the_launcher_is_out_of_reach(
     question.update(command="sh", addresses=[], port=0, silence_s=0.0, network_interface="", time_s=None, temporary="")
     job: dict[str, Any] = {"command": ["sh", "-c", "trap '' TERM; echo ready; sleep 1000"], "directory": str(tmp_path)}
     job.update(environment=environment, own_environment=[], ranks={"common": {}, "own": [], "ranks": []})
-    job.update(stays=True, grace_s=100.0, address=None)
+    job.update(stays=True, slots=1, grace_s=100.0, address=None)
     agent = subprocess.Popen(
         REMOTE_AGENT_COMMAND,
         env={**environment, "TMPDIR": str(tmp_path)},

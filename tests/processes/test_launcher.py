@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import importlib.util
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from support.jobs import Job, python, run_job
 
-import horovod
 from horovod.launcher.lines import GREETING, MAX_LINE_BYTES, line
 from horovod.launcher.placement.base import AGENT_COMMAND, import_command, python_command
 
@@ -120,62 +117,6 @@ def test_arguments_of_the_command_are_not_taken_for_flags(tmp_path: Path) -> Non
     assert done.stdout == f"[0]<stdout>:{words}\n"
 
 
-@pytest.mark.parametrize("module", ["launcher", "launcher.cli", "runner", "runner.launch"])
-def test_a_module_with_a_main_function_is_a_program(tmp_path: Path, module: str) -> None:
-    """Debuggers and job scripts start horovodrun by these names."""
-    command = [sys.executable, "-m", f"horovod.{module}", "--version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{horovod.__version__}\n"), done
-
-
-def test_no_module_with_a_main_function_does_nothing_as_a_program() -> None:
-    package = Path(horovod.__file__).parent
-    silent = [
-        path
-        for path in package.rglob("*.py")
-        if re.search(r"^def (main|run_commandline)\b|as (main|run_commandline)$", text := path.read_text(), re.M)
-        and not re.search(r"^if __name__ == \"__main__\":$", text, re.M)
-    ]
-    assert silent == []
-
-
-def test_the_beginning_of_a_line_is_shown_while_its_rank_goes_on(tmp_path: Path) -> None:
-    """A prompt, dots, or "loading ... "."""
-    code = "os.write(1, b'loading ... '); signal.sigwait([signal.SIGUSR1]); print('done')"
-    with Job(tmp_path, "-np", "1", python(f"signal.pthread_sigmask(0, [signal.SIGUSR1]); {code}"), read=False) as job:
-        assert job.process.stdout is not None
-        assert os.read(job.process.stdout.fileno(), 100) == b"[0]<stdout>:loading ... "
-        os.kill(job.launcher(), signal.SIGUSR1)
-        assert job.process.stdout.read() == b"done\n"
-        job.process.wait()
-
-
-def test_a_command_is_taken_as_a_shell_takes_it(tmp_path: Path) -> None:
-    """With variables in front of it, which win, and a script that names no interpreter."""
-    (tmp_path / "s.sh").write_text('echo "$X $HOME $1"\n')
-    (tmp_path / "s.sh").chmod(0o700)
-    for kind in ([], ["--min-np", "1"]):
-        done = run_job(tmp_path, "-np", "1", *kind, "X=a=b", "HOME=", "./s.sh", "c d", env={"X": "other"})
-        assert done.stdout == "[0]<stdout>:a=b  c d\n" and (kind or done.code == 0), done
-    assert "there is no command to run" in run_job(tmp_path, "-np", "1", "X=5").stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"#!/bin/bash\r\necho\r\n", "ends with a carriage return (CRLF"),
-        (b"#! /usr/bin/env python3\r\n", "ends with a carriage return (CRLF"),
-        (b"#!/no/such/python -u\n", "names is not there: /no/such/python"),
-        (b"\x7fELF\0 of another machine", "is a program for another kind of machine"),
-    ],
-)
-def test_a_script_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "script").write_bytes(content)
-    (tmp_path / "script").chmod(0o700)
-    done = run_job(tmp_path, "-np", "1", "./script")
-    assert done.code in (126, 127) and said in done.stderr, done
-
-
 def test_a_users_file_cannot_stand_in_for_a_module_of_the_launcher(tmp_path: Path) -> None:
     """Whatever part of the standard library it is called like: helpers do not find the working directory."""
     # horovodrun itself, as a console script does, starts without the working directory; `-m` would not.
@@ -224,6 +165,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "own_environment": ["HOME"],
         "ranks": {"common": {"HOROVOD_SIZE": "2"}, "own": ["HOROVOD_RANK"], "ranks": [[0, "0"], [1, "1"]]},
         "stays": False,
+        "slots": 1,
         "grace_s": 3.0,
         "address": None,
         "padding": "x" * (MAX_LINE_BYTES + 1),
@@ -284,7 +226,8 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np2", "no-such-command"], 127, "command not found: no-such-command"),
         (["-np", "2", "python train.py"], 127, "hint: give the command as words, without quotes around all of it"),
         (["-np", "2", "--min-np", "3", "ls"], 2, "--min-np 3 is more than -np 2, the slots that the job needs"),
-        (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense"),
+        (["-np", "2", "--nonsense", "ls"], 2, "there is no flag --nonsense\nhint: horovodrun --help lists the flags"),
+        (["-np", "2", "--host-file", "x", "ls"], 2, "there is no flag --host-file\nhint: --hostfile is the nearest;"),
         (["-np", "2", "--cycle-time-ms", "-1", "ls"], 2, "--cycle-time-ms='-1': expected a number, 0 or more"),
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
         (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
@@ -460,7 +403,7 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == code, done.stderr
     assert done.stderr == (f"horovodrun: {said}\n" if said else "")
@@ -477,11 +420,31 @@ def test_flags_without_effect_are_told_and_the_job_runs(tmp_path: Path) -> None:
 
 
 def test_lines_carry_the_time_if_asked_for(tmp_path: Path) -> None:
-    done = run_job(tmp_path, "-np", "1", "-prefix-timestamp", python("print('out'); print('err', file=sys.stderr)"))
-    for text, name in ((done.stdout, "stdout"), (done.stderr, "stderr")):
-        stamp, _, line = text.partition("[0]")
-        assert line == f"<{name}>:{name[3:]}\n"
-        time.strptime(stamp)  # as time.asctime writes it
+    """In ISO 8601: those of ranks, of horovodrun, and in the files."""
+    code = "os.write(1, b'o'); print('ut'); print('err', file=sys.stderr); sys.exit(3)"
+    done = run_job(tmp_path, "-np", "1", "-prefix-timestamp", "--output-filename", "logs", python(code))
+    kept = {name: (tmp_path / "logs" / "rank.0" / name).read_text() for name in ("stdout", "stderr")}
+    lines = [done.stdout, *done.stderr.splitlines(keepends=True)[:2], kept["stdout"], kept["stderr"]]
+    bodies = [
+        "[0]<stdout>:out\n",
+        "[0]<stderr>:err\n",
+        "horovodrun: the last lines of rank 0's stderr:\n",
+        "out\n",
+        "err\n",
+    ]
+    for shown, body in zip(lines, bodies, strict=True):
+        stamp, _, rest = shown.partition(" ")
+        assert rest == body, done
+        assert datetime.datetime.fromisoformat(stamp).tzinfo is not None
+
+
+def test_what_an_earlier_run_has_written_is_kept(tmp_path: Path) -> None:
+    for run in ("1", "2", "3"):
+        for kind in ([], ["--min-np", "1"]):
+            run_job(tmp_path, "-np", "1", *kind, "--output-filename", f"logs{len(kind)}", python(f"print({run})"))
+    for folder in ("logs0", "logs2"):
+        kept = {path.name: path.read_text() for path in (tmp_path / folder / "rank.0").iterdir() if path.stat().st_size}
+        assert kept == {"stdout": "3\n", "stdout.1": "1\n", "stdout.2": "2\n"}
 
 
 def test_a_full_disk_for_the_files_of_the_output_costs_one_warning(tmp_path: Path) -> None:

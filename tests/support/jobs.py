@@ -84,7 +84,10 @@ class Job:
         blocked: Collection[int] = (),
         on: Host | None = None,
     ) -> None:
-        """`blocked`: signals under a mask of the parent's. `on`: a host of a cluster (support/cluster.py), by default this machine."""
+        """`blocked`: signals under a mask of the parent's.
+
+        `on`: a host of a cluster (support/cluster.py), by default this machine.
+        """
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self._temporary = directory / "tmp"
         self._temporary.mkdir(exist_ok=True)
@@ -104,7 +107,14 @@ class Job:
         command = [sys.executable, "-m", "horovod.launcher", *flat]
         self.process = subprocess.Popen(
             command if on is None else on.command(*command, directory=directory),
-            env={**os.environ, "PYTHONPATH": path, "TMPDIR": temporary, name: value, **(env or {})},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": path,
+                "TMPDIR": temporary,
+                name: value,
+                **(env or {}),
+            },
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@
 A block between ```python and ``` is a whole script if it makes all the names that it uses. Then the page must show how
 it is started, in an indented line right after the block; what was printed may follow:
 
-    $ OMP_NUM_THREADS=1 horovodrun -np 2 python train.py
+    $ horovodrun -np 2 python train.py
     [0]<stdout>:epoch 0: loss 0.0075
 """
 
@@ -23,9 +23,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
-_START = re.compile(
-    r"\n?    \$ (?:OMP_NUM_THREADS=1 )?horovodrun -np (\d+(?: --\S+ \S+)*) python (\S+)\n((?:    .*\n)*)"
-)
+_START = re.compile(r"\n?    \$ horovodrun -np (\d+(?: --\S+ \S+)*) python (\S+)\n((?:    .*\n)*)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -206,4 +206,4 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

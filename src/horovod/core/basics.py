@@ -22,6 +22,7 @@ from horovod.core.context import Context, current, is_initialized, rank, size, s
 from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
 from horovod.core.settings import Settings
+from horovod.core.temporary_files import say_no_init
 
 __all__ = [
     "ccl_built",
@@ -54,6 +55,16 @@ _registered = False  # whether shutdown runs at exit
 # Enters the world that a process has been told of, in an elastic job.
 Enter = Callable[[Assignment], None]
 _elastic_init: Callable[[Settings, Enter], None] | None = None
+
+
+def _at_exit() -> None:
+    """For a script that forgets init: horovodrun says so, if no other rank has called it either."""
+    if not _registered and os.getpid() == _importer:
+        say_no_init()
+
+
+_importer = os.getpid()
+atexit.register(_at_exit)
 
 
 def set_elastic_init(elastic_init: Callable[[Settings, Enter], None]) -> None:

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that nothing is left of: in memory, or in the job's folder, which is removed with the job.
+"""Files that leave nothing behind: in memory, or in the job's folder on this host, which is removed with the job.
 
-A rank that is killed leaves the sockets of its DataLoader workers behind, in folders `pymp-*`. Only these are moved to
-the job's folder: TMPDIR, where scripts keep what they want to find again, stays the user's.
+That folder is for multiprocessing, and for a word to horovodrun. A rank that is killed leaves the sockets of its
+DataLoader workers behind, in folders `pymp-*`. Only these are moved to the job's folder: TMPDIR, where scripts keep what
+they want to find again, stays the user's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from pathlib import Path
 
 from horovod.core.settings import job_directory
 
-__all__ = ["memory_file", "share_job_directory"]
+__all__ = ["has_no_init", "memory_file", "say_no_init", "share_job_directory"]
+
+_NO_INIT = "no-init"
 
 
 def memory_file(name: str) -> int:
@@ -39,6 +44,18 @@ def memory_file(name: str) -> int:
             ) from None
     os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def say_no_init() -> None:
+    """This process ends, and has not called init."""
+    with contextlib.suppress(OSError):
+        if directory := job_directory():
+            Path(directory, _NO_INIT).touch()
+
+
+def has_no_init(directory: str) -> bool:
+    """Whether a process that has ended has said so."""
+    return Path(directory, _NO_INIT).exists()
 
 
 def share_job_directory() -> None:

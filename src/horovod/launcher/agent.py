@@ -23,7 +23,6 @@ import dataclasses
 import errno
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,12 +33,15 @@ from typing import Any
 from horovod import __version__
 from horovod.core.secret import SecretFile
 from horovod.core.settings import current_environment, environment_of
+from horovod.core.temporary_files import has_no_init
 from horovod.launcher import processes
 from horovod.launcher.command import start_rank
 from horovod.launcher.hosts import unpacked
+from horovod.launcher.job_directory import remove_directory, say
 from horovod.launcher.lines import GREETING, LineError, LineReader, line
 from horovod.launcher.memory import UNKNOWN, KillCounter
 from horovod.launcher.preparation import Preparation
+from horovod.launcher.threads import VARIABLE, chosen_threads
 
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait
@@ -130,6 +132,8 @@ class Agent:
             self._end_on_time()
             self._say_alive()
         if self._directory:
+            if has_no_init(self._directory):
+                self._tell(event="no init")
             remove_directory(self._directory)
         if self._launcher_gone:
             say(f"horovodrun: the launcher (process {self._launcher}) was killed; all ranks have been ended")
@@ -282,7 +286,12 @@ class Agent:
             os.write(self._keeper, f"{grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
         here = {name: value for name, value in current_environment().items() if name in job["own_environment"]}
-        self._common = {**job, "environment": {**job["environment"], **here, **own}}
+        environment = {**job["environment"], **here, **own}
+        threads = chosen_threads(environment, job["slots"])
+        if threads is not None:
+            environment[VARIABLE] = str(threads)
+            self._tell(event="threads", number=threads)
+        self._common = {**job, "environment": environment}
         self._stays = job["stays"]
         for rank, identity in unpacked(job["ranks"]):
             if self._ending:
@@ -466,17 +475,6 @@ class Agent:
                 self._selector.register(descriptor, selectors.EVENT_READ, self._on_output)
             else:
                 self._selector.unregister(descriptor)
-
-
-def remove_directory(path: str) -> None:
-    """Removes the job's folder. Prints what cannot be removed, and never raises: the job has ended already."""
-    shutil.rmtree(path, onerror=lambda _, name, why: say(f"horovodrun: {name} could not be removed: {why[1]}"))
-
-
-def say(text: str) -> None:
-    # Straight to the launcher's stderr, whose reader may be gone as well.
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode() + b"\n")
 
 
 def _read(descriptor: int) -> bytes | None:

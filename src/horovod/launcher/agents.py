@@ -99,12 +99,12 @@ class AgentGroup:
         for agent in self._awaited():
             self.abandon(agent)
 
-    def start(self, hosts: Sequence[str], stay: bool) -> None:
-        """Starts the ranks of these hosts. `stay`: their agents then take orders to start others."""
+    def start(self, hosts: Sequence[str], stay: bool, slots: int | None = None) -> None:
+        """Starts the ranks of these hosts. `stay`: their agents then take orders to start others, for so many slots."""
         for agent in self.links:
             if agent.host in hosts and not agent.started and not agent.done:
                 agent.started = True
-                self.order(agent, "start", **self._start_order(agent), stays=stay)
+                self.order(agent, "start", **self._start_order(agent), stays=stay, slots=slots or len(agent.ranks))
 
     def on(self, host: str) -> AgentLink | None:
         """The agent of a host, if it can be given orders."""

@@ -217,7 +217,7 @@ class ElasticJob(Supervision):
         host.is_ready = problems is None
         host.problems = problems or ""
         if problems is None:
-            self.agents.start(call.hosts, stay=True)
+            self.agents.start(call.hosts, stay=True, slots=host.slots)
             host.said = ""
         else:
             self.agents.dismiss(name)

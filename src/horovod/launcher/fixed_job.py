@@ -264,6 +264,12 @@ class FixedJob(Supervision):
                 + explain_command("agent-lost")
             )
             return max(processes.shell_code(code), 1)
+        if self.has_no_init and len(self.job.ranks) > 1 and not self.server.entered():
+            size = len(self.job.ranks)
+            self.warn(
+                f"no rank has called init: {size} processes have run alone, each as if there were no other\n"
+                "hint: call hvd.init() at the beginning of the script"
+            )
         return 0
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -283,7 +284,9 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
             arguments[position : position + 1] = ["-np", arguments[position][3:]]
         name, equals, _ = arguments[position].partition("=")
         if name not in values:
-            parser.error(f"there is no flag {name}")
+            nearest = difflib.get_close_matches(name, values, 1)
+            hint = f"{nearest[0]} is the nearest; horovodrun --help lists" if nearest else "horovodrun --help lists"
+            raise UsageError(f"there is no flag {name}\nhint: {hint} the flags")
         if name in _OTHERS_ARGUMENTS and not equals and position + 1 < len(arguments):
             arguments[position : position + 2] = [f"{name}={arguments[position + 1]}"]
             equals = "="

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
+import itertools
 import os
 import re
 import time
@@ -20,7 +22,7 @@ from typing import BinaryIO
 from horovod.launcher.failure import Line
 from horovod.launcher.tracebacks import HeldTracebacks, ranges
 
-__all__ = ["OutputError", "Outputs", "Prefixer", "prepare_directory"]
+__all__ = ["OutputError", "Outputs", "Prefixer", "local_time", "prepare_directory"]
 
 _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
@@ -106,7 +108,20 @@ def prepare_directory(directory: Path, size: int) -> None:
         for stream in ("stdout", "stderr"):
             path = _path(directory, width, rank, stream)
             path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_earlier(path)
             path.open("wb", buffering=0).close()
+
+
+def _keep_earlier(path: Path) -> None:
+    """Gives what an earlier run has written another name: stdout.1, then stdout.2, and so on."""
+    if path.is_file() and path.stat().st_size > 0:
+        names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))
+
+
+def local_time() -> str:
+    """The local time as ISO 8601 has it, and a blank: what stands in front of a line."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds") + " "
 
 
 def _path(directory: Path, width: int, rank: int, stream: str) -> Path:
@@ -132,7 +147,7 @@ class Outputs:
 
     `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
     cannot be opened or written, all of them are given up, and `warn` is told once: the terminal shows the same.
-    `timestamp`: lines begin with the local time.
+    `timestamp`: lines begin with the local time, those of the files as well.
     """
 
     def __init__(
@@ -147,7 +162,8 @@ class Outputs:
         self._warn = warn
         self._directory = directory
         self._width = len(str(max(size, 1) - 1))
-        self._stamp: Callable[[], str] = time.asctime if timestamp else str
+        self._stamp: Callable[[], str] = local_time if timestamp else str
+        self._stampers: dict[tuple[int, str], Prefixer] | None = {} if timestamp else None  # of lines in files
         self._file: dict[tuple[int, str], FileIO] = {}
         self._prefixers: dict[tuple[int, str], Prefixer] = {}
         self._tails: dict[int, collections.deque[Line]] = {}
@@ -175,7 +191,7 @@ class Outputs:
     def write(self, rank: int, stream: str, text: str) -> None:
         """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
         if (rank, stream) in self._file:
-            self._keep(self._file[rank, stream], text.encode("utf-8", "surrogateescape"))
+            self._keep(self._file[rank, stream], self._as_kept(rank, stream, text).encode("utf-8", "surrogateescape"))
         if stream == "stderr":
             *lines, self._unended[rank] = (self._unended[rank] + text)[-_LINE_CHARACTERS:].split("\n")
             now = self._written_s[rank] = time.monotonic()
@@ -259,9 +275,15 @@ class Outputs:
         path = _path(self._directory, self._width, rank, stream)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_earlier(path)
             self._file[rank, stream] = path.open("wb", buffering=0)
         except OSError as error:
             self._give_up_files(path, error)
+
+    def _as_kept(self, rank: int, stream: str, text: str) -> str:
+        if self._stampers is None:
+            return text
+        return "".join(self._stampers.setdefault((rank, stream), Prefixer("", self._stamp)).feed(text))
 
     def _keep(self, file: FileIO, data: bytes) -> None:
         left = memoryview(data)
@@ -284,9 +306,14 @@ class Outputs:
             self._close_file(*next(iter(self._file)))
 
     def _close_file(self, rank: int, stream: str) -> None:
-        """Nothing is left to write then: what cannot be closed, such as a file of a server that is gone, is no news."""
-        with contextlib.suppress(OSError):
-            self._file.pop((rank, stream)).close()
+        """Writes at most the end of a line that gets a time.
+
+        What cannot be closed, such as a file of a server that is gone, is no news.
+        """
+        with contextlib.suppress(OSError), self._file.pop((rank, stream)) as file:
+            stamper = (self._stampers or {}).pop((rank, stream), None)
+            if stamper is not None:
+                file.write("".join(stamper.finish()).encode("utf-8", "surrogateescape"))
 
     def _show_tracebacks(self, now: float | None = None) -> None:
         for ranks, text in self._tracebacks.release(now):

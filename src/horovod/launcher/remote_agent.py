@@ -16,6 +16,7 @@ import sys
 import time
 
 from horovod.launcher import agent, processes
+from horovod.launcher.job_directory import remove_directory, say
 
 _STDOUT = 1
 # What the agent itself may take to end everything beyond the ranks' grace.
@@ -56,10 +57,10 @@ def main() -> int:
     word = _Word(reader)
     code = _wait_for(child, word)
     for pid in processes.end_descendants(processes.UNENDED_S):
-        agent.say(f"horovodrun: {processes.why_left(pid)}")
+        say(f"horovodrun: {processes.why_left(pid)}")
     _, directory = word.read()
     if os.path.isdir(directory):
-        agent.remove_directory(directory)
+        remove_directory(directory)
     return processes.shell_code(code)
 
 

@@ -27,11 +27,12 @@ from horovod.launcher.agent import PASSED_ON
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.agents import AgentGroup
 from horovod.launcher.job import Job
-from horovod.launcher.output import OutputError, Outputs
+from horovod.launcher.output import OutputError, Outputs, local_time
 from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.room import allow_open_files
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
+from horovod.launcher.threads import VARIABLE
 from horovod.launcher.usage import UsageError
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
@@ -93,6 +94,8 @@ class Supervision:
         self._at_once = False
         self._left: list[int] = []  # processes that cannot be ended
         self._suspending = False
+        self.has_no_init = False  # a process of a rank has imported horovod, and never called init
+        self._threads: set[int] = set()  # that were spoken of
         self._passed_on_s: dict[int, float] = {}  # by signal, when an agent has last got it
         self._give_up_at: float | None = None
         self._looked_s = time.monotonic()
@@ -230,6 +233,10 @@ class Supervision:
                 self.on_exit(agent, event["rank"], event["code"], event["memory"])
             case "directory":
                 agent.directory = event["path"]
+            case "threads":
+                self._say_threads(event["number"])
+            case "no init":
+                self.has_no_init = True
             case "stopped":
                 self.on_stop(agent, event["rank"], event["pid"], event["signal"])
             case "continued":
@@ -244,6 +251,11 @@ class Supervision:
             case "suspended":
                 agent.suspended = True
                 self._suspend_if_all_are()
+
+    def _say_threads(self, number: int) -> None:
+        if number not in self._threads:
+            self._threads.add(number)
+            self.warn(f"{VARIABLE}={number} for each rank: a host's cores divided by its ranks, unless you set it")
 
     def _suspend_if_all_are(self) -> None:
         if not all(agent.suspended or agent.done for agent in self.agents.links):
@@ -382,7 +394,7 @@ class Supervision:
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
             self._end_line("stderr")
-            sys.stderr.write(text + "\n")
+            sys.stderr.write((local_time() if self.job.prefix_timestamp else "") + text + "\n")
             sys.stderr.flush()
 
 
