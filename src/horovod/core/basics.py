@@ -7,7 +7,6 @@ blocks until all ranks are there, shutdown as context.Context.stop says.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 import time
@@ -134,7 +133,7 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         raise
     contexts.enter(context)
     if not _registered:
-        atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
+        mpi.at_exit(shutdown)  # runs before what a starter has registered: MPI ends after the world
         _registered = True
     try:
         for process_set, groups in zip(sets, world.process_sets, strict=True):
