@@ -197,19 +197,75 @@ def test_a_script_may_use_mpi4py_beside_us(folder: Folder) -> None:
         assert (done.returncode, done.stdout) == (0, "6.0 True\n" * 2), done
 
 
-def test_mpi4py_of_another_mpi_is_refused(folder: Folder) -> None:
-    mpirun, _ = mpi("mpich")
-    _, python = mpi("openmpi")
-    done = run(folder, [*mpirun, "-np", "2", python, "-c", INIT])
-    assert done.returncode != 0
-    assert "mpirun of MPICH or Intel MPI started this process as rank" in done.stderr
-    assert "to the MPI that mpi4py uses, Open MPI v5" in done.stderr and "it is rank 0 of 1" in done.stderr
-    # The way out that the error names.
+_PAIRS = [(one, other) for one in ("openmpi4", "openmpi", "mpich", "intel") for other in ("openmpi", "mpich", "intel")]
+_FOREIGN = [(one, other) for one, other in _PAIRS if one.startswith("openmpi") != (other == "openmpi")]
+_DAILY = [("openmpi4", "mpich"), ("mpich", "openmpi")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [pytest.param(*pair, marks=[pytest.mark.thorough] * (pair not in _DAILY)) for pair in _FOREIGN],
+)
+def test_mpi4py_of_another_mpi_is_done_without_or_named(folder: Folder, launcher: str, name: str) -> None:
+    """The ranks find each other by the file. Its MPI_Init would abort, or find each rank alone."""
+    (mpirun, _), (_, python) = mpi(launcher), mpi(name)
     results = folder.new()
-    words = [*mpirun, "-np", "4", python, str(folder.started), str(results)]
-    done = run(folder, words, HOROVOD_RENDEZVOUS_DIRECTORY=str(folder.home))
+    done = run(folder, [*mpirun, "-np", "4", python, str(folder.started), str(results)])
     assert done.returncode == 0, done
     assert_world(results)
+    done = run(folder, [*mpirun, "-np", "2", python, "-c", INIT], HOROVOD_CPU_OPERATIONS="mpi")
+    assert done.returncode != 0
+    assert re.search("MPI cannot be used: mpi4py uses .*, but the job was started by the mpirun of ", done.stderr), done
+    assert "start-mpi" in done.stderr
+
+
+LEAVES = """
+import os, sys
+if "script" in sys.argv: from mpi4py import MPI
+import numpy as np, horovod.core as hvd
+hvd.init()
+for i in range(10):
+    if i == 5 and hvd.rank() == 1 and "early" in sys.argv: os._exit(0)
+    hvd.allreduce(np.ones(10, np.float32), name="x")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("owner", ["script", "ours"])
+@pytest.mark.parametrize(
+    "name", ["mpich", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("openmpi", "intel"))]
+)
+def test_a_rank_that_exits_with_0_in_the_middle_ends_no_job_with_0(folder: Folder, name: str, owner: str) -> None:
+    """The mpirun of MPICH kills the others of a rank that ends without MPI_Finalize, and ends with 0 itself."""
+    mpirun, python = mpi(name)
+    done = run(folder, [*mpirun, "-np", "2", python, "-c", LEAVES, owner, "early"])
+    assert done.returncode != 0 and "rank 1 has left the job" in done.stderr, done
+    done = run(folder, [*mpirun, "-np", "2", python, "-c", LEAVES, owner])
+    assert done.returncode == 0, done
+
+
+@pytest.mark.parametrize(
+    "name", ["mpich", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("openmpi", "intel"))]
+)
+def test_the_time_limit_of_init_holds_in_mpi_init(folder: Folder, name: str) -> None:
+    """Nothing interrupts it, and with MPICH it waits for a rank that has ended before, for ever."""
+    mpirun, python = mpi(name)
+    rank = "OMPI_COMM_WORLD_RANK" if name == "openmpi" else "PMI_RANK"
+    code = f"import os, sys\nif os.environ['{rank}'] == '1': sys.exit(0)\n{INIT}"
+    began_s = time.monotonic()
+    done = run(folder, [*mpirun, "-np", "2", python, "-c", code], HOROVOD_START_TIMEOUT="2")
+    assert time.monotonic() - began_s < 10 + SLACK_S
+    assert (
+        done.returncode != 0 and " waited 2 s in MPI_Init, which returns when all ranks have called it" in done.stderr
+    )
+
+
+def test_a_script_is_told_once_that_mpi4py_knows_no_other_rank_under_horovodrun(folder: Folder) -> None:
+    _, python = mpi("mpich")
+    code = "from mpi4py import MPI; import horovod.core as hvd; hvd.init(); hvd.shutdown(); hvd.init()"
+    done = run(folder, [python, "-m", "horovod.launcher", "-np", "2", python, "-c", code])
+    assert done.returncode == 0 and done.stderr.count("each of the 2 ranks is alone (MPI.COMM_WORLD.size is 1)") == 1
+    assert "hint: horovodrun --mpi does" in done.stderr
 
 
 def test_torchrun_starts_a_world(folder: Folder) -> None:

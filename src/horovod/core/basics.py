@@ -149,7 +149,7 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         raise
     contexts.enter(context)
     if not _registered:
-        atexit.register(shutdown)  # runs before what a starter has registered: MPI ends after the world
+        mpi.at_exit(shutdown)  # runs before what a starter has registered: MPI ends after the world
         _registered = True
     try:
         for process_set, groups in zip(sets, world.process_sets, strict=True):

@@ -81,7 +81,7 @@ def connect(
         raise StartError(unsupported, "start-settings")
     communicators.check(settings.communicator)
     if settings.controller.strip().lower() == "mpi":
-        mpi.must_be_there("HOROVOD_CONTROLLER=mpi")
+        mpi.must_be_there("HOROVOD_CONTROLLER=mpi", time.monotonic() + settings.start_timeout_s)
     job = None
     started = starters.started_by(settings, comm)
     if started is not None and started.size > 1:
@@ -208,6 +208,8 @@ class _Start:
     def run(self) -> World:
         self._enter()
         self.mpi_problem = self._open_mpi()
+        if self.rank == 0 and self.job is None:
+            mpi.warn_of_lone_ranks(self.size)
         alone = Digest(Topology((0,)), [("", 0)], [[one.ranks] for one in self.process_sets])
         digest = self._meet() if self.size > 1 else alone
         transport, peers = self._plan(digest.topology)
@@ -299,7 +301,7 @@ class _Start:
         try:
             mpi.open_world(self.rank, self.size, self.comm, self.deadline, self._look)
         except StartError as error:
-            if error.code == "start-timeout":
+            if error.code == "start-timeout" or mpi.not_the_launchers():
                 raise
             return f"rank {self.rank}: {text_of(error)}"
         return None

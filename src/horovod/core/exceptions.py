@@ -127,9 +127,10 @@ class RankLostError(HorovodInternalError):
 
     def __init__(self, *text: Any, failed_rank: int = -1) -> None:
         """`text` may be followed by the rank."""
-        if len(text) == 2 and isinstance(text[1], int):
-            text, failed_rank = text[:1], text[1]
-        super().__init__(*text)
+        given = list(text)
+        if len(given) == 2 and isinstance(given[1], int):
+            failed_rank = given.pop()
+        super().__init__(*given)
         self.failed_rank = failed_rank
         if NOT_REACHED in self.text():
             self.code = "start-connection"
@@ -186,9 +187,10 @@ class StartError(_Explained, ValueError):
 
     def __init__(self, *text: Any, code: str = "internal") -> None:
         """`text` may be followed by the code."""
-        if len(text) == 2:
-            text, code = text[:1], str(text[1])
-        super().__init__(*text)
+        given = list(text)
+        if len(given) == 2:
+            code = str(given.pop())
+        super().__init__(*given)
         self.code = code
 
 

@@ -53,9 +53,10 @@ EXPLANATIONS = (
         "start-mpi",
         "mpi4py uses another MPI than the launcher's",
         _START,
-        ("it is another MPI than the launcher's",),
+        ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
-        "launcher. In such a case each process is a world of its own to it.",
+        "launcher. In such a case each process is a world of its own to it, or its MPI_Init ends the process. So "
+        "Horovod does not use it, unless data is to go through MPI.",
         (
             "Start the job with the mpirun that belongs to this MPI; the message names it.",
             "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
@@ -67,7 +68,7 @@ EXPLANATIONS = (
         "start-timeout",
         "Some ranks did not reach hvd.init() in time",
         _START,
-        (" in init for", "not called init", "though all ... ranks have called init"),
+        (" in init for", "in MPI_Init, which returns when", "not called init", "though all ... ranks have called init"),
         "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
         "hang, or still import modules and load data.",
         (
@@ -298,11 +299,11 @@ EXPLANATIONS = (
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
         "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all "
-        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at most "
-        "two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, or after "
-        "HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. If a rank "
-        "has another Python thread, or has used compiled operations, it could still go on: the job keeps waiting. "
-        "An elastic job ends as well, because the calls would differ again.",
+        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at "
+        "most two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, "
+        "or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. "
+        "If a rank has another Python thread, or has used compiled operations, it could still go on: the job keeps "
+        "waiting. An elastic job ends as well, because the calls would differ again.",
         (
             "Compare the calls in the message: all ranks must call the same collectives in the same order.",
             "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",

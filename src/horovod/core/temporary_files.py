@@ -2,8 +2,8 @@
 """Files that leave nothing behind: in memory, or in the job's folder on this host, which is removed with the job.
 
 That folder is for multiprocessing, and for a word to horovodrun. A rank that is killed leaves the sockets of its
-DataLoader workers behind, in folders `pymp-*`. Only these are moved to the job's folder: TMPDIR, where scripts keep what
-they want to find again, stays the user's.
+DataLoader workers behind, in folders `pymp-*`. Only these are moved to the job's folder: TMPDIR, where scripts keep
+files that they want to find again, stays the user's.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def refuse(label: str, name: Any, error: Exception, process_set: ProcessSet | No
     """Tells the peers, then raises the error of a call that cannot be traced, with rank and operation in front."""
     tell(label, name, error, process_set)
     kind = type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError
-    raise kind(f"rank {contexts.rank()}: {_shown(label, name)}: {error}") from error
+    raise kind(f"rank {contexts.rank()}: {_shown(label, name)}: {error}") from error.__cause__
 
 
 def tell(label: str, name: Any, error: Exception, process_set: ProcessSet | None) -> None:

@@ -114,7 +114,7 @@ def checked(label: str, name: str | None, process_set: ProcessSet, build: Callab
     try:
         return _built(label, name, process_set, build)
     except InvalidRequestError as error:
-        raise InvalidArgument(str(error)) from error
+        raise InvalidArgument(str(error)) from error.__cause__
 
 
 def _built(label: str, name: str | None, process_set: ProcessSet, build: Callable[[], T]) -> T:

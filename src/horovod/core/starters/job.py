@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import os
 import socket
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.core.machine import machine
-from horovod.core.mpi import will_abort
+from horovod.core.mpi import at_exit, not_the_launchers, will_abort
 from horovod.core.network import interface_address, own_addresses
 from horovod.core.reach import reach
 from horovod.core.rendezvous import Rendezvous
@@ -79,7 +80,7 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
             return job
     by_mpi = comm
     if comm is None and not settings.rendezvous_directory:
-        by_mpi = mpi.opened(started)
+        by_mpi = mpi.opened(started, deadline)
     find = _lead if started.rank == 0 else _follow
     _jobs.append((comm, find(started, settings, deadline, by_mpi)))
     return _jobs[-1][1]
@@ -103,7 +104,7 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> J
     except BaseException:
         server.close()
         raise
-    atexit.register(_close, server, os.getpid())
+    at_exit(functools.partial(_close, server, os.getpid()))
     return Job(started, offer, offer.addresses, file, server)
 
 
@@ -147,6 +148,7 @@ def _unfound(started: Started, settings: Settings, file: OfferFile, why: str) ->
     without_mpi = "mpi4py was not asked, since HOROVOD_RENDEZVOUS_DIRECTORY is set"
     if not settings.rendezvous_directory:
         without_mpi = "mpi4py cannot be used here" if started.has_mpi else f"{started.launcher} has started no MPI"
+        without_mpi = not_the_launchers() or without_mpi
     return StartError(
         f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s in init for the file "
         f"{file.path}, by which rank 0 is found: {why}; {without_mpi}\n"

@@ -21,15 +21,16 @@ __all__ = ["give", "opened", "take"]
 _TAG = 0x4856
 
 
-def opened(started: Started) -> Any:
+def opened(started: Started, deadline: float) -> Any:
     """MPI's world, in which the ranks are those of `started`; None if there is no MPI to be had.
 
-    Raises StartError if this MPI does not see the other ranks: it is another one than the launcher's.
+    Raises StartError if this MPI does not see the other ranks: it is another one than the launcher's. After `deadline`
+    the process ends (core/mpi.py).
     """
     # What the script starts by multiprocessing inherits its parent's variables, and must not take its place in MPI.
     if not started.has_mpi or multiprocessing.parent_process() is not None:
         return None
-    MPI = mpi.opened()
+    MPI = mpi.opened(deadline)
     if MPI is None:
         return None
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
