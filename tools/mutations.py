@@ -1874,8 +1874,8 @@ MUTATIONS = (
     Mutation(
         "secret-of-another-namespace",
         "src/horovod/launcher/agent.py",
-        "pass_fds=[self._secret_file.descriptor] if self._secret_file is not None else [],",
-        "",
+        "secret = [self._secret_file.descriptor] if self._secret_file is not None else []",
+        "secret = []",
         "ranks in PID or user namespaces of their own cannot read the job's secret",
         (python("tests/processes/test_namespaces.py", "-k", "meet and pids"),),
     ),
