@@ -59,6 +59,8 @@ def run(made: Cluster, folder: Path, words: list[str], environment: dict[str, st
 
 
 def ranks(size: int, share: int, threads: str | None = None) -> list[str]:
+    if threads is None and share > 1:  # horovodrun divides the cores
+        threads = str(max(1, len(os.sched_getaffinity(0)) // share))
     return [f"host{rank // share} {rank} {size} {threads}" for rank in range(size)]
 
 

@@ -60,6 +60,14 @@ def test_ranks_share_the_cores_unless_the_user_says_how(tmp_path: Path) -> None:
     assert run_job(tmp_path, "-np", "2", python(code), env={"OMP_NUM_THREADS": "7"}).stderr == ""
 
 
+def test_lines_of_one_rank_without_a_prefix(tmp_path: Path) -> None:
+    flags = ["-np", "2", "--no-prefix", "--only-rank", "1", "--output-filename", "logs"]
+    done = run_job(tmp_path, *flags, python("print('out', rank); print('err', rank, file=sys.stderr)"))
+    assert (done.code, done.stdout, done.stderr) == (0, "out 1\n", "err 1\n"), done
+    assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "out 0\n"
+    assert "--only-rank 2: the ranks are 0 to 1" in run_job(tmp_path, "-np", "2", "--only-rank", "2", "true").stderr
+
+
 @pytest.mark.parametrize(
     ("size", "code", "said"),
     [

@@ -149,6 +149,10 @@ class _Plan:
             why = "these are for mpirun and jsrun, which --mpi and --jsrun choose"
             flags = (("--mpi-args", options.mpi_args), ("--binding-args", options.binding_args))
             given += [(flag, why) for flag, value in flags if value is not None]
+        else:
+            why = f"--{self._controller} has another program print what the ranks say"
+            given += [("--no-prefix", why)] if options.no_prefix else []
+            given += [("--only-rank", why)] if options.only_rank is not None else []
         if options.host_discovery_script is not None:
             flags = (("-H", options.hosts), ("--hostfile", options.hostfile))
             given += [(flag, "--host-discovery-script lists the hosts") for flag, value in flags if value is not None]
@@ -216,6 +220,8 @@ class _Plan:
         return environment
 
     def _job(self, hosts: HostList, directory: str) -> Job:
+        if self._options.only_rank is not None and self._options.only_rank >= hosts.size:
+            raise UsageError(f"--only-rank {self._options.only_rank}: the ranks are 0 to {hosts.size - 1}")
         output = checks.output_directory(self._options.output_filename, hosts.size)
         return self._job_with(assign_ranks(hosts.hosts, hosts.size), hosts.start_with, output, directory)
 
@@ -245,6 +251,8 @@ class _Plan:
             output_directory=output,
             verbose=options.verbose,
             prefix_timestamp=options.prefix_timestamp,
+            prefix=not options.no_prefix,
+            only_rank=options.only_rank,
             notes=self.said_of_hosts,
         )
 

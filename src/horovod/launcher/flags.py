@@ -105,6 +105,13 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         dest="prefix_timestamp",
         help="put the local time in front of each line of output",
     )
+    add("--no-prefix", action="store_true", help="print the ranks' lines without rank and stream in front")
+    add(
+        "--only-rank",
+        type=_rank,
+        metavar="RANK",
+        help="show the output of this rank alone (in elastic jobs: worker); --output-filename keeps that of all",
+    )
     add("--verbose", action="store_true", help="say what is started and where, and how each rank ended")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")
     add(
@@ -251,6 +258,12 @@ def _add_old(parser: argparse.ArgumentParser, old: OldFlag) -> None:
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; expected a number from 1 to 65535")
+    return int(text)
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank; expected a number, 0 or more")
     return int(text)
 
 

@@ -64,5 +64,7 @@ class Job:
     output_directory: Path | None = None
     verbose: bool = False
     prefix_timestamp: bool = False  # in front of each line of output
+    prefix: bool = True  # rank and stream in front of each line of output
+    only_rank: int | None = None  # whose output alone is shown
     notes: tuple[str, ...] = ()  # what --verbose says first
     elastic: ElasticPlan | None = None

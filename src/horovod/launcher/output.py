@@ -147,7 +147,8 @@ class Outputs:
 
     `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
     cannot be opened or written, all of them are given up, and `warn` is told once: the terminal shows the same.
-    `timestamp`: lines begin with the local time, those of the files as well.
+    `timestamp`: lines begin with the local time, those of the files as well. `prefix`: then with rank and stream.
+    `only_rank`: the terminal shows the output of this rank alone.
     """
 
     def __init__(
@@ -157,7 +158,12 @@ class Outputs:
         directory: Path | None = None,
         timestamp: bool = False,
         warn: Callable[[str], None] = lambda _: None,
+        *,
+        prefix: bool = True,
+        only_rank: int | None = None,
     ) -> None:
+        self._has_prefix = prefix
+        self._only_rank = only_rank
         self._streams = streams
         self._warn = warn
         self._directory = directory
@@ -185,7 +191,7 @@ class Outputs:
         self._unended[rank] = ""
         self._written_s[rank] = 0.0
         for stream in ("stdout", "stderr"):
-            self._prefixers[rank, stream] = Prefixer(f"[{rank}]<{stream}>:", self._stamp)
+            self._prefixers[rank, stream] = Prefixer(f"[{rank}]<{stream}>:" if self._has_prefix else "", self._stamp)
             self._open_file(rank, stream)
 
     def write(self, rank: int, stream: str, text: str) -> None:
@@ -328,7 +334,7 @@ class Outputs:
                 self.end(rank, "stderr")
 
     def _show(self, rank: int, stream: str, text: str) -> None:
-        if not text:
+        if not text or self._only_rank not in (None, rank):
             return
         terminal = self._terminals[stream]
         if self._last.get(terminal, (rank, stream)) != (rank, stream):

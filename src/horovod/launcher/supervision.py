@@ -83,7 +83,15 @@ class Supervision:
         stack.callback(self.server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._end_line: Callable[[str], None] = lambda _: None
-        self.outputs = Outputs(len(job.ranks), streams, job.output_directory, job.prefix_timestamp, self.warn)
+        self.outputs = Outputs(
+            len(job.ranks),
+            streams,
+            job.output_directory,
+            job.prefix_timestamp,
+            self.warn,
+            prefix=job.prefix,
+            only_rank=job.only_rank,
+        )
         self._end_line = self.outputs.end_line
         self.pids: dict[int, int] = {}
         self.asked = False  # all ranks, to end
