@@ -7,6 +7,7 @@ the job's folder: TMPDIR, where scripts keep what they want to find again, stays
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 
@@ -23,6 +24,8 @@ def memory_file(name: str) -> int:
     try:
         descriptor = os.memfd_create(name)
     except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL):
+            raise  # for want of descriptors or memory, say
         refused = error
         for folder in ("/dev/shm", tempfile.gettempdir()):
             try:
