@@ -105,8 +105,15 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
   }
   int memfd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   const bool is_sealable = memfd >= 0;
+  if (!is_sealable && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    return system_error("cannot create shared memory");
+  }
   if (!is_sealable) memfd = nameless_file();
-  if (memfd < 0) return system_error("cannot create shared memory (memfd_create, /dev/shm and /tmp are refused)");
+  if (memfd < 0) {
+    return {HVD_UNAVAILABLE, std::string("cannot create shared memory: memfd_create, /dev/shm and /tmp are refused (") +
+                                 std::strerror(errno) +
+                                 ")\nhint: let the container's seccomp profile allow memfd_create, or mount /dev/shm"};
+  }
   // Allocated now: a full machine is an error here, not a SIGBUS in the middle of training.
   if (ftruncate(memfd, static_cast<off_t>(bytes)) != 0) {
     Status status = system_error("cannot create " + memory);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 
@@ -173,6 +174,21 @@ def test_ranks_that_disagree_on_a_setting_are_told_which() -> None:
     with World(3, env_of_rank=lambda rank: {"HOROVOD_FUSION_THRESHOLD": str(64 + rank // 2)}) as world:
         for text in errors(world.run_each(connect_and_exchange)):
             assert "HOROVOD_FUSION_THRESHOLD: 64 on ranks 0, 1, 65 on rank 2" in text
+
+
+def test_ranks_of_two_builds_of_one_version_do_not_start() -> None:
+    def of_another_build() -> object:
+        from horovod.core import native
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            native.build_id = lambda: "0123456789ab"  # type: ignore[assignment]
+        return connect_and_exchange()
+
+    with World(2) as world:
+        for text in errors(world.run_each(of_another_build)):
+            assert re.search(
+                r"the installed version of Horovod: \S+ \(build \w+\) on rank 0, \S+ \(build 0123456789ab\)", text
+            )
 
 
 def test_a_missing_rank_is_named_after_the_start_timeout() -> None:

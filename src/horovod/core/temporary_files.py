@@ -9,6 +9,7 @@ files that they want to find again, stays the user's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -28,6 +29,8 @@ def memory_file(name: str) -> int:
     try:
         descriptor = os.memfd_create(name)
     except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL):
+            raise  # for want of descriptors or memory, say
         refused = error
         for folder in ("/dev/shm", tempfile.gettempdir()):
             try:
