@@ -30,7 +30,9 @@ def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
     leaves = with_arrays([leaf for _, leaf in pairs])
     places = [place for place, leaf in enumerate(leaves) if not _is_empty(leaf)]
     keys = [_key(pairs[place][0]) for place in places]
-    reduced = JaxGradients(options, name, keys=keys, is_applied=name == "optimizer")([leaves[place] for place in places])
+    reduced = JaxGradients(options, name, keys=keys, is_applied=name == "optimizer")(
+        [leaves[place] for place in places]
+    )
     for place, result in zip(places, reduced, strict=True):
         leaves[place] = result
     return structure.unflatten(leaves)

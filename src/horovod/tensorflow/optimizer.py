@@ -96,7 +96,9 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         has_computed = self._has_computed
         if tf.executing_eagerly():
             self._has_computed = False
-            missing = [] if has_computed else [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+            missing = (
+                [] if has_computed else [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+            )
         else:
             missing = [place for place, (gradient, _) in enumerate(pairs) if not is_reduced(gradient)]
         if not missing or self._moves is not None or not self._reduction.is_active:
