@@ -175,6 +175,49 @@ def test_module_equals_one_process_on_the_whole_batch(
     check_equal(worlds(size).run(module_distributed, kvstore, options), expected, most=1e-5)
 
 
+def test_parameters_are_updated_on_all_ranks_or_on_none_and_mistakes_are_told(worlds: WorldPool) -> None:
+    def run() -> tuple[list[float], list[str]]:
+        import warnings
+
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        body, head, never = (mx.gluon.Parameter(name, shape=(1,), init="zeros") for name in ("body", "head", "never"))
+        for parameter in (body, head, never):
+            parameter.initialize()
+        trainer = hvd.DistributedTrainer([body, head, never], "sgd", {"learning_rate": 1.0, "wd": 0.5})
+
+        def backward(with_head: bool) -> None:
+            with mx.autograd.record():
+                loss = body.data() * 2 + (head.data() * 4 if with_head else 0)
+            loss.backward()
+
+        backward(with_head=True)
+        trainer.step(1, ignore_stale_grad=True)
+        backward(with_head=hvd.rank() == 0)
+        trainer.step(1, ignore_stale_grad=True)
+        values = [float(parameter.data().asnumpy()[0]) for parameter in (body, head, never)]
+        backward(with_head=hvd.rank() == 0)
+        trainer.allreduce_grads()
+        with pytest.raises(ValueError, match="the gradient of head on some ranks only"):
+            trainer.update(1, ignore_stale_grad=True)
+        backward(with_head=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.update(1, ignore_stale_grad=True)
+            backward(with_head=True)
+            trainer.allreduce_grads()
+            trainer.step(1, ignore_stale_grad=True)
+        return values, [str(each.message).splitlines()[0] for each in caught]
+
+    said = ["update() without allreduce_grads()", "step() after allreduce_grads()"]
+    for values, warned in worlds(2).run(run):
+        assert values == [-3.0, -4.0, 0.0], "the head: -4, and then half of it and 2 of one of two ranks"
+        assert [
+            one for one, text in zip(said, warned, strict=True) if text.startswith(f"DistributedTrainer: {one}")
+        ] == said
+
+
 def test_a_set_trains_for_itself(worlds: WorldPool) -> None:
     def run() -> tuple[float, Parameters]:
         import horovod.mxnet as hvd

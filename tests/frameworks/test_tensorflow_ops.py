@@ -388,6 +388,13 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), name="sparse"),
         "sparse_allreduce of `sparse`: tf.IndexedSlices can be reduced by Average and Sum, got op=Max",
     ),
+    "Adasum of dense and sparse": (
+        lambda hvd, tf: hvd.grouped_allreduce(
+            [tf.ones(3), tf.IndexedSlices([1.0], [0])], op=hvd.Adasum, name="Adasum of dense and sparse"
+        ),
+        lambda hvd, tf: hvd.grouped_allreduce([tf.ones(3)], op=hvd.Adasum, name="Adasum of dense and sparse"),
+        "grouped_allreduce of `Adasum of dense and sparse`: tf.IndexedSlices can be reduced by Average and Sum",
+    ),
     "sparse in a list": (
         lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), process_set=[0, 1], name="sparse in a list"),
         lambda hvd, tf: hvd.allreduce(tf.IndexedSlices([1.0], [0]), name="sparse in a list"),

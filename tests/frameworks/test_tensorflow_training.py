@@ -475,6 +475,25 @@ def test_the_helper_that_sums_gradients_of_several_passes(world: World, how: str
     assert world.run(run, how) == expected
 
 
+def test_a_process_that_has_imported_horovod_reads_a_graph_with_its_operations(tmp_path: Path) -> None:
+    write = (
+        "import sys, horovod.tensorflow as hvd, tensorflow.compat.v1 as tf\n"
+        "tf.disable_v2_behavior(); hvd.init(); w = tf.get_variable('w', [3])\n"
+        "hvd.DistributedOptimizer(tf.train.AdamOptimizer(.1)).apply_gradients([(hvd.allreduce(w), w)])\n"
+        "tf.train.export_meta_graph(sys.argv[1])\n"
+    )
+    read = (
+        "import sys, horovod.tensorflow, tensorflow.compat.v1 as tf\n"
+        "with tf.Graph().as_default() as graph: tf.train.import_meta_graph(sys.argv[1])\n"
+        "print(sorted({node.type for node in graph.get_operations() if node.type.startswith('Horovod')}))\n"
+    )
+    for script in (write, read):
+        command = [sys.executable, "-c", script, str(tmp_path / "graph.meta")]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert result.returncode == 0, result.stderr
+    assert "'Horovod" in result.stdout, result.stdout
+
+
 def test_old_import_places_hold_the_same_functions() -> None:
     import tensorflow as tf
 

@@ -333,11 +333,11 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
 
         hvd.init()
         sparse = torch.eye(3).to_sparse()
-        wrong = [(torch.eye(3), hvd.Sum), (sparse, hvd.Max), (sparse, 17), (3, hvd.Sum)]
+        wrong = [(torch.eye(3), hvd.Sum), (sparse, hvd.Max), (sparse, 17), (3, hvd.Sum), (sparse, hvd.Adasum)]
         texts = []
         for index, (tensor, op) in enumerate(wrong):
             arguments = (tensor, op) if hvd.rank() == 1 else (sparse, hvd.Sum)
-            kinds = (TypeError, ValueError) if hvd.rank() == 1 else hvd.HorovodInternalError
+            kinds = (TypeError, ValueError, NotImplementedError) if hvd.rank() == 1 else hvd.HorovodInternalError
             with pytest.raises(kinds) as caught:
                 hvd.sparse_allreduce_async(arguments[0], f"s{index}", arguments[1])()
             texts.append(str(caught.value))
@@ -345,5 +345,15 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
         return texts
 
     for texts in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
-        for text, part in zip(texts, ["got torch.strided", "got op=Max", "got op=17", "got int"], strict=True):
+        for text, part in zip(
+            texts,
+            [
+                "got torch.strided",
+                "got op=Max",
+                "got op=17",
+                "got int",
+                "got op=Adasum",
+            ],
+            strict=True,
+        ):
             assert part in text and "rank 1" in text, text

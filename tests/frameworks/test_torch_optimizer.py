@@ -84,21 +84,27 @@ def test_layouts_of_gradients_are_all_legal(worlds: WorldPool) -> None:
 
 
 def test_a_parameter_without_gradient_on_some_ranks_is_reduced_on_all(worlds: WorldPool) -> None:
-    def run() -> tuple[list[float], list[float], list[float]]:
+    def run() -> tuple[list[float], list[float], list[bool], list[float]]:
         import horovod.torch as hvd
 
         hvd.init()
-        shared, sometimes, never = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
-        optimizer = wrapped([shared, sometimes, never])
+        shared, sometimes, never, zero = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = wrapped([shared, sometimes, never, zero, table.weight])
+        (shared.sum() + table(torch.tensor([hvd.rank()])).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         loss = shared.sum()
         if hvd.rank() == 1:
-            loss = loss + 4 * sometimes.sum()
+            loss = loss + 4 * sometimes.sum() + 0 * zero.sum()
         loss.backward()
         assert float(hvd.allreduce(torch.tensor(1.0), op=hvd.Sum)) == 2.0  # nobody is left in backward()
         optimizer.step()
-        return shared.grad.tolist(), sometimes.grad.tolist(), never.grad.tolist()
+        are_none = [parameter.grad is None for parameter in (never, table.weight)]
+        return shared.grad.tolist(), sometimes.grad.tolist(), are_none, zero.grad.tolist()
 
-    assert worlds(2, SHM).run(run) == [([1.0, 1.0], [2.0, 2.0], [0.0, 0.0])] * 2
+    # As in one process with the whole batch: an optimizer leaves alone what has no gradient anywhere.
+    assert worlds(2, SHM).run(run) == [([1.0, 1.0], [2.0, 2.0], [True, True], [0.0, 0.0])] * 2
 
 
 def test_two_losses_before_one_step(worlds: WorldPool) -> None:

@@ -37,6 +37,15 @@ class Gradients:
     def zeros(self, parameter: Parameter) -> Array:
         return np.zeros(2)
 
+    def nothing(self, parameter: Parameter) -> Array:
+        return np.full(2, -0.0)
+
+    def is_nothing(self, reduced: Array) -> bool:
+        return bool(np.signbit(reduced).all() and not reduced.any())
+
+    def clear(self, parameter: Parameter) -> None:
+        parameter.grad = None
+
     def store(self, parameter: Parameter, reduced: Array) -> None:
         parameter.grad = reduced
 
@@ -60,7 +69,7 @@ class Started:
         error = self.world.errors.pop(self.name, None)
         if error is not None:
             raise error
-        self.tensor += self.world.gives.get(self.name, 0.0)
+        self.tensor += self.world.gives.get(self.name, -0.0)
         return self.tensor
 
 
@@ -146,6 +155,21 @@ def test_a_parameter_without_a_gradient_gets_what_the_others_have() -> None:
     job.backward(a=1.0)
     assert job.peers.sent == {"a": [1.0], "b": [0.0]}
     assert job.values() == (1.0, 7.0)
+
+
+def test_a_parameter_without_a_gradient_anywhere_keeps_none() -> None:
+    job = Job()
+    job.peers.gives = {"b": 0.0}
+    job.backward(a=1.0)
+    assert job.values() == (1.0, 0.0), "a peer has a gradient of zeros"
+    job.zero_grad()
+    job.peers.gives = {}
+    for _ in range(2):
+        job.backward(a=1.0)
+        assert job.b.grad is None
+        job.reducer.complete_step()
+        job.reducer.begin_step()
+        job.a.grad = None
 
 
 def test_a_frozen_parameter_is_left_alone() -> None:

@@ -39,8 +39,8 @@ class GradientList(abc.ABC):
     """Averages gradients over the ranks of a process set.
 
     `name`: that of the optimizer or tape, if the options have none. even_alone: reduces in a job of one rank, too, for
-    measurements. is_applied: the reduced gradients go to an optimizer's update at once, not to the script.
-    Raises ValueError for groups that cannot be.
+    measurements. is_applied: the reduced gradients go to an optimizer's update at once, not to the script. Raises
+    ValueError for groups that cannot be.
     """
 
     def __init__(

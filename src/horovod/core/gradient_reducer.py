@@ -6,7 +6,9 @@ A *pass* is one backward; a *step* ends with begin_step(). A parameter is due wh
 end of backward, makes a *round* of it: as soon as one reduction has started, every parameter that is not frozen is
 reduced, so that all ranks agree without asking each other. One that has got no gradient on this rank contributes
 
-  zeros, which then become its gradient, if it has none at all;
+  negative zeros if it has none at all. If the result is nothing but these, no rank has a gradient, and each keeps none:
+    an optimizer would move a parameter by a gradient of zeros, through its momentum for example. Otherwise the result
+    becomes the gradient;
   zeros, to which the result is added, if its gradient is still the one that the last round left: that value is
     everybody's already, and reducing it again would count it once per rank. What the user changes in it before the
     step, by clipping for example, makes no difference;
@@ -63,6 +65,18 @@ class Gradients(Protocol[P_contra, T]):
 
     def zeros(self, parameter: P_contra) -> T:
         """Zeros like the parameter's gradient."""
+        ...
+
+    def nothing(self, parameter: P_contra) -> T:
+        """What stands for no gradient: negative zeros, whose sums are negative zeros. Or zeros, which count as one."""
+        ...
+
+    def is_nothing(self, reduced: T) -> bool:
+        """Whether a result shows that no rank has a gradient. All ranks see the same."""
+        ...
+
+    def clear(self, parameter: P_contra) -> None:
+        """Leaves the parameter without a gradient."""
         ...
 
     def store(self, parameter: P_contra, reduced: T) -> None:
@@ -260,8 +274,7 @@ class GradientReducer(Generic[P, T]):
     def _fill(self, slot: _Slot[P]) -> None:
         gradients, parameter = self._gradients, slot.parameter
         if gradients.current(parameter) is None:
-            gradients.store(parameter, gradients.zeros(parameter))
-            self._start(slot, gradients.dense(parameter), own=False)
+            self._start(slot, gradients.nothing(parameter), own=False)
         elif self._is_everybodys(slot):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
@@ -289,6 +302,11 @@ class GradientReducer(Generic[P, T]):
         slot.kept = False
         if slot.added:
             self._gradients.add(slot.parameter, reduced)
+        elif self._gradients.is_nothing(reduced):
+            self._gradients.clear(slot.parameter)
+            slot.reduced, slot.version = _nothing, 0
+            self._note("done", slot)
+            return
         else:
             self._gradients.store(slot.parameter, reduced)
         slot.reduced = weakref.ref(self._gradients.current(slot.parameter))

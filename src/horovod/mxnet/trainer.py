@@ -7,9 +7,12 @@ import warnings
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 
+from horovod.core.arrays import operations
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions
 from horovod.mxnet.compression import Compression
@@ -84,13 +87,40 @@ class DistributedTrainer(mx.gluon.Trainer):
         """The update alone, after allreduce_grads()."""
         self._hvd_warn(not self._hvd_is_reduced, "update() without allreduce_grads(): each rank uses its own gradients")
         self._hvd_is_reduced = False
+        if ignore_stale_grad and (differing := self._hvd_fresh()[1]):
+            raise InvalidRequestError(
+                f"DistributedTrainer: update(ignore_stale_grad=True): backward has computed the gradient of "
+                f"{differing[0].name} on some ranks only, and allreduce_grads() has averaged it with old ones\n"
+                "hint: step(ignore_stale_grad=True) takes zeros for these"
+            )
         super().update(batch_size, ignore_stale_grad)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Averages the gradients, and updates."""
         self._hvd_warn(self._hvd_is_reduced, "step() after allreduce_grads(): the gradients are averaged twice")
         self._hvd_is_reduced = False
+        if ignore_stale_grad:
+            for parameter in self._hvd_fresh()[0]:
+                parameter.data()._fresh_grad = True
+                parameter.grad()[:] = 0
         super().step(batch_size, ignore_stale_grad)
+
+    def _hvd_fresh(self) -> tuple[list[Any], list[Any]]:
+        """The parameters whose gradients are new on other ranks, and not on this one; those that differ among ranks."""
+        process_set = self._hvd_options.process_set
+        if not process_set.has_peers():
+            return [], []
+        trained = self._hvd_trained()
+        mine = np.array([parameter.data()._fresh_grad for parameter in trained], np.uint8)
+        name = f"{self._hvd_prefix}fresh"
+        most = operations.allreduce(mine, op=Max, name=name, process_set=process_set)
+        least = operations.allreduce(mine, op=Min, name=f"{name}.least", process_set=process_set)
+        missing = [one for one, new, any_new in zip(trained, mine, most, strict=True) if any_new and not new]
+        return missing, [one for one, low, high in zip(trained, least, most, strict=True) if low != high]
+
+    def _hvd_trained(self) -> list[Any]:
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        return sorted(trained, key=lambda parameter: self._hvd_places[id(parameter)])
 
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:
         if is_wrong and self._hvd_options.process_set.has_peers():
@@ -99,7 +129,6 @@ class DistributedTrainer(mx.gluon.Trainer):
 
     def _allreduce_grads(self) -> None:
         """What step() and allreduce_grads() of Gluon's trainer call."""
-        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
-        trained.sort(key=lambda parameter: self._hvd_places[id(parameter)])
+        trained = self._hvd_trained()
         names = [f"{self._hvd_prefix}gradient.{self._hvd_places[id(parameter)]}" for parameter in trained]
         average(self._hvd_options, names, [parameter.list_grad()[0] for parameter in trained])

@@ -13,6 +13,8 @@
 and `horovodrun -np 4 python train.py` starts it. With Keras: horovod.tensorflow.keras or horovod.keras.
 """
 
+import contextlib
+
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
@@ -27,6 +29,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.ops import *  # noqa: F403
 from horovod.tensorflow.optimizer import DistributedOptimizer
+from horovod.tensorflow.shim import register
 from horovod.tensorflow.state import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -62,6 +65,9 @@ __all__ = [
     "vars_to_refs",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+with contextlib.suppress(ImportError):  # the first operation raises it again
+    register()
 
 
 def __dir__() -> list[str]:

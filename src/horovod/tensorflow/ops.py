@@ -124,6 +124,8 @@ def grouped_allreduce(
         return _reduced("grouped_allreduce", tensors, name, how, compression, device_dense, ignore_name_scope)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if len(dense) < len(tensors):  # before the dense ones are sent
+        _checked_sparse_op("grouped_allreduce", name, how)
     if dense:
         chosen = [tensors[index] for index in dense]
         reduced = _reduced("grouped_allreduce", chosen, name, how, compression, device_dense, ignore_name_scope)
@@ -161,6 +163,20 @@ def _reduced(
 def _sparse_allreduce(
     slices: tf.IndexedSlices, name: str | None, how: Reduction, device: str, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
+    process_set = how[-1] or global_process_set
+    op = _checked_sparse_op("sparse_allreduce", name, how)
+    with tf.device(device or None):
+        values, indices = _gathered(
+            "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
+        )
+        if op == Average:
+            values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def _checked_sparse_op(label: str, name: str | None, how: Reduction) -> int:
+    """The op. Raises NotImplementedError, of which the peers are told, if sparse tensors have no such reduction."""
+
     def known_op() -> int:
         op, prescale, postscale, _ = resolved(how)
         check_reduction(ALLREDUCE, op, [])
@@ -170,15 +186,7 @@ def _sparse_allreduce(
             raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
         return op
 
-    process_set = how[-1] or global_process_set
-    op = checked("sparse_allreduce", name, process_set, known_op)
-    with tf.device(device or None):
-        values, indices = _gathered(
-            "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
-        )
-        if op == Average:
-            values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
-    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+    return checked(label, name, how[-1] or global_process_set, known_op)
 
 
 # Allgather

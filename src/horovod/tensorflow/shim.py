@@ -19,7 +19,7 @@ from horovod.core.context import Context
 from horovod.tensorflow import gpus
 from horovod.tensorflow.order import keep_order
 
-__all__ = ["library", "library_path", "operations"]
+__all__ = ["library", "library_path", "operations", "register"]
 
 
 def library_path() -> str:
@@ -28,14 +28,23 @@ def library_path() -> str:
 
 
 @functools.cache
-def operations() -> Any:
-    """The module of the operations as functions. Raises ImportError if the library does not fit this TensorFlow."""
+def register() -> Any:
+    """Makes the operations known to TensorFlow, so that it can read graphs that hold them. Returns their module.
+
+    Raises ImportError if the library cannot be opened.
+    """
     native.library()  # which the kernels call
     path = library_path()
     try:
-        module = tf.load_op_library(path)  # registers: it must be the first to open the library
+        return tf.load_op_library(path)  # registers: it must be the first to open the library
     except (tf.errors.NotFoundError, OSError) as error:
         raise ImportError(f"Horovod's kernels for TensorFlow cannot be opened: {error}\nhint: install again") from error
+
+
+@functools.cache
+def operations() -> Any:
+    """The module of the operations as functions. Raises ImportError if the library does not fit this TensorFlow."""
+    module = register()
     _opened().hvd_tensorflow_take_gpus(gpus.eigen_device(), int(gpus.may_stay()))
     why = _opened().hvd_tensorflow_error().decode()
     if why:

@@ -3,15 +3,29 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from horovod.core.gradient_reducer import Waitable
+from horovod.core.native import Average, Sum
 from horovod.core.reduction_options import ReductionOptions
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
 
 __all__ = ["ParameterGradients"]
+
+_WORDS: dict[int, Any] = {2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+
+
+def _begins_with_negative_zero(tensor: Tensor) -> bool:
+    word = _WORDS.get(tensor.itemsize)
+    if word is None:
+        return True  # slower to learn
+    first: int = word.from_address(tensor.data_ptr()).value
+    return first == 1 << (8 * tensor.itemsize - 1)
 
 
 class ParameterGradients:
@@ -25,6 +39,7 @@ class ParameterGradients:
         self._sparse_as_dense = options.sparse_as_dense
         self._how = options.how
         self._op = options.op
+        self._is_sum = options.op in (Average, Sum)
         self._process_set = options.process_set
         self._sparse_dims: dict[Tensor, int] = {}  # of parameters whose last gradient was sparse
 
@@ -62,6 +77,26 @@ class ParameterGradients:
         indices = torch.empty(dims, 0, dtype=torch.int64, device=parameter.device)
         values = parameter.detach().new_empty(0, *parameter.shape[dims:])
         return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
+
+    def nothing(self, parameter: Tensor) -> Tensor:
+        zeros = self.zeros(parameter)
+        # The sum of a GPU is not looked at, as the host would have to wait for it: zeros count as a gradient there.
+        if self._is_sum and zeros.is_cpu and zeros.layout is torch.strided:
+            zeros.fill_(-0.0)
+        return zeros
+
+    def is_nothing(self, reduced: Tensor) -> bool:
+        if not self._is_sum or not reduced.is_cpu:
+            return False
+        if reduced.layout is not torch.strided:
+            return reduced._nnz() == 0
+        # Almost always the first element shows that there is something.
+        if not reduced.is_floating_point() or not reduced.numel() or not _begins_with_negative_zero(reduced):
+            return False
+        return bool(torch.signbit(reduced).all()) and not bool(reduced.any())
+
+    def clear(self, parameter: Tensor) -> None:
+        parameter.grad = None
 
     def store(self, parameter: Tensor, reduced: Tensor) -> None:
         current = parameter.grad

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from horovod.core.native import OP_NAMES, Average, Sum
+from horovod.core.native import OP_NAMES, Adasum, Average, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.tensors import collectives
 
@@ -22,7 +22,8 @@ __all__ = ["SparseReduction", "sparse_allreduce_async"]
 class SparseReduction:
     """The Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
 
-    Starts when it is made. `label` as in Collectives.grouped_allgather. Raises ValueError for any other op.
+    Starts when it is made. `label` as in Collectives.grouped_allgather. Raises
+    NotImplementedError for Adasum, ValueError for any other op.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class SparseReduction:
             if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
                 seen = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise TypeError(f"expected a sparse COO tensor, got {seen}")
+            if op == Adasum:
+                raise NotImplementedError("a sparse tensor has Average and Sum, got op=Adasum")
             if op not in (Average, Sum):
                 known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
                 raise ValueError(f"a sparse tensor has Average and Sum, got op={OP_NAMES[op] if known else repr(op)}")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             collectives.refuse(label, name, error, process_set)
         # Indices by row: that dimension is what an allgather joins.
         parts = [tensor._indices().t().contiguous(), tensor._values()]
@@ -58,6 +61,7 @@ def sparse_allreduce_async(
 ) -> Callable[[], Tensor]:
     """Starts the Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
 
-    Returns a function that waits and gives the result, which is not coalesced. Raises ValueError for any other op.
+    Returns a function that waits and gives the result, which is not coalesced. Raises
+    NotImplementedError for Adasum, ValueError for any other op.
     """
     return SparseReduction(tensor, name, op, process_set).wait
