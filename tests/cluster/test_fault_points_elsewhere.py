@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.cluster import MakeCluster
 from support.extent import SLACK_S, THOROUGH
-from support.jobs import Job
+from support.jobs import Job, stderr_of
 
 SEED = int(os.environ.get("HVD_FAULT_SEED", "1"))
 ENDED_S = 3.0
@@ -72,7 +72,7 @@ def test_a_fault_on_another_host_ends_all(
             host.assert_empty()
     assert time.monotonic() - reached_s < NOTICED_S[action] + ENDED_S + SLACK_S, done
     for rank in set(range(4)) - {victim}:
-        said = "".join(line for line in done.stderr.splitlines(True) if line.startswith(f"[{rank}]<stderr>:"))
+        said = stderr_of(rank, done.stderr)
         assert re.search(rf"Error: .*rank {victim} ", said), f"rank {rank} does not name the cause: {done.stderr}"
     words = done.stderr[done.stderr.rindex("\nhorovodrun: ") + 1 :]
     how = {"kill": "was killed by SIGKILL", "stop": "was stopped by SIGSTOP and not continued"}[action]

@@ -193,7 +193,7 @@ def failed(
 def test_the_same_exception_everywhere_ends_the_job_with_its_text(tmp_path: Path) -> None:
     said = failed(tmp_path, "-np", "3", "--min-np", "1", act="if state.step == 5: raise KeyError('a bad sample')")
     assert re.search(r"raised the same exception at the same place of the training: KeyError: 'a bad sample' at ", said)
-    assert re.search(r"(?m)^\[\d\]<stderr>:KeyError: 'a bad sample'$", said), "the end of a traceback"
+    assert re.search(r"(?m)^\[[\d-]+\]<stderr>:KeyError: 'a bad sample'$", said), "the end of a traceback"
     assert said.endswith("more: horovodrun --explain elastic-script\n")
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 from support.extent import SLACK_S, THOROUGH
-from support.jobs import Done, Job
+from support.jobs import Done, Job, stderr_of
 
 SIZE = 3
 # From the moment itself to the end of everything: noticed, and ended 3 s later. A lone stop is noticed after 4 s on one
@@ -216,7 +216,7 @@ def check(case: Case, tmp_path: Path) -> None:
     noticed_s = TCP_STOP_NOTICED_S if (case.action, case.transport) == ("stop", "tcp") else NOTICED_S[case.action]
     assert ended - reached < noticed_s + ENDED_S + SLACK_S, f"took {ended - reached:.1f} s\n{text}"
     for rank in set(range(SIZE)) - {case.rank}:
-        said = "".join(line for line in done.stderr.splitlines(True) if line.startswith(f"[{rank}]<stderr>:"))
+        said = stderr_of(rank, done.stderr)
         assert re.search(rf"Error: .*rank {case.rank} ", said), f"rank {rank} does not name the cause\n{text}"
     words = done.stderr[done.stderr.rindex("\nhorovodrun: ") + 1 :]
     how = {

@@ -41,6 +41,17 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", head + code]
 
 
+def stderr_of(rank: int, stderr: str) -> str:
+    """The lines of horovodrun's stderr that are of this rank, also those of equal tracebacks (`[0-2]<stderr>:`)."""
+
+    def is_its(line: str) -> bool:
+        found = re.match(r"\[([\d,-]+)\]<stderr>:", line)
+        parts = [part.split("-") for part in found[1].split(",")] if found else []
+        return any(int(part[0]) <= rank <= int(part[-1]) for part in parts)
+
+    return "".join(filter(is_its, stderr.splitlines(True)))
+
+
 def shared_memory_files() -> set[str]:
     """In /dev/shm, but those of MPIs, which leave some if their ranks are killed."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("mpich_shm", "sm_segment", "Intel_MPI"))}

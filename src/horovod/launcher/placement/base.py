@@ -72,8 +72,8 @@ def python_command(module: str, python: str = sys.executable) -> list[str]:
     return [python, "-c", _FIND.format(root=package_root()) + _RUN.format(module=module)]
 
 
-def import_command(module: str, then: str) -> list[str]:
-    """The command that imports a module, of this very package as well, and does what `then` says."""
+def import_command(module: str, then: str = "") -> list[str]:
+    """The command that imports a module, of this very package as well, and then runs this code."""
     return [sys.executable, "-c", _FIND.format(root=package_root()) + f"import {module}\n{then}"]
 
 
