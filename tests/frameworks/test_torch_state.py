@@ -242,6 +242,25 @@ def test_gradients_of_the_operations(worlds: WorldPool) -> None:
     assert worlds(3, SHM).run(run) == [True] * 3
 
 
+def test_strings_of_a_state_dict_are_broadcast_and_other_objects_are_named(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+        state = {
+            "weight": torch.full((2,), float(hvd.rank())),
+            "kind": f"of rank {hvd.rank()}",
+            "raw": b"%d" % hvd.rank(),
+        }
+        hvd.broadcast_parameters(state, root_rank=1)
+        assert state["weight"].tolist() == [1.0, 1.0] and state["raw"] == b"1"
+        with pytest.raises(ValueError, match="`set` is a set: expected a tensor, a number, a string or None"):
+            hvd.broadcast_parameters({"weight": torch.ones(1), "set": set()}, root_rank=0)
+        return str(state["kind"])
+
+    assert worlds(2, SHM).run(run) == ["of rank 1"] * 2
+
+
 def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: WorldPool) -> None:
     def run() -> tuple[str, float]:
         import horovod.torch as hvd

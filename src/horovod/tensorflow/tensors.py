@@ -208,7 +208,15 @@ def assignable(variables: Any) -> list[Any]:
     for variable in listed:
         if not hasattr(variable, "assign"):
             raise TypeError(f"variables: expected a list of variables, got {type(variable).__name__} in it")
-    return [plain_variable(variable) for variable in listed]
+    plain = [plain_variable(variable) for variable in listed]
+    for variable in plain:
+        dtype = tf.as_dtype(variable.dtype).base_dtype.name
+        if dtype not in MOVED_DTYPES:
+            hint = "\nhint: broadcast_object_fn() is for strings in a graph" if dtype == "string" else ""
+            raise InvalidRequestError(
+                f"variable {variable.name} has dtype {dtype}: expected one of {', '.join(sorted(MOVED_DTYPES))}{hint}"
+            )
+    return plain
 
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:
