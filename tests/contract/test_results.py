@@ -411,3 +411,61 @@ def test_a_scale_that_is_an_array_counts_with_its_value_of_the_moment(worlds: Wo
         return results
 
     assert worlds(2).run(run) == [[2.0, 4.0, 8.0]] * 2
+
+
+@pytest.mark.parametrize("framework", [*NAMES, "jax"])
+@pytest.mark.parametrize("world", [(2, "shm"), (3, "tcp")])
+def test_complex_tensors_are_reduced_and_moved_as_numbers(
+    worlds: WorldPool, framework: str, world: tuple[int, str]
+) -> None:
+    if why := frameworks.missing(framework):
+        pytest.skip(why)
+
+    def run(name: str) -> None:
+        f = frameworks.load(name)
+        hvd = f.hvd
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        for dtype in (np.complex64,) if name == "jax" else (np.complex64, np.complex128):
+
+            def of(rank: int, shape: tuple[int, ...] = (6, 2), dtype: Any = dtype) -> Array:
+                values: Array = (np.arange(np.prod(shape)).reshape(shape) * (1 + 1j) + 1j * rank).astype(dtype)
+                return values
+
+            def check(seen: Any, expected: Array, dtype: Any = dtype) -> None:
+                array = f.array(seen)
+                assert array.dtype == dtype and array.shape == expected.shape
+                np.testing.assert_allclose(array, expected, rtol=1e-6)
+
+            total = sum(map(of, range(size)))
+            for layout in f.layouts:
+                given = f.tensor(of(rank), layout)
+                check(hvd.allreduce(given, op=hvd.Sum), total)
+                check(given, of(rank))
+            check(hvd.allreduce(f.tensor(of(rank))), total / size)
+            check(hvd.allreduce(f.tensor(of(rank, ())), op=hvd.Sum), sum(of(each, ()) for each in range(size)))
+            check(hvd.grouped_allreduce([f.tensor(of(rank)), f.tensor(np.ones(2, np.float32))], op=hvd.Sum)[0], total)
+            check(
+                hvd.allgather(f.tensor(of(rank, (rank + 1, 2)))),
+                np.concatenate([of(r, (r + 1, 2)) for r in range(size)]),
+            )
+            check(hvd.broadcast(f.tensor(of(rank)), 1), of(1))
+            each = 6 // size
+            check(hvd.alltoall(f.tensor(of(rank))), np.concatenate([of(r)[rank * each :][:each] for r in range(size)]))
+            check(hvd.reducescatter(f.tensor(of(rank)), op=hvd.Sum), total[rank * each :][:each])
+            if "in_place" in f.forms:
+                for layout in f.layouts:
+                    given = f.tensor(of(rank), layout)
+                    assert hvd.allreduce_(given, op=hvd.Sum) is given
+                    check(given, total)
+                    check(hvd.broadcast_(f.tensor(of(rank), layout), 1), of(1))
+        for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+            for call in (hvd.allreduce, lambda tensor, op: hvd.grouped_allreduce([tensor], op=op)):
+                with pytest.raises(NotImplementedError, match="a complex tensor has Average and Sum"):
+                    call(f.tensor(of(rank)), op=op)
+        for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            with pytest.raises(ValueError, match="expected at least one dimension, got a 0-d tensor"):
+                call(f.tensor(of(rank, ())))
+
+    size, transport = world
+    worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework)

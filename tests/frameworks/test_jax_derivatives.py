@@ -130,3 +130,34 @@ def test_a_mapped_operation_is_one_operation_of_the_batch(world: World) -> None:
         hvd.barrier()
 
     world.run(run)
+
+
+def test_complex_arrays_have_derivatives_and_travel_in_compiled_functions(world: World) -> None:
+    def run() -> list[list[complex]]:
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+
+        rank = hvd.rank()
+        x = jnp.array([1.0 + 2.0j])
+        calls: list[Any] = [
+            lambda y: hvd.allreduce(y, op=hvd.Sum),
+            hvd.allgather,
+            hvd.alltoall,
+            lambda y: hvd.broadcast(y, 1),
+        ]
+
+        def loss(x: Any, call: Any) -> Any:
+            return (jnp.abs(call(jnp.tile(x, 2) * (rank + 1))) ** 2).sum()
+
+        seen = [jax.jit(jax.grad(loss), static_argnums=1)(x, call) for call in calls]
+        seen.append(jax.jit(hvd.grad(lambda x: (jnp.abs(x) ** 2).sum() * (rank + 1)))(x))
+        with pytest.raises(NotImplementedError, match="a complex tensor has Average and Sum, got op=Max"):
+            jax.jit(lambda x: hvd.allreduce(x, op=hvd.Max))(x)
+        return [each.tolist() for each in seen]
+
+    conjugate = 1 - 2j  # JAX's convention
+    for rank, seen in enumerate(world.run(run)):
+        factors = [24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, 3.0]
+        assert seen == [[pytest.approx(factor * conjugate)] for factor in factors]

@@ -90,21 +90,41 @@ def test_jacobians_are_this_ranks_own(world: World, vectorized: bool, compiled: 
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gradient_of_a_dtype_that_is_not_reduced_is_named(world: World, compiled: bool) -> None:
-    def run(compiled: bool) -> str:
+def test_complex_gradients_are_averaged_and_operations_on_complex_tensors_have_gradients(
+    world: World, compiled: bool
+) -> None:
+    def run(compiled: bool) -> list[list[complex]]:
         import tensorflow as tf
 
         import horovod.tensorflow as hvd
 
-        x = tf.Variable([1.0 + 2.0j])
+        rank = hvd.rank()
+        x = tf.Variable([1.0 + 2.0j], dtype=tf.complex64)
 
-        def step() -> Any:
+        def averaged() -> Any:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.abs(x))
+                loss = tf.reduce_sum(tf.abs(x) ** 2) * (rank + 1)
             return hvd.DistributedGradientTape(tape).gradient(loss, x)
 
-        with pytest.raises(ValueError, match="dtype complex128: expected one of bfloat16, ") as caught:
-            (tf.function(step, autograph=False) if compiled else step)()
-        return type(caught.value).__name__
+        def through(operation: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.abs(operation(tf.tile(x, [2]) * (rank + 1))) ** 2)
+            return tape.gradient(loss, x)
 
-    world.run(run, compiled)
+        calls = [
+            averaged,
+            lambda: through(lambda y: hvd.allreduce(y, op=hvd.Sum)),
+            lambda: through(hvd.allgather),
+            lambda: through(lambda y: hvd.alltoall(y, [1, 1])[0]),
+            lambda: through(lambda y: hvd.broadcast(y, 1)),
+            lambda: hvd.reducescatter(tf.tile(x, [2]) * (rank + 1), op=hvd.Sum),
+        ]
+        with pytest.raises(NotImplementedError, match="a complex tensor has Average and Sum, got op=Max"):
+            hvd.allreduce(x, op=hvd.Max)
+        return [(tf.function(call, autograph=False) if compiled else call)().numpy().tolist() for call in calls]
+
+    x = 1 + 2j
+    for rank, seen in enumerate(world.run(run, compiled)):
+        # 2x for each number, and what the sum, or the number of ranks that have it, multiplies it with.
+        factors = [3.0, 24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, 3.0]
+        assert seen == [[pytest.approx(factor * x)] for factor in factors]

@@ -211,6 +211,25 @@ def test_graphs_of_tensorflow_1_train_as_one_process_on_the_whole_batch(world: W
     assert all(difference[0] < 1e-10 for difference in world.run(run, name, passes))
 
 
+def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        numbers = [tf.Variable(float(hvd.rank())) for _ in range(3)]
+        text = tf.Variable([f"of rank {hvd.rank()}"], name="vocabulary")
+        hvd.broadcast_variables([*numbers[:2], text, numbers[2]], root_rank=1)
+        with tf.Graph().as_default():
+            variables = [tf.compat.v1.get_variable("w", [2]), tf.compat.v1.get_variable("words", initializer=["a"])]
+            with pytest.raises(ValueError, match=r"variable words:0 has dtype string: .*\nhint: broadcast_object_fn"):
+                hvd.broadcast_global_variables(0)
+            assert variables
+        return [float(sum(numbers)), text.numpy().tolist()]
+
+    assert world.run(run) == [[3.0, [b"of rank 1"]]] * 2
+
+
 def test_gradients_are_reduced_once_whatever_computed_them(world: World) -> None:
     def run() -> dict[str, Any]:
         import warnings

@@ -357,3 +357,34 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
             strict=True,
         ):
             assert part in text and "rank 1" in text, text
+
+
+def test_operations_on_complex_tensors_have_gradients_and_complex_parameters_train(worlds: WorldPool) -> None:
+    def run(compiled: bool) -> list[list[complex]]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank = hvd.rank()
+        x = torch.tensor([1.0 + 2.0j], requires_grad=True)
+        calls: list[Any] = [
+            lambda y: hvd.allreduce(y, op=hvd.Sum),
+            hvd.allgather,
+            hvd.alltoall,
+            lambda y: hvd.broadcast(y, 1),
+        ]
+        seen = []
+        for call in calls:
+            operation = torch.compile(call, backend="aot_eager") if compiled else call
+            loss = operation(x.expand(2) * (rank + 1)).abs().square().sum()
+            seen.append(torch.autograd.grad(loss, x)[0].tolist())
+        parameter = torch.nn.Parameter(torch.tensor([1.0 + 2.0j]))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+        (parameter.abs().square().sum() * (rank + 1)).backward()
+        optimizer.step()
+        return [*seen, parameter.tolist()]
+
+    x = 1 + 2j
+    for compiled in (False, True):
+        for rank, seen in enumerate(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, compiled)):
+            factors = [24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, -2.0]
+            assert seen == [[pytest.approx(factor * x)] for factor in factors]

@@ -242,12 +242,31 @@ def test_gradients_of_the_operations(worlds: WorldPool) -> None:
     assert worlds(3, SHM).run(run) == [True] * 3
 
 
+def test_strings_of_a_state_dict_are_broadcast_and_other_objects_are_named(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.torch as hvd
+
+        hvd.init()
+        state = {
+            "weight": torch.full((2,), float(hvd.rank())),
+            "kind": f"of rank {hvd.rank()}",
+            "raw": b"%d" % hvd.rank(),
+        }
+        hvd.broadcast_parameters(state, root_rank=1)
+        assert state["weight"].tolist() == [1.0, 1.0] and state["raw"] == b"1"
+        with pytest.raises(ValueError, match="`set` is a set: expected a tensor, a number, a string or None"):
+            hvd.broadcast_parameters({"weight": torch.ones(1), "set": set()}, root_rank=0)
+        return str(state["kind"])
+
+    assert worlds(2, SHM).run(run) == ["of rank 1"] * 2
+
+
 def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: WorldPool) -> None:
     def run() -> tuple[str, float]:
         import horovod.torch as hvd
 
         hvd.init()
-        bad = torch.complex64 if hvd.rank() == 1 else torch.float32
+        bad = torch.uint32 if hvd.rank() == 1 else torch.float32
         state = {"a": torch.ones(3), "b": torch.zeros(3, dtype=bad), "c": torch.full((50, 40), float(hvd.rank())).t()}
         try:
             hvd.broadcast_parameters(state, root_rank=0)
@@ -258,7 +277,7 @@ def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: W
         return text, float(state["c"].max())
 
     for text, last in worlds(2, SHM).run(run):
-        assert "complex64" in text and "`" in text
+        assert "uint32" in text and "`" in text
         assert last == 0.0
 
 
@@ -289,7 +308,7 @@ def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> No
         model = torch.nn.Linear(2, 2)
         deeper = torch.nn.Sequential(model)
         calls: list[tuple[bool, Any]] = [
-            (True, lambda: hvd.broadcast_parameters({"a": "text" if wrong else torch.ones(2)}, 0)),
+            (True, lambda: hvd.broadcast_parameters({"a": {1} if wrong else torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_parameters(3 if wrong else {"a": torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_parameters({3 if wrong else "a": torch.ones(2)}, 0)),
             (True, lambda: hvd.broadcast_parameters([("a",)] if wrong else {"a": torch.ones(2)}, 0)),
@@ -309,7 +328,7 @@ def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> No
         return texts
 
     expected = [
-        "`a` is a str",
+        "`a` is a set",
         "got int",
         "keys are names",
         "expected pairs of a name and a tensor, got ('a',)",

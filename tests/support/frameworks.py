@@ -79,8 +79,8 @@ class Core:
         assert isinstance(tensor, np.ndarray)
         return tensor
 
-    def complex(self) -> Any:
-        return np.zeros(3, np.complex64)
+    def unsupported(self) -> Any:
+        return np.zeros(3, np.uint32)
 
 
 class Torch(Core):
@@ -116,8 +116,8 @@ class Torch(Core):
         plain: Array = tensor.numpy()
         return plain
 
-    def complex(self) -> Any:
-        return self._torch.zeros(3, dtype=self._torch.complex64)
+    def unsupported(self) -> Any:
+        return self._torch.zeros(3, dtype=self._torch.uint32)
 
 
 class TensorFlow(Core):
@@ -144,8 +144,8 @@ class TensorFlow(Core):
         array: Array = np.asarray(tensor.numpy())
         return array
 
-    def complex(self) -> Any:
-        return self._tf.zeros(3, self._tf.complex64)
+    def unsupported(self) -> Any:
+        return self._tf.zeros(3, self._tf.uint32)
 
     def text(self, error: BaseException) -> str:
         """Without the names of nodes before and after it, and the places where they were made."""
@@ -243,8 +243,8 @@ class Jax(Core):
         assert isinstance(tensor, self._jax.Array)
         return np.asarray(tensor)
 
-    def complex(self) -> Any:
-        return self._jax.numpy.zeros(3, self._jax.numpy.complex64)
+    def unsupported(self) -> Any:
+        return self._jax.numpy.zeros(3, self._jax.numpy.uint32)
 
     def text(self, error: BaseException) -> str:
         """Without the status code in front."""
@@ -310,8 +310,8 @@ class Mxnet(Core):
         array: Array = tensor.asnumpy()
         return array.view(bfloat16()) if array.dtype.names == ("bfloat16",) else array
 
-    def complex(self) -> Any:
-        return np.zeros(3, np.complex64)
+    def unsupported(self) -> Any:
+        return np.zeros(3, np.uint32)
 
 
 class MxnetModule:

@@ -44,6 +44,17 @@ def test_names_that_a_script_does_not_make_are_found() -> None:
     assert unknown_names("def f(x, *y, z=1):\n    return x + y + z + w\nwith f() as (k, l): k(l)\nf()") == {"w"}
 
 
+def test_each_rank_has_its_share_of_the_data_where_a_page_calls_fit() -> None:
+    shares = re.compile(r"hvd.rank\(\)::|shard\(|send_to_data_service\(")
+    calls = 0
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            if "model.fit(" in block:
+                calls += 1
+                assert shares.search(block), f"{page}: {block}"
+    assert calls >= 3
+
+
 def test_pages_are_made_from_their_tables() -> None:
     pages = runpy.run_path(str(ROOT / "tools" / "pages"))["pages"]()
     assert len(pages) == 5

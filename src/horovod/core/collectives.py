@@ -36,6 +36,8 @@ from horovod.core.native import (
     REDUCESCATTER,
     SYNC,
     Adasum,
+    Average,
+    Sum,
 )
 from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
@@ -51,10 +53,12 @@ from horovod.core.requests import (
     request_of,
     wire_name,
 )
-from horovod.core.tensors import Adapter
+from horovod.core.tensors import Adapter, check_complex, check_complex_rows
 from horovod.core.wording import shown
 
 __all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
+
+_OF_COMPLEX = (None, Average, Sum)
 
 T = TypeVar("T")
 
@@ -73,6 +77,8 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            if how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
+                check_complex(how[0])
             request = self._reduction_of(context, name, how, staged)
             if in_place:
                 output = staged
@@ -93,6 +99,8 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+            if how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
+                check_complex(how[0])
             request = self._reduction_of(context, name, how, staged)
             source = adapter.address(staged)
             if in_place:
@@ -139,6 +147,7 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, in_place)
+            self._check_group(tensors, how[0])
             key = (ALLREDUCE, name, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = staged
@@ -202,6 +211,7 @@ class Collectives(Generic[T]):
         adapter, label = self._adapter, group or "allgather"
         try:
             staged = self._stage_group(tensors, False)
+            self._check_rows(label, tensors, staged)
             key = (ALLGATHER, name, group, process_set, *_forms(staged))
             request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
@@ -243,6 +253,7 @@ class Collectives(Generic[T]):
         try:
             rows_to_send = None if splits is None else self._integers(splits)
             staged: Any = adapter.stage(tensor)
+            self._check_rows("alltoall", [tensor], [staged])
             dtype = adapter.dtype_of(staged)
             key = (ALLTOALL, name, rows_to_send, process_set, staged.dtype, staged.shape)
             request: Prepared | native.Request | None = context.requests.find(key)
@@ -312,6 +323,8 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, False)
+            self._check_group(tensors, how[0])
+            self._check_rows(label, tensors, staged)
             key = (REDUCESCATTER, name, label, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
@@ -428,6 +441,15 @@ class Collectives(Generic[T]):
             raise InvalidRequestError("a grouped operation takes at least one tensor, got an empty list")
         stage = self._adapter.stage_in_place if in_place else self._adapter.stage
         return [stage(tensor) for tensor in tensors]
+
+    def _check_group(self, tensors: Sequence[T], op: Any) -> None:
+        if op not in _OF_COMPLEX and any(map(self._adapter.is_complex, tensors)):
+            check_complex(op)
+
+    def _check_rows(self, label: str, tensors: Sequence[T], staged: Sequence[Any]) -> None:
+        for tensor, mine in zip(tensors, staged, strict=True):
+            if mine is not tensor and self._adapter.is_complex(tensor):
+                check_complex_rows(label, mine.shape[:-1])
 
     def _metas(self, staged: Sequence[Any]) -> Metas:
         return tuple((self._adapter.dtype_of(mine), tuple(mine.shape)) for mine in staged)

@@ -154,7 +154,9 @@ class GradientList(abc.ABC):
         key = (described, self.options.process_set)
         if not self._is_applied:
             _not_applied[key] = self.name
-        elif described and (before := _not_applied.pop(key, None)) is not None:
+            return
+        before = _not_applied.pop(key, None) if described else None
+        if before is not None:
             again = "" if self.options.op == Average else ": their sum grows with the number of ranks"
             warnings.warn(
                 f"{self.name} reduces gradients that {before} seems to have reduced already{again}\n"

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -100,7 +101,19 @@ class _Slot(Generic[P]):
     be told apart. `kept`: a paused pass has put something into the gradient that no reduction has seen.
     """
 
-    __slots__ = ("added", "kept", "name", "operation", "own", "parameter", "passes", "reduced", "spent", "version")
+    __slots__ = (
+        "added",
+        "after_pass",
+        "kept",
+        "name",
+        "operation",
+        "own",
+        "parameter",
+        "passes",
+        "reduced",
+        "spent",
+        "version",
+    )
 
     def __init__(self, name: str, parameter: P) -> None:
         self.name = name
@@ -111,6 +124,7 @@ class _Slot(Generic[P]):
         self.added = False
         self.reduced: Callable[[], object | None] = _nothing
         self.version = 0
+        self.after_pass = 0  # the gradient's version after the last pass that was not due
         self.spent: object = False
         self.kept = False
 
@@ -166,14 +180,20 @@ class GradientReducer(Generic[P, T]):
                 "or backward_passes_per_step with the number of parts"
             )
         if slot.spent:
-            if not self._was_cleared(slot):
+            goes_on = self.reduces_again and self.passes_per_step > 1
+            if not goes_on and not self._was_cleared(slot):
                 passes = counted(self.passes_per_step, "backward pass", "backward passes")
                 raise AssertionError(
                     f"gradient {quoted(slot.name)} was computed again after it had been reduced, before step() or "
                     f"zero_grad(): expected {passes} a step\n"
-                    "hint: set backward_passes_per_step to accumulate gradients over several passes"
+                    "hint: set backward_passes_per_step to accumulate gradients over several passes; if it is set, "
+                    "call this optimizer's zero_grad() or step() after the last pass of an epoch"
                 )
             slot.begin()  # cleared by other means than this optimizer's zero_grad()
+            if goes_on:
+                # An epoch's last passes came before: the script ends its steps elsewhere. The average of what is
+                # averaged already and this pass is right, cleared or not; and clipping may come after any pass.
+                slot.passes = self.passes_per_step - 1
         self._round_done = False
         if self.paused:
             slot.kept = True
@@ -181,6 +201,8 @@ class GradientReducer(Generic[P, T]):
         slot.passes += 1
         if slot.passes == self.passes_per_step:
             self._start(slot, self._gradients.dense(slot.parameter), own=True)
+        elif not slot.spent:
+            slot.after_pass = self._gradients.version(slot.parameter)
 
     def finish(self) -> None:
         """The end of a backward: completes the round if one has begun. Raises the first error of any reduction."""
@@ -278,6 +300,13 @@ class GradientReducer(Generic[P, T]):
         elif self._is_everybodys(slot):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
+            if 0 < slot.passes < self.passes_per_step and gradients.version(parameter) != slot.after_pass:
+                warnings.warn(
+                    f"gradient {quoted(slot.name)} was changed, by clipping for example, before it was reduced: this "
+                    f"step has {slot.passes} of {counted(self.passes_per_step, 'backward pass', 'backward passes')}\n"
+                    "hint: call optimizer.synchronize() before clipping",
+                    stacklevel=5,
+                )
             self._start(slot, gradients.dense(parameter), own=slot.kept or slot.passes > 0)
 
     def _is_everybodys(self, slot: _Slot[P]) -> bool:

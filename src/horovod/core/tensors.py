@@ -3,12 +3,16 @@
 
 The native core takes dense, row-major, aligned memory: the host's, or a GPU's (core/gpus.py). A tensor that is
 something else (a view, a tensor of another device) is staged: copied to private memory, and the result is written back.
+
+Complex numbers travel as pairs of real ones, in a last dimension of 2. Sums, averages and moves of pairs are those of
+the numbers; other operations are refused (check_complex).
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +20,7 @@ import numpy as np
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 
-__all__ = ["Adapter", "NumpyAdapter", "unsupported_dtype"]
+__all__ = ["Adapter", "NumpyAdapter", "check_complex", "check_complex_rows", "numbers", "pairs", "unsupported_dtype"]
 
 T = TypeVar("T")
 
@@ -30,6 +34,10 @@ class Adapter(Protocol[T]):
         In a GPU's memory, a core.gpus.OnGpu. Raises InvalidRequestError for a layout that has no meaning here,
         TypeError for anything but a tensor.
         """
+        ...
+
+    def is_complex(self, tensor: Any) -> bool:
+        """Whether the elements of a tensor are complex. Such a tensor is always staged as another object."""
         ...
 
     def dtype_of(self, staged: Any) -> int:
@@ -64,9 +72,25 @@ class Adapter(Protocol[T]):
         ...
 
 
+def check_complex(op: Any) -> None:
+    """Raises NotImplementedError if complex tensors have no such reduction."""
+    if op not in (None, native.Average, native.Sum):
+        name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
+        raise NotImplementedError(
+            f"a complex tensor has Average and Sum, got op={name}\nhint: reduce its real and its imaginary part"
+        )
+
+
+def check_complex_rows(label: str, shape: Sequence[int]) -> None:
+    """Raises InvalidRequestError for a complex number alone, which would travel as two rows."""
+    if not shape:
+        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")
+
+
 def unsupported_dtype(seen: object) -> InvalidRequestError:
     """The error for a dtype that no operation takes."""
-    return InvalidRequestError(f"dtype {seen} is not supported: expected one of {', '.join(native.DTYPE_NAMES)}")
+    known = ", ".join([*native.DTYPE_NAMES, "complex64", "complex128"])
+    return InvalidRequestError(f"dtype {seen} is not supported: expected one of {known}")
 
 
 def _numpy_dtypes() -> dict[np.dtype[Any], int]:
@@ -98,11 +122,14 @@ class NumpyAdapter:
     def stage(self, tensor: Any) -> np.ndarray[Any, Any]:
         if type(tensor) is np.ndarray:
             flags = tensor.flags
-            if flags.c_contiguous and flags.aligned:
+            if flags.c_contiguous and flags.aligned and tensor.dtype.kind != "c":
                 return tensor
         # Anything but a plain array is copied: np.asarray of a subclass or of another library's tensor
         # shares memory.
-        return np.array(tensor, order="C")
+        return pairs(np.array(tensor, order="C"))
+
+    def is_complex(self, tensor: Any) -> bool:
+        return bool(np.iscomplexobj(tensor))
 
     def dtype_of(self, staged: np.ndarray[Any, Any]) -> int:
         number = self._number_of.get(staged.dtype)
@@ -117,8 +144,8 @@ class NumpyAdapter:
         return native.BFLOAT16
 
     def stage_in_place(self, tensor: Any) -> np.ndarray[Any, Any]:
-        if type(tensor) is np.ndarray and tensor.flags.carray:  # contiguous, aligned and writeable
-            return tensor
+        if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype.kind != "c":
+            return tensor  # contiguous, aligned and writeable
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"an operation in place needs a numpy.ndarray, got {type(tensor).__name__}")
         if not tensor.flags.writeable:
@@ -135,7 +162,24 @@ class NumpyAdapter:
         return np.empty(shape, self._dtype_of[dtype])
 
     def write_back(self, tensor: np.ndarray[Any, Any], staged: np.ndarray[Any, Any]) -> None:
-        tensor[...] = staged
+        tensor[...] = numbers(staged, tensor)
 
     def deliver(self, staged: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-        return staged
+        return numbers(staged, like)
+
+
+_COMPLEX = {"complex64": np.float32, "complex128": np.float64}
+
+
+def pairs(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A contiguous array, or a view of its complex numbers as pairs."""
+    real = _COMPLEX.get(array.dtype.name)
+    return array if real is None else array.reshape(-1).view(real).reshape(*array.shape, 2)
+
+
+def numbers(array: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+    """The result for `like`: the array, or a view of its pairs as complex numbers."""
+    if not np.iscomplexobj(like):
+        return array
+    wide = np.complex64 if array.dtype == np.float32 else np.complex128
+    return array.reshape(-1).view(wide).reshape(array.shape[:-1])

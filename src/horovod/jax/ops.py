@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from horovod.core import context as contexts
 from horovod.core import native
@@ -40,7 +41,7 @@ from horovod.core.operations import poll, synchronize
 from horovod.core.operations_api import Operations
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction, check_tensors
-from horovod.core.tensors import unsupported_dtype
+from horovod.core.tensors import check_complex, check_complex_rows, unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
@@ -183,6 +184,10 @@ def traced(
     try:
         tensors = [jnp.asarray(_array(leaf)) for leaf in ([sent for sent, _ in moved] if moved else leaves)]
         op, prescale, postscale, number = resolved(how)
+        are_complex = [jnp.iscomplexobj(tensor) for tensor in tensors]
+        if any(are_complex):
+            check_complex(op)
+            tensors = [_pairs(label, kind, tensor) for tensor in tensors]
         _check(kind, label, name, tensors, op, how[-1])
         root = checked_root(contexts.current(), root_rank, number) if kind == BROADCAST else -1
     except LOCAL_ERRORS as error:
@@ -200,9 +205,22 @@ def traced(
         ordered=ordered,
         keys=keys,
     )
+    results = [
+        lax.complex(result[..., 0], result[..., 1]) if is_complex else result
+        for result, is_complex in zip(results, are_complex, strict=True)
+    ]
     if moved:
         results = [restore(result) for result, (_, restore) in zip(results, moved, strict=True)]
     return structure.unflatten(results)
+
+
+def _pairs(label: str, kind: int, tensor: Any) -> Any:
+    """Complex numbers as pairs of real ones, with a last dimension of 2; other tensors as they are."""
+    if not jnp.iscomplexobj(tensor):
+        return tensor
+    if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER):
+        check_complex_rows(label, tensor.shape)
+    return jnp.stack([tensor.real, tensor.imag], -1)
 
 
 def reduced_for_use(tensors: list[Any], name: str, how: Reduction, keys: Sequence[str] = ()) -> list[Any]:

@@ -25,7 +25,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import BROADCAST, SYNC
 from horovod.core.operations import Operation, submit_group
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
-from horovod.core.tensors import NumpyAdapter, unsupported_dtype
+from horovod.core.tensors import NumpyAdapter, numbers, pairs, unsupported_dtype
 
 __all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat", "with_arrays"]
 
@@ -81,10 +81,10 @@ class JaxAdapter(NumpyAdapter):
             raise unsupported_dtype(tensor.dtype)
         view = _on_host(tensor)
         if view.nbytes < _COPIED_BYTES:
-            return np.array(view, order="C")
+            return pairs(np.array(view, order="C"))
         staged = _aligned(view.shape, view.dtype)
         staged[...] = view
-        return staged
+        return pairs(staged)
 
     def stage_in_place(self, tensor: Any) -> np.ndarray[Any, Any]:
         raise InvalidRequestError("JAX's arrays cannot be changed: there are no operations in place")
@@ -95,6 +95,7 @@ class JaxAdapter(NumpyAdapter):
     def deliver(self, staged: np.ndarray[Any, Any], like: Any) -> jax.Array:
         # On one device, an array that was not put there by the user may go to another one later.
         committed = isinstance(like, jax.Array) and like.committed
+        staged = numbers(staged, like)
         return jax.device_put(staged, like.sharding) if committed else jax.device_put(staged)
 
 

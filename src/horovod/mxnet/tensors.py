@@ -70,6 +70,9 @@ class MxnetAdapter:
     def stage_in_place(self, tensor: Any) -> Any:
         return self.stage(tensor)
 
+    def is_complex(self, tensor: Any) -> bool:
+        return False  # MXNet has no such arrays
+
     def dtype_of(self, staged: Any) -> int:
         return dtype_of(staged)
 

@@ -28,7 +28,7 @@ from horovod.core.process_sets import ProcessSet, number_of
 from horovod.tensorflow import ops, xla
 from horovod.tensorflow.rank_ops import size_op
 from horovod.tensorflow.shim import operations
-from horovod.tensorflow.tensors import check_op, plain_variable, unique_name
+from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, unique_name
 
 __all__ = ["TensorFlowGradients", "members_of"]
 
@@ -111,6 +111,7 @@ class TensorFlowGradients(GradientList):
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
         op, prescale, postscale, set_number = resolved(self.options.how)
+        tensors, numbers = as_pairs(tensors, op)
         check_op(op, tensors, self.options.process_set)
         received = list(tensors)
         step = f"{name}#{next(_steps)}"
@@ -135,4 +136,4 @@ class TensorFlowGradients(GradientList):
             # rounds of a loop, say.
             with tf.control_dependencies(received):
                 ops.rank_op()
-        return received
+        return numbers(received)

@@ -33,6 +33,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.rank_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovod.tensorflow.shim import operations
 from horovod.tensorflow.tensors import (
+    as_pairs,
     assignable,
     check_rows,
     checked,
@@ -152,9 +153,10 @@ def _reduced(
         peers = functools.partial(tell, label, name, how[-1] or global_process_set)
         sent, contexts_ = zip(*compressed(tensors, compression, peers), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
-        attributes = reduction_attributes(how, sent, ALLREDUCE)
+        pairs, numbers = as_pairs(sent, how[0])
+        attributes = reduction_attributes(how, pairs, ALLREDUCE)
         with tf.device(device or None):
-            reduced = autograd.allreduced(sent, wire_name(label, node), attributes)
+            reduced = numbers(autograd.allreduced(pairs, wire_name(label, node), attributes))
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts_, strict=True)]
 
     return checked(label, name, how[-1] or global_process_set, build)
@@ -221,10 +223,11 @@ def _gathered(
         tensors = movable(values)
         check_rows(label, tensors)
         node = node_name(label, name, tensors, ignore_name_scope)
+        pairs, numbers = as_pairs(tensors)
         gathered, _ = operations().horovod_allgather(
-            tensors=tensors, tensor_name=wire_name(label, node), process_set=number_of(process_set)
+            tensors=pairs, tensor_name=wire_name(label, node), process_set=number_of(process_set)
         )
-        return list(gathered)
+        return numbers(gathered)
 
     return checked(label, name, process_set, build)
 
@@ -256,9 +259,10 @@ def copies_of(
         tensors = movable(values)
         set_number = number_of(process_set)
         node = node_name("broadcast", name, tensors, ignore_name_scope)
-        return list(
+        pairs, numbers = as_pairs(tensors)
+        return numbers(
             operations().horovod_broadcast(
-                tensors=tensors,
+                tensors=pairs,
                 tensor_name=wire_name("broadcast", node),
                 root_rank=checked_root(contexts.current(), root_rank, set_number),
                 process_set=set_number,
@@ -313,9 +317,11 @@ def alltoall(
             raise InvalidRequestError(f"splits: expected a one-dimensional tensor, got shape {list(rows.shape)}")
         rows = tf.cast(rows, tf.int64)
         node = node_name("alltoall", name, [sent], ignore_name_scope)
+        (pairs,), numbers = as_pairs([sent])
         received, received_splits = operations().horovod_alltoall(
-            tensor=sent, splits=rows, tensor_name=wire_name("alltoall", node), process_set=number_of(process_set)
+            tensor=pairs, splits=rows, tensor_name=wire_name("alltoall", node), process_set=number_of(process_set)
         )
+        (received,) = numbers([received])
         return received if splits is None else (received, received_splits)
 
     return checked("alltoall", name, process_set, build)
@@ -376,11 +382,11 @@ def _scattered(
         peers = functools.partial(tell, label, name, how[-1] or global_process_set)
         sent, contexts_ = zip(*compressed(tensors, compression, peers), strict=True)
         node = node_name(label, name, tensors, ignore_name_scope)
-        attributes = reduction_attributes(how, sent, REDUCESCATTER)
+        pairs, numbers = as_pairs(sent, how[0])
+        attributes = reduction_attributes(how, pairs, REDUCESCATTER)
         with tf.device(device or None):
-            rows = operations().horovod_reducescatter(
-                tensors=list(sent), tensor_name=wire_name(label, node), **attributes
-            )
+            rows = operations().horovod_reducescatter(tensors=pairs, tensor_name=wire_name(label, node), **attributes)
+        rows = numbers(rows)
         return [compression.decompress(tensor, ctx) for tensor, ctx in zip(rows, contexts_, strict=True)]
 
     return checked(label, name, how[-1] or global_process_set, build)

@@ -33,13 +33,22 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Assigns the root's values to `variables`, all as one operation.
+    """Assigns the root's values to `variables`, all as one operation; strings, eagerly, as an object.
 
     In a graph of TensorFlow 1: returns the node that does this. `inplace` is accepted for old scripts. Raises
     FailedPreconditionError if the ranks' variables differ in number, shape or dtype. Without variables (a model that is
     not built has none) it does nothing.
     """
+    strings = []
+    if tf.executing_eagerly() and isinstance(variables, (list, tuple)):
+        strings = [variable for variable in variables if getattr(variable, "dtype", None) == tf.string]
+        variables = [variable for variable in variables if getattr(variable, "dtype", None) != tf.string]
     assigned = ops.broadcast_(variables, root_rank, "broadcast_variables", process_set)
+    if strings:
+        values = [variable.numpy() for variable in strings]
+        received = objects.broadcast_object(values, root_rank, "broadcast_variables.strings", process_set)
+        for variable, value in zip(strings, received, strict=True):
+            variable.assign(value)
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 

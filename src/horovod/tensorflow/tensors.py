@@ -20,10 +20,12 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
+from horovod.core.tensors import check_complex
 from horovod.tensorflow import xla
 
 __all__ = [
     "among_concurrent",
+    "as_pairs",
     "assignable",
     "check_op",
     "check_rows",
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-REDUCED_DTYPES = frozenset(DTYPE_NAMES)
+REDUCED_DTYPES = frozenset((*DTYPE_NAMES, "complex64", "complex128"))
 MOVED_DTYPES = REDUCED_DTYPES | {"uint16"}  # it travels as another of its width
 
 
@@ -169,6 +171,28 @@ def _check_dtypes(tensors: Sequence[tf.Tensor], dtypes: frozenset[str]) -> None:
             raise InvalidRequestError(f"dtype {tensor.dtype.name}: expected one of {', '.join(sorted(dtypes))}")
 
 
+def as_pairs(tensors: Sequence[Any], op: Any = None) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """What travels: complex numbers as pairs of real ones; and a function that makes such tensors of the results.
+
+    Raises NotImplementedError if complex tensors have no reduction `op`.
+    """
+    if not any(tensor.dtype.is_complex for tensor in tensors):
+        return list(tensors), list
+    check_complex(op)
+
+    def numbers(results: Sequence[Any]) -> list[Any]:
+        return [
+            tf.complex(result[..., 0], result[..., 1]) if tensor.dtype.is_complex else result
+            for tensor, result in zip(tensors, results, strict=True)
+        ]
+
+    pairs = [
+        tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1) if tensor.dtype.is_complex else tensor
+        for tensor in tensors
+    ]
+    return pairs, numbers
+
+
 def plain_variable(variable: Any) -> Any:
     """TensorFlow's variable in one of Keras 3, and any other as it is."""
     inner = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
@@ -184,7 +208,15 @@ def assignable(variables: Any) -> list[Any]:
     for variable in listed:
         if not hasattr(variable, "assign"):
             raise TypeError(f"variables: expected a list of variables, got {type(variable).__name__} in it")
-    return [plain_variable(variable) for variable in listed]
+    plain = [plain_variable(variable) for variable in listed]
+    for variable in plain:
+        dtype = tf.as_dtype(variable.dtype).base_dtype.name
+        if dtype not in MOVED_DTYPES:
+            hint = "\nhint: broadcast_object_fn() is for strings in a graph" if dtype == "string" else ""
+            raise InvalidRequestError(
+                f"variable {variable.name} has dtype {dtype}: expected one of {', '.join(sorted(MOVED_DTYPES))}{hint}"
+            )
+    return plain
 
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:

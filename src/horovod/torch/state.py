@@ -19,7 +19,7 @@ from horovod.torch.tensors import collectives
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
-_OBJECTS = (bool, int, float, type(None))
+_OBJECTS = (bool, int, float, str, bytes, type(None))
 # The name under which the ranks tell each other which keys they have.
 _KEYS = "broadcast_parameters.keys"
 _STRUCTURE = "optimizer_state.structure"
@@ -36,9 +36,9 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
 
     `params`: a state_dict, or named pairs as model.named_parameters().
 
-    Tensors are broadcast in place. A state_dict's ints, floats and None are replaced in the dict that was given. Raises
-    ValueError for anything else, naming its key; HorovodInternalError if the ranks' keys, or their tensors' shapes
-    or dtypes, differ.
+    Tensors are broadcast in place. A state_dict's numbers, strings and None are replaced in the dict that was given.
+    Raises ValueError for anything else, naming its key; HorovodInternalError if the ranks' keys, or their tensors'
+    shapes or dtypes, differ.
     """
     try:
         pairs = _named(params)
@@ -106,8 +106,8 @@ def _named(params: Any) -> list[tuple[str, Any]]:
         for name, value in pairs:
             if not isinstance(value, (Tensor, *_OBJECTS)):
                 raise InvalidRequestError(
-                    f"broadcast_parameters: {quoted(name)} is a {type(value).__name__}: expected a tensor, a number or "
-                    "None"
+                    f"broadcast_parameters: {quoted(name)} is a {type(value).__name__}: expected a tensor, a number, a "
+                    "string or None"
                 )
         return pairs
     hint = next((f"\nhint: {hint}" for kind, hint in _HINTS.items() if isinstance(params, kind)), "")

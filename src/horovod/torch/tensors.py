@@ -37,12 +37,20 @@ class TorchAdapter:
     def stage(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):
             return tensor
+        if tensor.is_complex():
+            # A view, but that a CPU's result goes into what is staged here.
+            tensor = _pairs(tensor.clone() if tensor.is_cpu else tensor)
         if (gpu := gpus.gpu_of(tensor)) is not None:
             return gpus.on_gpu(tensor, gpu)
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             host.copy_(tensor)
         return host
+
+    def is_complex(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, Tensor) and tensor.is_complex()
 
     def dtype_of(self, staged: Staged) -> int:
         number = _NUMBER_OF.get(staged.dtype)
@@ -72,19 +80,20 @@ class TorchAdapter:
         return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
 
     def write_back(self, tensor: Tensor, staged: Staged) -> None:
-        result = staged.delivered() if isinstance(staged, TensorOnGpu) else staged
-        if result is not tensor:
+        result = self.deliver(staged, tensor)
+        if result is not tensor and result.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
                 tensor.copy_(result)
 
     def deliver(self, staged: Staged, like: Tensor) -> Tensor:
-        return staged.delivered() if isinstance(staged, TensorOnGpu) else staged.to(like.device)
+        result = staged.delivered() if isinstance(staged, TensorOnGpu) else staged.to(like.device)
+        return torch.view_as_complex(result) if like.is_complex() else result
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is dense host memory as it stands. Raises for anything that cannot be made so."""
     try:
-        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_complex():
             return True
     except (AttributeError, RuntimeError):
         _explain(tensor)
@@ -93,11 +102,16 @@ def _is_plain(tensor: Tensor) -> bool:
     return False
 
 
+def _pairs(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones, with a last dimension of 2; a view if they are dense."""
+    return torch.view_as_real(tensor.detach().resolve_conj().resolve_neg())
+
+
 def _explain(tensor: Tensor) -> None:
     """Raises an error that says what is wrong with a tensor, if anything is."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.dtype not in _NUMBER_OF:
+    if tensor.dtype not in _NUMBER_OF and tensor.dtype not in (torch.complex64, torch.complex128):
         raise unsupported_dtype(tensor.dtype)
     if tensor.layout is not torch.strided:
         raise InvalidRequestError(
