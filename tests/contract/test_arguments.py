@@ -61,6 +61,12 @@ WRONG: dict[str, tuple[str, Callable[[Any, Any], Any], type[Exception], str]] = 
         ValueError,
         r"root_rank=\[0\]: expected the number of a rank",
     ),
+    "one of a group": (
+        "grouped_allreduce",
+        lambda hvd, f: hvd.grouped_allreduce([ones(f, 2), object()], name="one of a group"),
+        Exception,
+        "tensor 1 of 2: .*object",
+    ),
     "['name']": (
         "allreduce",
         lambda hvd, f: hvd.allreduce(ones(f, 2), name=["name"]),

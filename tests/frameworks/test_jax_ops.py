@@ -77,6 +77,7 @@ def test_a_pytree_is_reduced_gathered_and_copied_leaf_by_leaf(world: World, name
 def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world: World) -> None:
     def run() -> None:
         import jax
+        from jax.experimental import sparse
 
         import horovod.jax as hvd
 
@@ -87,6 +88,11 @@ def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world
                 jax.jit(lambda call=call: call({}))()
         with pytest.raises(TypeError, match="alltoall takes one tensor"):
             hvd.alltoall([jax.numpy.ones(2)] * 2)
+        matrix = sparse.BCOO.fromdense(jax.numpy.eye(2) * (hvd.rank() + 1))
+        for call in (hvd.allreduce, hvd.allgather, jax.jit(hvd.allreduce)):
+            with pytest.raises(TypeError, match=r"got BCOO\nhint: call .todense"):
+                call(matrix)
+        assert hvd.broadcast(matrix, 1).todense().tolist() == [[2.0, 0.0], [0.0, 2.0]]
         hvd.barrier()
 
     world.run(run)

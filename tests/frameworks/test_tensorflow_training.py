@@ -323,6 +323,18 @@ def test_variables_and_objects_become_the_roots(world: World) -> None:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             give = hvd.broadcast_object_fn(0, session)
             assert [give(["a" * n, rank]) for n in (1, 1000)] == [["a", 0], ["a" * 1000, 0]]
+        many = [tf.Variable(1.0, name=f"weight{index}") for index in range(50)]
+        many[30] = tf.Variable("text", name="vocabulary")
+        with pytest.raises(ValueError, match="variable `vocabulary:0`: dtype string: expected one of"):
+            hvd.broadcast_variables(many, 0)
+        with pytest.raises(ValueError, match="tensor 30 of 50: dtype string: expected one of"):
+            hvd.grouped_allgather([tf.reshape(variable, [1]) for variable in many])
+        with tf.Graph().as_default():
+            for name, value in (("plain", 1.0), ("vocabulary", "text")):
+                tf.compat.v1.get_variable(name, initializer=tf.constant(value))
+            with pytest.raises(ValueError, match="variable `vocabulary:0`: dtype string"):
+                hvd.broadcast_global_variables(0)
+        hvd.barrier()
         return True
 
     assert world.run(run) == [True, True]

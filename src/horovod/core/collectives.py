@@ -53,7 +53,7 @@ from horovod.core.requests import (
     request_of,
     wire_name,
 )
-from horovod.core.tensors import Adapter, check_complex, check_complex_rows
+from horovod.core.tensors import Adapter, check_complex, check_complex_rows, of_each
 from horovod.core.wording import shown
 
 __all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
@@ -440,7 +440,7 @@ class Collectives(Generic[T]):
         if not tensors:
             raise InvalidRequestError("a grouped operation takes at least one tensor, got an empty list")
         stage = self._adapter.stage_in_place if in_place else self._adapter.stage
-        return [stage(tensor) for tensor in tensors]
+        return of_each(stage, tensors)
 
     def _check_group(self, tensors: Sequence[T], op: Any) -> None:
         if op not in _OF_COMPLEX and any(map(self._adapter.is_complex, tensors)):
@@ -452,7 +452,8 @@ class Collectives(Generic[T]):
                 check_complex_rows(label, mine.shape[:-1])
 
     def _metas(self, staged: Sequence[Any]) -> Metas:
-        return tuple((self._adapter.dtype_of(mine), tuple(mine.shape)) for mine in staged)
+        dtypes = of_each(self._adapter.dtype_of, staged)
+        return tuple((dtype, tuple(mine.shape)) for dtype, mine in zip(dtypes, staged, strict=True))
 
     def _addresses(self, staged: Sequence[Any]) -> list[int]:
         return [self._adapter.address(mine) for mine in staged]

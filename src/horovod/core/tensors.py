@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +20,16 @@ import numpy as np
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 
-__all__ = ["Adapter", "NumpyAdapter", "check_complex", "check_complex_rows", "numbers", "pairs", "unsupported_dtype"]
+__all__ = [
+    "Adapter",
+    "NumpyAdapter",
+    "check_complex",
+    "check_complex_rows",
+    "numbers",
+    "of_each",
+    "pairs",
+    "unsupported_dtype",
+]
 
 T = TypeVar("T")
 
@@ -91,6 +100,20 @@ def unsupported_dtype(seen: object) -> InvalidRequestError:
     """The error for a dtype that no operation takes."""
     known = ", ".join([*native.DTYPE_NAMES, "complex64", "complex128"])
     return InvalidRequestError(f"dtype {seen} is not supported: expected one of {known}")
+
+
+def of_each(function: Callable[[Any], Any], tensors: Sequence[Any]) -> list[Any]:
+    """What `function` returns for each tensor. An error says which of several tensors it is about."""
+    results: list[Any] = []
+    try:
+        for tensor in tensors:
+            results.append(function(tensor))
+    except (TypeError, ValueError) as error:
+        if len(tensors) == 1:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else InvalidRequestError
+        raise kind(f"tensor {len(results)} of {len(tensors)}: {error}") from error.__cause__
+    return results
 
 
 def _numpy_dtypes() -> dict[np.dtype[Any], int]:

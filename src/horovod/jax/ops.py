@@ -41,11 +41,11 @@ from horovod.core.operations import poll, synchronize
 from horovod.core.operations_api import Operations
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction, check_tensors
-from horovod.core.tensors import check_complex, check_complex_rows, unsupported_dtype
+from horovod.core.tensors import check_complex, check_complex_rows, of_each, unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
-from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat, with_arrays
+from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat, not_an_array, with_arrays
 from horovod.jax.traces import refuse
 
 __all__ = [
@@ -179,10 +179,10 @@ def traced(
 
     Raises ValueError, TypeError or NotImplementedError, and tells the peers.
     """
-    leaves, structure = flat(tree)
+    leaves, structure = flat(tree, copied=kind == BROADCAST)
     moved = [carried(leaf) for leaf in leaves] if kind in (ALLGATHER, ALLTOALL, BROADCAST) else []
     try:
-        tensors = [jnp.asarray(_array(leaf)) for leaf in ([sent for sent, _ in moved] if moved else leaves)]
+        tensors = of_each(_array, [sent for sent, _ in moved] if moved else leaves)
         op, prescale, postscale, number = resolved(how)
         are_complex = [jnp.iscomplexobj(tensor) for tensor in tensors]
         if any(are_complex):
@@ -235,9 +235,15 @@ def reduced_for_use(tensors: list[Any], name: str, how: Reduction, keys: Sequenc
 
 
 def _array(leaf: Any) -> Any:
-    if hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex)):
-        return leaf
-    raise TypeError(f"expected a jax.Array, or a pytree of such, got {type(leaf).__name__}")
+    if isinstance(leaf, (bool, int, float, complex)) or (hasattr(leaf, "dtype") and not hasattr(leaf, "todense")):
+        return jnp.asarray(leaf)
+    raise TypeError(not_an_array(leaf))
+
+
+def _meta(tensor: Any) -> tuple[int, tuple[int, ...]]:
+    if tensor.dtype.name not in native.DTYPE_NAMES:
+        raise unsupported_dtype(tensor.dtype)
+    return native.DTYPE_NAMES.index(tensor.dtype.name), tuple(tensor.shape)
 
 
 def _check(
@@ -246,11 +252,7 @@ def _check(
     check_name(name)
     if not tensors:
         raise InvalidRequestError("expected a pytree with at least one tensor, got an empty one")
-    metas = []
-    for tensor in tensors:
-        if tensor.dtype.name not in native.DTYPE_NAMES:
-            raise unsupported_dtype(tensor.dtype)
-        metas.append((native.DTYPE_NAMES.index(tensor.dtype.name), tuple(tensor.shape)))
+    metas = of_each(_meta, tensors)
     check_tensors(kind, label, tuple(metas))
     if kind in (ALLREDUCE, REDUCESCATTER):
         check_reduction(kind, op, [dtype for dtype, _ in metas])

@@ -10,6 +10,7 @@ Every operation takes a pytree in place of a tensor: its leaves are one grouped 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from horovod.core.operations import Operation, submit_group
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.tensors import NumpyAdapter, numbers, pairs, unsupported_dtype
 
-__all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat", "with_arrays"]
+__all__ = ["ONE_TENSOR", "JaxAdapter", "Trees", "carried", "collectives", "flat", "not_an_array", "with_arrays"]
 
 ONE_TENSOR = "alltoall takes one tensor: expected an array, got a pytree of several"
 _ALIGNMENT_BYTES = 64  # of memory that JAX takes over as it is
@@ -43,6 +44,12 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
     memory: np.ndarray[Any, Any] = raw[start : start + count_bytes].view(dtype).reshape(shape)
     return memory
+
+
+def not_an_array(leaf: Any) -> str:
+    """The text of an error."""
+    hint = "\nhint: call .todense() first" if hasattr(leaf, "todense") else ""
+    return f"expected a jax.Array, or a pytree of such, got {type(leaf).__name__}{hint}"
 
 
 def _on_host(tensor: jax.Array) -> np.ndarray[Any, Any]:
@@ -71,7 +78,7 @@ class JaxAdapter(NumpyAdapter):
             )
         if not isinstance(tensor, jax.Array):
             if not isinstance(tensor, _NUMBERS):
-                raise TypeError(f"expected a jax.Array, or a pytree of such, got {type(tensor).__name__}")
+                raise TypeError(not_an_array(tensor))
             tensor = jnp.asarray(tensor)  # of a dtype that JAX has
         if not tensor.is_fully_addressable:
             raise InvalidRequestError(
@@ -99,10 +106,19 @@ class JaxAdapter(NumpyAdapter):
         return jax.device_put(staged, like.sharding) if committed else jax.device_put(staged)
 
 
-def flat(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of a pytree, and its structure."""
-    leaves, structure = tree_util.tree_flatten(tree)
+def flat(tree: Any, copied: bool = False) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, and its structure.
+
+    A sparse matrix of JAX is one leaf, which no operation takes: its indices cannot be reduced or joined. `copied`:
+    they can, as all other leaves.
+    """
+    leaves, structure = tree_util.tree_flatten(tree, is_leaf=None if copied else _is_sparse)
     return leaves, structure
+
+
+def _is_sparse(leaf: Any) -> bool:
+    module = sys.modules.get("jax.experimental.sparse")
+    return module is not None and isinstance(leaf, module.JAXSparse)
 
 
 def with_arrays(leaves: Sequence[Any]) -> list[Any]:
@@ -213,7 +229,7 @@ class Trees(Collectives[Any]):
         adapter = self._adapter
         try:
             root = checked_root(context, root_rank, number_of(process_set))
-            leaves, structure = flat(tensor)
+            leaves, structure = flat(tensor, copied=True)
             sent = [carried(leaf) for leaf in leaves]
             staged = self._stage_group([leaf for leaf, _ in sent], in_place)
             key = (BROADCAST, name, root, process_set, *[form for mine in staged for form in (mine.dtype, mine.shape)])

@@ -5,7 +5,8 @@
 
     hvd.init()
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), ...)
-    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    x, y = x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()]  # each rank has its share
+    model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 and `horovodrun -np 4 python train.py` starts it.
 """

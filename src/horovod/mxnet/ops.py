@@ -37,6 +37,7 @@ from horovod.core.requests import (
     request_of,
     wire_name,
 )
+from horovod.core.tensors import of_each
 from horovod.mxnet.errors import MXNetError, raising_mxnets
 from horovod.mxnet.shim import push
 from horovod.mxnet.tensors import check, collectives, dtype_of, empty, is_on_host
@@ -190,8 +191,7 @@ def _output(context: Context, kind: int, number: int, array: type, meta: tuple[i
 def _check_group(tensors: Any) -> None:
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"a grouped operation takes a list of tensors, got {type(tensors).__name__}")
-    for tensor in tensors:
-        check(tensor)
+    of_each(check, tensors)
 
 
 def _check_not_recorded() -> None:

@@ -20,7 +20,8 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
 from horovod.core.process_sets import ProcessSet, global_process_set, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
-from horovod.core.tensors import check_complex
+from horovod.core.tensors import check_complex, of_each
+from horovod.core.wording import quoted
 from horovod.tensorflow import xla
 
 __all__ = [
@@ -160,15 +161,19 @@ def movable(values: Sequence[Any]) -> list[tf.Tensor]:
 def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"a grouped operation takes a list of tensors, got {type(values).__name__}")
-    tensors = [tf.convert_to_tensor(value) for value in values]
+    tensors = of_each(tf.convert_to_tensor, values)
     _check_dtypes(tensors, dtypes)
     return tensors
 
 
-def _check_dtypes(tensors: Sequence[tf.Tensor], dtypes: frozenset[str]) -> None:
-    for tensor in tensors:
-        if tensor.dtype.name not in dtypes:
-            raise InvalidRequestError(f"dtype {tensor.dtype.name}: expected one of {', '.join(sorted(dtypes))}")
+def _check_dtypes(tensors: Sequence[Any], dtypes: frozenset[str], names: Sequence[str] = ()) -> None:
+    """`names`: those of variables, by which an error names one. Otherwise it gives the place in the list."""
+    for index, tensor in enumerate(tensors):
+        kind = tf.as_dtype(tensor.dtype).base_dtype.name
+        if kind not in dtypes:
+            place = f"variable {quoted(names[index])}: " if names else f"tensor {index} of {len(tensors)}: "
+            seen = f"dtype {kind}: expected one of {', '.join(sorted(dtypes))}"
+            raise InvalidRequestError(f"{place}{seen}" if names or len(tensors) > 1 else seen)
 
 
 def as_pairs(tensors: Sequence[Any], op: Any = None) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
@@ -200,7 +205,10 @@ def plain_variable(variable: Any) -> Any:
 
 
 def assignable(variables: Any) -> list[Any]:
-    """The variables in a list, as TensorFlow's own. Raises TypeError for anything else, such as a single variable."""
+    """The variables in a list, as TensorFlow's own. Raises TypeError for anything else, such as a single variable.
+
+    Raises InvalidRequestError, which names the variable, for a dtype that cannot be sent.
+    """
     if tf.is_tensor(variables) or not isinstance(variables, Iterable):
         hint = "\nhint: put it into a list" if hasattr(variables, "assign") else ""
         raise TypeError(f"variables: expected a list of variables, got {type(variables).__name__}{hint}")

@@ -5,7 +5,8 @@ import horovod.tensorflow.keras as hvd
 
 hvd.init()
 model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
-model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+x, y = x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()]  # each rank has its share
+model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
 from __future__ import annotations
