@@ -211,25 +211,6 @@ def test_graphs_of_tensorflow_1_train_as_one_process_on_the_whole_batch(world: W
     assert all(difference[0] < 1e-10 for difference in world.run(run, name, passes))
 
 
-def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:
-    def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
-        numbers = [tf.Variable(float(hvd.rank())) for _ in range(3)]
-        text = tf.Variable([f"of rank {hvd.rank()}"], name="vocabulary")
-        hvd.broadcast_variables([*numbers[:2], text, numbers[2]], root_rank=1)
-        with tf.Graph().as_default():
-            variables = [tf.compat.v1.get_variable("w", [2]), tf.compat.v1.get_variable("words", initializer=["a"])]
-            with pytest.raises(ValueError, match=r"variable words:0 has dtype string: .*\nhint: broadcast_object_fn"):
-                hvd.broadcast_global_variables(0)
-            assert variables
-        return [float(sum(numbers)), text.numpy().tolist()]
-
-    assert world.run(run) == [[3.0, [b"of rank 1"]]] * 2
-
-
 def test_gradients_are_reduced_once_whatever_computed_them(world: World) -> None:
     def run() -> dict[str, Any]:
         import warnings
@@ -304,40 +285,6 @@ def test_gradients_are_reduced_once_whatever_computed_them(world: World) -> None
             average, total = -1.5, -3.0
             expected = 2 * total if how.startswith("eagerly") else average if " 0 " in how else total
             assert value == expected, (how, value)
-
-
-def test_variables_and_objects_become_the_roots(world: World) -> None:
-    def run() -> bool:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
-        rank = hvd.rank()
-        variables = [tf.Variable([1.0 * rank, 2.0]), tf.Variable(rank), tf.Variable(tf.cast([rank], tf.bfloat16))]
-        hvd.broadcast_variables(variables, root_rank=1)
-        assert [np.asarray(v).astype(np.float64).ravel().tolist() for v in variables] == [[1, 2], [1], [1]]
-        assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
-        assert hvd.allgather_object(rank) == [0, 1]
-        with pytest.raises(RuntimeError, match="eager"):
-            hvd.broadcast_global_variables(0)
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            give = hvd.broadcast_object_fn(0, session)
-            assert [give(["a" * n, rank]) for n in (1, 1000)] == [["a", 0], ["a" * 1000, 0]]
-        many = [tf.Variable(1.0, name=f"weight{index}") for index in range(50)]
-        many[30] = tf.Variable("text", name="vocabulary")
-        with pytest.raises(ValueError, match="variable `vocabulary:0`: dtype string: expected one of"):
-            hvd.broadcast_variables(many, 0)
-        with pytest.raises(ValueError, match="tensor 30 of 50: dtype string: expected one of"):
-            hvd.grouped_allgather([tf.reshape(variable, [1]) for variable in many])
-        with tf.Graph().as_default():
-            for name, value in (("plain", 1.0), ("vocabulary", "text")):
-                tf.compat.v1.get_variable(name, initializer=tf.constant(value))
-            with pytest.raises(ValueError, match="variable `vocabulary:0`: dtype string"):
-                hvd.broadcast_global_variables(0)
-        hvd.barrier()
-        return True
-
-    assert world.run(run) == [True, True]
 
 
 def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
@@ -504,41 +451,6 @@ def test_the_helper_that_sums_gradients_of_several_passes(world: World, how: str
     # shared: -(2 + 3), and then -(15 + 15); own: by rank -(2 + rank) / 2, and then -15 / 2.
     expected = [[-5.0, -(2.0 + rank) / 2, -35.0, -(2.0 + rank) / 2 - 7.5] for rank in range(2)]
     assert world.run(run, how) == expected
-
-
-def test_a_process_that_has_imported_horovod_reads_a_graph_with_its_operations(tmp_path: Path) -> None:
-    write = (
-        "import sys, horovod.tensorflow as hvd, tensorflow.compat.v1 as tf\n"
-        "tf.disable_v2_behavior(); hvd.init(); w = tf.get_variable('w', [3])\n"
-        "hvd.DistributedOptimizer(tf.train.AdamOptimizer(.1)).apply_gradients([(hvd.allreduce(w), w)])\n"
-        "tf.train.export_meta_graph(sys.argv[1])\n"
-    )
-    read = (
-        "import sys, horovod.tensorflow, tensorflow.compat.v1 as tf\n"
-        "with tf.Graph().as_default() as graph: tf.train.import_meta_graph(sys.argv[1])\n"
-        "print(sorted({node.type for node in graph.get_operations() if node.type.startswith('Horovod')}))\n"
-    )
-    for script in (write, read):
-        command = [sys.executable, "-c", script, str(tmp_path / "graph.meta")]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert result.returncode == 0, result.stderr
-    assert "'Horovod" in result.stdout, result.stdout
-
-
-def test_old_import_places_hold_the_same_functions() -> None:
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-    from horovod.tensorflow import functions, mpi_ops, util
-
-    for module in (mpi_ops, functions):
-        for name in set(module.__all__) - {"handle_average_backwards_compatibility"}:
-            assert getattr(module, name) is getattr(hvd, name), name
-    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
-    references = util.vars_to_refs(variables)
-    assert hash(references) is not None
-    again = util.refs_to_vars(references)
-    assert again[0] is variables[0] and again[1][0] is variables[1][0]
 
 
 @pytest.mark.thorough

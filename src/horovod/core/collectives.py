@@ -24,7 +24,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import LOCAL_ERRORS, Context
 from horovod.core.exceptions import HorovodInternalError, InvalidRequestError, OutOfMemoryError, text_of
-from horovod.core.gpus import OnGpu, gpu_of
+from horovod.core.gpus import OnGpu, for_result, gpu_of
 from horovod.core.native import (
     ALLGATHER,
     ALLREDUCE,
@@ -40,7 +40,7 @@ from horovod.core.native import (
     Sum,
 )
 from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
-from horovod.core.process_sets import ProcessSet, checked_root, number_of
+from horovod.core.process_sets import ProcessSet, checked_root, number_of, told_in
 from horovod.core.reductions import Reduction, as_key, resolve_op, resolved
 from horovod.core.requests import (
     Key,
@@ -50,6 +50,8 @@ from horovod.core.requests import (
     check_name,
     check_reduction,
     check_tensors,
+    forms_of,
+    own_rows,
     request_of,
     wire_name,
 )
@@ -85,10 +87,10 @@ class Collectives(Generic[T]):
             elif staged is tensor:
                 output = adapter.empty_like(staged)
             else:
-                output = _for_result(staged)
+                output = for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            context.refuse("allreduce", name, error, _told_in(how[-1]))
+            context.refuse("allreduce", name, error, told_in(how[-1]))
         if staged is tensor:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -107,13 +109,13 @@ class Collectives(Generic[T]):
                 output = staged
                 operation = run_one(context, request, source, source, staged)
             elif staged is not tensor:
-                output = _for_result(staged)
+                output = for_result(staged)
                 operation = run_one(context, request, source, adapter.address(output), (staged, output))
             else:
                 output = adapter.empty_like(staged)
                 operation = run_one(context, request, source, adapter.address(output), (staged, output))
         except LOCAL_ERRORS as error:
-            context.refuse("allreduce", name, error, _told_in(how[-1]))
+            context.refuse("allreduce", name, error, told_in(how[-1]))
         if operation is not None:
             operation.wait()
         if staged is tensor:
@@ -148,17 +150,17 @@ class Collectives(Generic[T]):
             how = as_key(how)
             staged = self._stage_group(tensors, in_place)
             self._check_group(tensors, how[0])
-            key = (ALLREDUCE, name, how, *_forms(staged))
+            key = (ALLREDUCE, name, how, *forms_of(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = staged
             if not in_place:
                 outputs = [
-                    adapter.empty_like(mine) if mine is tensor else _for_result(mine)
+                    adapter.empty_like(mine) if mine is tensor else for_result(mine)
                     for mine, tensor in zip(staged, tensors, strict=True)
                 ]
             handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
-            context.refuse("grouped_allreduce", name, error, _told_in(how[-1]))
+            context.refuse("grouped_allreduce", name, error, told_in(how[-1]))
         finish = self._write_back if in_place else self._deliver
         pairs = list(zip(tensors, outputs, strict=True))
 
@@ -212,7 +214,7 @@ class Collectives(Generic[T]):
         try:
             staged = self._stage_group(tensors, False)
             self._check_rows(label, tensors, staged)
-            key = (ALLGATHER, name, group, process_set, *_forms(staged))
+            key = (ALLGATHER, name, group, process_set, *forms_of(staged))
             request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 request = self._prepared(context, key, label, staged, process_set)
@@ -220,7 +222,7 @@ class Collectives(Generic[T]):
             metas = self._metas(staged)
             handle = submit_group(context, request, self._addresses(staged), [None] * len(staged), flags)
         except LOCAL_ERRORS as error:
-            context.refuse(label, name, error, _told_in(process_set))
+            context.refuse(label, name, error, told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             results: list[Any] = []
@@ -262,7 +264,7 @@ class Collectives(Generic[T]):
             members, _ = context.place(request.process_set)
             handle = submit_one(context, request, adapter.address(staged), None, flags)
         except LOCAL_ERRORS as error:
-            context.refuse("alltoall", name, error, _told_in(process_set))
+            context.refuse("alltoall", name, error, told_in(process_set))
 
         def collect(operation: Operation) -> Any:
             result, rows = gathered(operation, 0, adapter, staged, dtype, members)
@@ -325,13 +327,13 @@ class Collectives(Generic[T]):
             staged = self._stage_group(tensors, False)
             self._check_group(tensors, how[0])
             self._check_rows(label, tensors, staged)
-            key = (REDUCESCATTER, name, label, how, *_forms(staged))
+            key = (REDUCESCATTER, name, label, how, *forms_of(staged))
             request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
             outputs = [self._rows_for(place, mine) for mine in staged]
             handle = submit_group(context, request, self._addresses(staged), self._addresses(outputs), flags)
         except LOCAL_ERRORS as error:
-            context.refuse(label, name, error, _told_in(how[-1]))
+            context.refuse(label, name, error, told_in(how[-1]))
 
         def collect(operation: Operation) -> Any:
             return [adapter.deliver(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
@@ -367,10 +369,10 @@ class Collectives(Generic[T]):
             elif staged is tensor:
                 output = adapter.empty_like(staged)
             else:
-                output = _for_result(staged)
+                output = for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
-            context.refuse("broadcast", name, error, _told_in(process_set))
+            context.refuse("broadcast", name, error, told_in(process_set))
         if not private:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
@@ -384,18 +386,18 @@ class Collectives(Generic[T]):
             key = (BARRIER, process_set)
             request = context.requests.find(key) or self._prepared(context, key, "barrier", [], process_set)
         except LOCAL_ERRORS as error:
-            context.refuse("barrier", None, error, _told_in(process_set))
+            context.refuse("barrier", None, error, told_in(process_set))
         Operation(context, submit_group(context, request, [], [], SYNC), None, None, None).wait()
 
     # Calls that fail before an operation
 
     def tell(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> None:
         """As refuse, for a sibling that raises `error` itself."""
-        contexts.current().tell(None if name is None else f"{label}.{name}", _told_in(process_set), str(error))
+        contexts.current().tell(None if name is None else f"{label}.{name}", told_in(process_set), str(error))
 
     def refuse(self, label: str, name: str | None, error: Exception, process_set: ProcessSet | None = None) -> NoReturn:
         """For a sibling whose own step before an operation failed: tells the peers, then raises `error`."""
-        contexts.current().refuse(label, name, error, _told_in(process_set))
+        contexts.current().refuse(label, name, error, told_in(process_set))
 
     # Requests that the cache does not know
 
@@ -461,7 +463,7 @@ class Collectives(Generic[T]):
     # Memory for results
 
     def _rows_for(self, place: tuple[int, int], staged: Any) -> Any:
-        shape = _own_rows(place, tuple(staged.shape))
+        shape = own_rows(place, tuple(staged.shape))
         if isinstance(staged, OnGpu):
             return staged.empty(shape)
         return self._adapter.empty(shape, self._adapter.dtype_of(staged))
@@ -478,33 +480,9 @@ class Collectives(Generic[T]):
         return self._adapter.deliver(staged, tensor)
 
 
-def _for_result(staged: Any) -> Any:
-    """Where the result goes of what is not the user's tensor itself: a private copy takes it."""
-    return staged.for_result() if isinstance(staged, OnGpu) else staged
-
-
-def _forms(staged: Sequence[Any]) -> list[Any]:
-    """Dtype and shape of each."""
-    return [form for mine in staged for form in (mine.dtype, mine.shape)]
-
-
 def _first(collect: Callable[[Operation], Any] | None) -> Callable[[Operation], Any]:
     assert collect is not None
     return lambda operation: collect(operation)[0]
-
-
-def _told_in(process_set: ProcessSet | None) -> int:
-    """The process set whose members wait for the failed call; the global set if the call names none."""
-    try:
-        return number_of(process_set)
-    except InvalidRequestError:
-        return 0
-
-
-def _own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
-    members, index = place
-    return shape[0] // members + (index < shape[0] % members), *shape[1:]
 
 
 def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tuple[Any, Any]) -> Any:

@@ -24,7 +24,17 @@ from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.settings import Settings
 
-__all__ = ["Gpu", "OnGpu", "StreamHandle", "cuda_version", "gpu_of", "nccl_found", "nccl_version", "why_no_nccl"]
+__all__ = [
+    "Gpu",
+    "OnGpu",
+    "StreamHandle",
+    "cuda_version",
+    "for_result",
+    "gpu_of",
+    "nccl_found",
+    "nccl_version",
+    "why_no_nccl",
+]
 
 
 class Gpu(Protocol):
@@ -144,3 +154,8 @@ def why_no_nccl() -> str:
 def _nccl_version(status: native.Status) -> int:
     named = Settings.from_environment().nccl_library
     return int(native.library().hvd_nccl_version(named.encode(), nccl_found().encode(), byref(status)))
+
+
+def for_result(staged: Any) -> Any:
+    """Where the result goes of what is not the user's tensor itself: a private copy takes it."""
+    return staged.for_result() if isinstance(staged, OnGpu) else staged

@@ -31,6 +31,7 @@ __all__ = [
     "number_of",
     "remove_process_set",
     "set_of_ranks",
+    "told_in",
 ]
 
 _changing = threading.Lock()
@@ -290,3 +291,11 @@ def _check_dynamic(context: Context, function: str) -> None:
             f"{function}: the process sets of this job are fixed\n"
             "hint: call init(process_sets='dynamic') or set HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks"
         )
+
+
+def told_in(process_set: ProcessSet | None) -> int:
+    """The process set whose members wait for the failed call; the global set if the call names none."""
+    try:
+        return number_of(process_set)
+    except InvalidRequestError:
+        return 0

@@ -48,6 +48,8 @@ __all__ = [
     "check_name",
     "check_reduction",
     "check_tensors",
+    "forms_of",
+    "own_rows",
     "request_of",
     "wire_name",
 ]
@@ -262,3 +264,14 @@ def request_of(
         request.splits = (ctypes.c_int64 * max(len(splits), 1))(*splits)
         request.nsplits = len(splits)
     return request
+
+
+def forms_of(staged: Sequence[Any]) -> list[Any]:
+    """Dtype and shape of each."""
+    return [form for mine in staged for form in (mine.dtype, mine.shape)]
+
+
+def own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
+    members, index = place
+    return shape[0] // members + (index < shape[0] % members), *shape[1:]

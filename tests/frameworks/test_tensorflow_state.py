@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Around training with horovod.tensorflow: variables and objects of the root, saved graphs, old import places."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.frameworks import tensorflow_world
+from support.world import World, WorldPool
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+
+@pytest.fixture(scope="module")
+def world(worlds: WorldPool) -> World:
+    return tensorflow_world(worlds)
+
+
+def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:
+    def run() -> list[Any]:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        numbers = [tf.Variable(float(hvd.rank())) for _ in range(3)]
+        text = tf.Variable([f"of rank {hvd.rank()}"], name="vocabulary")
+        hvd.broadcast_variables([*numbers[:2], text, numbers[2]], root_rank=1)
+        with tf.Graph().as_default():
+            variables = [tf.compat.v1.get_variable("w", [2]), tf.compat.v1.get_variable("words", initializer=["a"])]
+            with pytest.raises(ValueError, match=r"variable words:0 has dtype string: .*\nhint: broadcast_object_fn"):
+                hvd.broadcast_global_variables(0)
+            assert variables
+        return [float(sum(numbers)), text.numpy().tolist()]
+
+    assert world.run(run) == [[3.0, [b"of rank 1"]]] * 2
+
+
+def test_variables_and_objects_become_the_roots(world: World) -> None:
+    def run() -> bool:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        rank = hvd.rank()
+        variables = [tf.Variable([1.0 * rank, 2.0]), tf.Variable(rank), tf.Variable(tf.cast([rank], tf.bfloat16))]
+        hvd.broadcast_variables(variables, root_rank=1)
+        assert [np.asarray(v).astype(np.float64).ravel().tolist() for v in variables] == [[1, 2], [1], [1]]
+        assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+        assert hvd.allgather_object(rank) == [0, 1]
+        with pytest.raises(RuntimeError, match="eager"):
+            hvd.broadcast_global_variables(0)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            give = hvd.broadcast_object_fn(0, session)
+            assert [give(["a" * n, rank]) for n in (1, 1000)] == [["a", 0], ["a" * 1000, 0]]
+        many = [tf.Variable(1.0, name=f"weight{index}") for index in range(50)]
+        many[30] = tf.Variable("text", name="vocabulary")
+        with pytest.raises(ValueError, match="tensor 30 of 50: dtype string: expected one of"):
+            hvd.grouped_allgather([tf.reshape(variable, [1]) for variable in many])
+        with tf.Graph().as_default():
+            for name, value in (("plain", 1.0), ("vocabulary", "text")):
+                tf.compat.v1.get_variable(name, initializer=tf.constant(value))
+            with pytest.raises(ValueError, match="variable vocabulary:0 has dtype string: expected one of"):
+                hvd.broadcast_global_variables(0)
+        hvd.barrier()
+        return True
+
+    assert world.run(run) == [True, True]
+
+
+def test_a_process_that_has_imported_horovod_reads_a_graph_with_its_operations(tmp_path: Path) -> None:
+    write = (
+        "import sys, horovod.tensorflow as hvd, tensorflow.compat.v1 as tf\n"
+        "tf.disable_v2_behavior(); hvd.init(); w = tf.get_variable('w', [3])\n"
+        "hvd.DistributedOptimizer(tf.train.AdamOptimizer(.1)).apply_gradients([(hvd.allreduce(w), w)])\n"
+        "tf.train.export_meta_graph(sys.argv[1])\n"
+    )
+    read = (
+        "import sys, horovod.tensorflow, tensorflow.compat.v1 as tf\n"
+        "with tf.Graph().as_default() as graph: tf.train.import_meta_graph(sys.argv[1])\n"
+        "print(sorted({node.type for node in graph.get_operations() if node.type.startswith('Horovod')}))\n"
+    )
+    for script in (write, read):
+        command = [sys.executable, "-c", script, str(tmp_path / "graph.meta")]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert result.returncode == 0, result.stderr
+    assert "'Horovod" in result.stdout, result.stdout
+
+
+def test_old_import_places_hold_the_same_functions() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow import functions, mpi_ops, util
+
+    for module in (mpi_ops, functions):
+        for name in set(module.__all__) - {"handle_average_backwards_compatibility"}:
+            assert getattr(module, name) is getattr(hvd, name), name
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    references = util.vars_to_refs(variables)
+    assert hash(references) is not None
+    again = util.refs_to_vars(references)
+    assert again[0] is variables[0] and again[1][0] is variables[1][0]
