@@ -185,10 +185,11 @@ def test_only_the_registry_touches_the_environment() -> None:
             assert not touched, f"{path}:{node.lineno}"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["settings", "elastic_settings", "setting_kinds", "exceptions"])
+@pytest.mark.parametrize("name", ["settings", "elastic_settings", "training_settings", "setting_kinds", "exceptions"])
 def test_settings_and_exceptions_import_nothing_of_ours(name: str) -> None:
     """But the settings the parts of their own table."""
-    parts = {"settings": ("setting_kinds", "elastic_settings"), "elastic_settings": ("setting_kinds",)}
+    parts = {"settings": ("setting_kinds", "elastic_settings", "training_settings")}
+    parts |= dict.fromkeys(("elastic_settings", "training_settings"), ("setting_kinds",))
     for node in ast.walk(ast.parse((PACKAGE / "core" / f"{name}.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]

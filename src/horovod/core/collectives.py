@@ -50,10 +50,11 @@ from horovod.core.requests import (
     check_name,
     check_reduction,
     check_tensors,
+    own_rows,
     request_of,
     wire_name,
 )
-from horovod.core.tensors import Adapter, check_complex, check_complex_rows
+from horovod.core.tensors import Adapter, check_complex, check_complex_group, check_rows
 from horovod.core.wording import shown
 
 __all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
@@ -147,7 +148,7 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, in_place)
-            self._check_group(tensors, how[0])
+            check_complex_group(adapter, tensors, how[0])
             key = (ALLREDUCE, name, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = staged
@@ -211,7 +212,7 @@ class Collectives(Generic[T]):
         adapter, label = self._adapter, group or "allgather"
         try:
             staged = self._stage_group(tensors, False)
-            self._check_rows(label, tensors, staged)
+            check_rows(adapter, label, tensors, staged)
             key = (ALLGATHER, name, group, process_set, *_forms(staged))
             request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
@@ -253,7 +254,7 @@ class Collectives(Generic[T]):
         try:
             rows_to_send = None if splits is None else self._integers(splits)
             staged: Any = adapter.stage(tensor)
-            self._check_rows("alltoall", [tensor], [staged])
+            check_rows(adapter, "alltoall", [tensor], [staged])
             dtype = adapter.dtype_of(staged)
             key = (ALLTOALL, name, rows_to_send, process_set, staged.dtype, staged.shape)
             request: Prepared | native.Request | None = context.requests.find(key)
@@ -323,8 +324,8 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, False)
-            self._check_group(tensors, how[0])
-            self._check_rows(label, tensors, staged)
+            check_complex_group(adapter, tensors, how[0])
+            check_rows(adapter, label, tensors, staged)
             key = (REDUCESCATTER, name, label, how, *_forms(staged))
             request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
@@ -442,15 +443,6 @@ class Collectives(Generic[T]):
         stage = self._adapter.stage_in_place if in_place else self._adapter.stage
         return [stage(tensor) for tensor in tensors]
 
-    def _check_group(self, tensors: Sequence[T], op: Any) -> None:
-        if op not in _OF_COMPLEX and any(map(self._adapter.is_complex, tensors)):
-            check_complex(op)
-
-    def _check_rows(self, label: str, tensors: Sequence[T], staged: Sequence[Any]) -> None:
-        for tensor, mine in zip(tensors, staged, strict=True):
-            if mine is not tensor and self._adapter.is_complex(tensor):
-                check_complex_rows(label, mine.shape[:-1])
-
     def _metas(self, staged: Sequence[Any]) -> Metas:
         return tuple((self._adapter.dtype_of(mine), tuple(mine.shape)) for mine in staged)
 
@@ -460,7 +452,7 @@ class Collectives(Generic[T]):
     # Memory for results
 
     def _rows_for(self, place: tuple[int, int], staged: Any) -> Any:
-        shape = _own_rows(place, tuple(staged.shape))
+        shape = own_rows(place, tuple(staged.shape))
         if isinstance(staged, OnGpu):
             return staged.empty(shape)
         return self._adapter.empty(shape, self._adapter.dtype_of(staged))
@@ -498,12 +490,6 @@ def _told_in(process_set: ProcessSet | None) -> int:
         return number_of(process_set)
     except InvalidRequestError:
         return 0
-
-
-def _own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
-    members, index = place
-    return shape[0] // members + (index < shape[0] % members), *shape[1:]
 
 
 def _finished(finish: Callable[[Operation], Any], operation: Operation, pair: tuple[Any, Any]) -> Any:

@@ -48,6 +48,7 @@ __all__ = [
     "check_name",
     "check_reduction",
     "check_tensors",
+    "own_rows",
     "request_of",
     "wire_name",
 ]
@@ -214,6 +215,12 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
             raise InvalidRequestError(
                 f"a bool tensor has Min (and) and Max (or), got op={native.OP_NAMES[op]}\nhint: cast it to an integer"
             )
+
+
+def own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
+    members, index = place
+    return shape[0] // members + (index < shape[0] % members), *shape[1:]
 
 
 def check_adasum_ranks(members: int) -> None:

@@ -2,7 +2,7 @@
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
 Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and
-elastic_settings.py, a part of the table.
+elastic_settings.py and training_settings.py, parts of the table.
 
 This is the only file that reads the process' environment, and nothing in this project writes it (changed_environment is
 for scripts). The native core gets its part as strings (`native_settings`) and reads no environment itself. A row is
@@ -23,6 +23,7 @@ from typing import Any
 from horovod.core import setting_kinds as kinds
 from horovod.core.elastic_settings import ElasticSettings
 from horovod.core.setting_kinds import Row, SettingError, parse_flag, parsed, setting, spelled
+from horovod.core.training_settings import TrainingSettings
 
 __all__ = [
     "Row",
@@ -44,7 +45,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ElasticSettings):
+class Settings(ElasticSettings, TrainingSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning

@@ -24,8 +24,7 @@ def _begins_with_negative_zero(tensor: Tensor) -> bool:
     word = _WORDS.get(tensor.itemsize)
     if word is None:
         return True  # slower to learn
-    first: int = word.from_address(tensor.data_ptr()).value
-    return first == 1 << (8 * tensor.itemsize - 1)
+    return bool(word.from_address(tensor.data_ptr()).value == 1 << (8 * tensor.itemsize - 1))
 
 
 class ParameterGradients:
@@ -89,7 +88,7 @@ class ParameterGradients:
         if not self._is_sum or not reduced.is_cpu:
             return False
         if reduced.layout is not torch.strided:
-            return reduced._nnz() == 0
+            return bool(reduced._nnz() == 0)
         # Almost always the first element shows that there is something.
         if not reduced.is_floating_point() or not reduced.numel() or not _begins_with_negative_zero(reduced):
             return False
