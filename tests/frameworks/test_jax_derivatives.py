@@ -161,3 +161,21 @@ def test_complex_arrays_have_derivatives_and_travel_in_compiled_functions(world:
     for rank, seen in enumerate(world.run(run)):
         factors = [24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, 3.0]
         assert seen == [[pytest.approx(factor * conjugate)] for factor in factors]
+
+
+def test_parameters_that_differ_are_named_before_the_first_step_outside_of_jit(world: World) -> None:
+    def run() -> str:
+        import jax.numpy as jnp
+        import optax
+
+        import horovod.jax as hvd
+
+        params = {"w": jnp.full(3, float(hvd.rank()))}
+        transform = hvd.DistributedGradientTransformation(optax.sgd(0.1), name="differing")
+        state = transform.init(params)
+        with pytest.warns(UserWarning) as caught:
+            transform.update({"w": jnp.ones(3)}, state, params)
+        return str(caught[0].message)
+
+    for text in world.run(run):
+        assert "before step 1 of differing the ranks differ in `['w']`; rank 0 is unlike rank 1" in text

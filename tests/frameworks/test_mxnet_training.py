@@ -218,6 +218,25 @@ def test_parameters_are_updated_on_all_ranks_or_on_none_and_mistakes_are_told(wo
         ] == said
 
 
+def test_parameters_that_differ_are_named_before_the_first_step(worlds: WorldPool) -> None:
+    def run() -> str:
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        weight = mx.gluon.Parameter("weight", shape=(1,), init=mx.init.Constant(hvd.rank()))
+        weight.initialize()
+        trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0})
+        with mx.autograd.record():
+            loss = weight.data() * 2
+        loss.backward()
+        with pytest.warns(UserWarning) as caught:
+            trainer.step(1)
+        return str(caught[0].message)
+
+    for text in worlds(2).run(run):
+        assert "before step 1 of the trainer the ranks differ in `0: weight`; rank 0 is unlike rank 1" in text
+
+
 def test_a_set_trains_for_itself(worlds: WorldPool) -> None:
     def run() -> tuple[float, Parameters]:
         import horovod.mxnet as hvd

@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,25 +18,6 @@ pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
     return tensorflow_world(worlds)
-
-
-def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:
-    def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
-        numbers = [tf.Variable(float(hvd.rank())) for _ in range(3)]
-        text = tf.Variable([f"of rank {hvd.rank()}"], name="vocabulary")
-        hvd.broadcast_variables([*numbers[:2], text, numbers[2]], root_rank=1)
-        with tf.Graph().as_default():
-            variables = [tf.compat.v1.get_variable("w", [2]), tf.compat.v1.get_variable("words", initializer=["a"])]
-            with pytest.raises(ValueError, match=r"variable words:0 has dtype string: .*\nhint: broadcast_object_fn"):
-                hvd.broadcast_global_variables(0)
-            assert variables
-        return [float(sum(numbers)), text.numpy().tolist()]
-
-    assert world.run(run) == [[3.0, [b"of rank 1"]]] * 2
 
 
 def test_variables_and_objects_become_the_roots(world: World) -> None:

@@ -162,3 +162,9 @@ def test_np_below_the_slots_starts_np_ranks() -> None:
 def test_without_flags_nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "current_environment", lambda: {"PATH": "/usr/bin:/bin"})
     assert ready("-np", "1").environment == {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("flag", ["--no-prefix=yes", "--verbose=1", "--mpi=openmpi"])
+def test_a_value_of_a_flag_that_takes_none_is_refused(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag.partition('=')[0]} takes no value, got {flag}"):
+        parse([flag, "-np", "2", "python"])

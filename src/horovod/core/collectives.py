@@ -55,7 +55,7 @@ from horovod.core.requests import (
     request_of,
     wire_name,
 )
-from horovod.core.tensors import Adapter, check_complex, check_complex_rows, of_each
+from horovod.core.tensors import Adapter, check_complex, check_complex_group, check_rows, of_each
 from horovod.core.wording import shown
 
 __all__ = ["Collectives", "Reduction", "resolve_op", "resolved"]
@@ -149,7 +149,7 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, in_place)
-            self._check_group(tensors, how[0])
+            check_complex_group(adapter, tensors, how[0])
             key = (ALLREDUCE, name, how, *forms_of(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = staged
@@ -213,7 +213,7 @@ class Collectives(Generic[T]):
         adapter, label = self._adapter, group or "allgather"
         try:
             staged = self._stage_group(tensors, False)
-            self._check_rows(label, tensors, staged)
+            check_rows(adapter, label, tensors, staged)
             key = (ALLGATHER, name, group, process_set, *forms_of(staged))
             request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
@@ -255,7 +255,7 @@ class Collectives(Generic[T]):
         try:
             rows_to_send = None if splits is None else self._integers(splits)
             staged: Any = adapter.stage(tensor)
-            self._check_rows("alltoall", [tensor], [staged])
+            check_rows(adapter, "alltoall", [tensor], [staged])
             dtype = adapter.dtype_of(staged)
             key = (ALLTOALL, name, rows_to_send, process_set, staged.dtype, staged.shape)
             request: Prepared | native.Request | None = context.requests.find(key)
@@ -325,8 +325,8 @@ class Collectives(Generic[T]):
         try:
             how = as_key(how)
             staged = self._stage_group(tensors, False)
-            self._check_group(tensors, how[0])
-            self._check_rows(label, tensors, staged)
+            check_complex_group(adapter, tensors, how[0])
+            check_rows(adapter, label, tensors, staged)
             key = (REDUCESCATTER, name, label, how, *forms_of(staged))
             request = context.requests.find(key) or self._reduction(context, key, label, how, staged)
             place = context.place(request.process_set)
@@ -443,15 +443,6 @@ class Collectives(Generic[T]):
             raise InvalidRequestError("a grouped operation takes at least one tensor, got an empty list")
         stage = self._adapter.stage_in_place if in_place else self._adapter.stage
         return of_each(stage, tensors)
-
-    def _check_group(self, tensors: Sequence[T], op: Any) -> None:
-        if op not in _OF_COMPLEX and any(map(self._adapter.is_complex, tensors)):
-            check_complex(op)
-
-    def _check_rows(self, label: str, tensors: Sequence[T], staged: Sequence[Any]) -> None:
-        for tensor, mine in zip(tensors, staged, strict=True):
-            if mine is not tensor and self._adapter.is_complex(tensor):
-                check_complex_rows(label, mine.shape[:-1])
 
     def _metas(self, staged: Sequence[Any]) -> Metas:
         dtypes = of_each(self._adapter.dtype_of, staged)

@@ -218,6 +218,12 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
             )
 
 
+def own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
+    members, index = place
+    return shape[0] // members + (index < shape[0] % members), *shape[1:]
+
+
 def check_adasum_ranks(members: int) -> None:
     """Raises NotImplementedError if that many ranks cannot be combined in pairs."""
     if members & (members - 1):
@@ -269,9 +275,3 @@ def request_of(
 def forms_of(staged: Sequence[Any]) -> list[Any]:
     """Dtype and shape of each."""
     return [form for mine in staged for form in (mine.dtype, mine.shape)]
-
-
-def own_rows(place: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what this rank gets of a reducescatter: as the native core deals the rows (rows_of_member)."""
-    members, index = place
-    return shape[0] // members + (index < shape[0] % members), *shape[1:]

@@ -2,7 +2,7 @@
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
 Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and parts of the
-table: elastic_settings.py and end_settings.py.
+table: elastic_settings.py, end_settings.py and training_settings.py.
 
 This is the only file that reads the process' environment, or writes it: changed_environment does, for
 horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
@@ -25,6 +25,7 @@ from horovod.core import setting_kinds as kinds
 from horovod.core.elastic_settings import ElasticSettings
 from horovod.core.end_settings import EndSettings
 from horovod.core.setting_kinds import Row, SettingError, parse_flag, parsed, setting, spelled
+from horovod.core.training_settings import TrainingSettings
 
 __all__ = [
     "Row",
@@ -46,7 +47,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(EndSettings, ElasticSettings):
+class Settings(EndSettings, ElasticSettings, TrainingSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning

@@ -27,6 +27,8 @@ __all__ = [
     "check_complex_rows",
     "numbers",
     "of_each",
+    "check_complex_group",
+    "check_rows",
     "pairs",
     "unsupported_dtype",
 ]
@@ -88,6 +90,19 @@ def check_complex(op: Any) -> None:
         raise NotImplementedError(
             f"a complex tensor has Average and Sum, got op={name}\nhint: reduce its real and its imaginary part"
         )
+
+
+def check_complex_group(adapter: Adapter[Any], tensors: Sequence[Any], op: Any) -> None:
+    """As check_complex, if one of the tensors is complex."""
+    if op not in (None, native.Average, native.Sum) and any(map(adapter.is_complex, tensors)):
+        check_complex(op)
+
+
+def check_rows(adapter: Adapter[Any], label: str, tensors: Sequence[Any], staged: Sequence[Any]) -> None:
+    """As check_complex_rows, for those tensors that are complex."""
+    for tensor, mine in zip(tensors, staged, strict=True):
+        if mine is not tensor and adapter.is_complex(tensor):
+            check_complex_rows(label, mine.shape[:-1])
 
 
 def check_complex_rows(label: str, shape: Sequence[int]) -> None:

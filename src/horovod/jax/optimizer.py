@@ -16,9 +16,11 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions
+from horovod.core.replica_check import ReplicaCheck, checksum, sample
 from horovod.core.wording import shown
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
+from horovod.jax.shim import is_eager
 from horovod.jax.tensors import with_arrays
 
 __all__ = ["AccumulationState", "DistributedGradientTransformation", "allreduce_gradients", "grad", "value_and_grad"]
@@ -94,10 +96,14 @@ def DistributedGradientTransformation(  # noqa: N802
             f"DistributedGradientTransformation: expected an optax.GradientTransformation, got {shown(optimizer)}"
         )
     inner = optax.with_extra_args_support(optimizer)
+    check = ReplicaCheck(name or "the optimizer", process_set)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if not options.is_adasum:
-            return inner.update(_reduced(gradients, options, "optimizer"), state, params, **extra)  # type: ignore[no-any-return]
+            reduced = _reduced(gradients, options, "optimizer")
+            if params is not None and is_eager() and check.is_due():
+                check.compare(_described(params))
+            return inner.update(reduced, state, params, **extra)  # type: ignore[no-any-return]
         updates, state = inner.update(gradients, state, params, **extra)
         return _reduced(updates, options, "optimizer"), state
 
@@ -105,6 +111,11 @@ def DistributedGradientTransformation(  # noqa: N802
     if backward_passes_per_step == 1:
         return distributed
     return _accumulating(distributed, backward_passes_per_step, average_aggregated_gradients)
+
+
+def _described(params: Any) -> list[tuple[str, int]]:
+    pairs, _ = tree_util.tree_flatten_with_path(params)
+    return [(_key(path), checksum(leaf, sample)) for path, leaf in pairs if isinstance(leaf, jax.Array)]
 
 
 class AccumulationState(NamedTuple):

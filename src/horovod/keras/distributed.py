@@ -18,6 +18,7 @@ import keras
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_list import GradientList
+from horovod.core.replica_check import ReplicaCheck, checksum, sample
 from horovod.keras import backends
 
 __all__ = [
@@ -40,6 +41,7 @@ class _Distributed:
 
     _hvd_gradients: GradientList
     _hvd_accumulation: Any = None
+    _hvd_check: ReplicaCheck | None = None
     _hvd_start: Callable[[], None] | None = None
     _hvd_again: Callable[[Any], Any]  # of the class, which is each optimizer's own: makes another one distributed
 
@@ -55,6 +57,23 @@ class _Distributed:
     def _hvd_begin(self) -> None:
         if self._hvd_start is not None:
             self._hvd_start()
+
+    def _hvd_compare(self, variables: Sequence[Any]) -> None:
+        """Eagerly, before the second step: scripts may broadcast after the first, which makes some variables."""
+        if not backends.is_eager():
+            return
+        if self._hvd_check is None:
+            options = self._hvd_gradients.options
+            name = options.name or type(self).__name__
+            self.__dict__["_hvd_check"] = ReplicaCheck(name, options.process_set, first=1)
+        check = self.__dict__["_hvd_check"]
+        if check.is_due():
+            shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
+            values = [
+                (f"{number}: {getattr(variable, 'path', variable.name)}", checksum(_array(variable), sample))
+                for number, variable in enumerate(shared)
+            ]
+            check.compare([("learning_rate", checksum(float(_array(self.learning_rate)))), *values])  # type: ignore[attr-defined]
 
     @property
     def _hvd_by_moves(self) -> bool:
@@ -88,6 +107,7 @@ class Keras3(_Distributed):
 
         def step(whole: Sequence[Any]) -> Any:
             reduced = list(whole) if self._hvd_by_moves else self._hvd_gradients(whole, variables)
+            self._hvd_compare(variables)
             return self._hvd_step(variables, lambda: update(reduced, trainable_variables))
 
         return step(grads) if self._hvd_accumulation is None else self._hvd_accumulation(grads, step)
@@ -141,6 +161,7 @@ class _TfKeras(_Distributed):
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
         def step(whole: Sequence[Any]) -> Any:
+            self._hvd_compare(variables)
             return self._hvd_step(variables, lambda: update(list(zip(whole, variables, strict=True)), *args, **kwargs))
 
         return step(gradients) if self._hvd_accumulation is None else self._hvd_accumulation(gradients, step)
@@ -157,6 +178,10 @@ class _LegacyTfKeras(_TfKeras):
         pairs = list(grads_and_vars)
         self._create_all_weights([variable for _, variable in pairs])  # type: ignore[attr-defined]
         return super().apply_gradients(pairs, *args, **kwargs)
+
+
+def _array(variable: Any) -> Any:
+    return variable.numpy() if hasattr(variable, "numpy") else keras.ops.convert_to_numpy(variable)
 
 
 def _copy(variable: Any) -> Any:
@@ -228,6 +253,7 @@ def _save_as(own: type, made: type) -> None:
 def undistributed(optimizer: Any) -> dict[str, Any]:
     """Takes it back: the optimizer is its own class again. Returns what reduced its gradients, for distributed_by."""
     parts = {name: optimizer.__dict__.pop(name, None) for name in ("_hvd_gradients", "_hvd_accumulation", "_hvd_start")}
+    optimizer.__dict__.pop("_hvd_check", None)
     parts["_hvd_again"] = type(optimizer)._hvd_again
     optimizer.__class__ = _own_class(type(optimizer))
     return parts

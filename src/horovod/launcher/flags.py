@@ -303,5 +303,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
         if name in _OTHERS_ARGUMENTS and not equals and position + 1 < len(arguments):
             arguments[position : position + 2] = [f"{name}={arguments[position + 1]}"]
             equals = "="
+        if equals and not values[name]:
+            parser.error(f"{name} takes no value, got {arguments[position]}")
         position += 1 + values[name] - (1 if equals else 0)
     return arguments[:position], arguments[position:]

@@ -15,6 +15,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions
+from horovod.core.replica_check import ReplicaCheck, checksum, sample
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.gradients import average
 from horovod.mxnet.optimizer import DistributedOptimizer, check_groups
@@ -71,6 +72,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._hvd_places = {id(parameter): place for place, parameter in enumerate(listed)}
         self._hvd_prefix = prefix or ""
         self._hvd_is_reduced = False
+        self._hvd_check = ReplicaCheck(f"the trainer {self._hvd_prefix}".rstrip(), process_set)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         if len(self._contexts) > 1:
             raise InvalidRequestError(
@@ -121,6 +123,15 @@ class DistributedTrainer(mx.gluon.Trainer):
     def _hvd_trained(self) -> list[Any]:
         trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
         return sorted(trained, key=lambda parameter: self._hvd_places[id(parameter)])
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._hvd_check.is_due():
+            parameters = [
+                (f"{place}: {parameter.name}", checksum(parameter.data().asnumpy(), sample))
+                for place, parameter in enumerate(self._hvd_trained())
+            ]
+            self._hvd_check.compare([("learning_rate", checksum(self.learning_rate)), *parameters])
+        super()._update(ignore_stale_grad)
 
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:
         if is_wrong and self._hvd_options.process_set.has_peers():

@@ -26,10 +26,12 @@ from horovod.core.gradient_reducer import GradientReducer
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.reduction_options import ReductionOptions, check_groups, check_passes
+from horovod.core.replica_check import ReplicaCheck, checksum
 from horovod.core.wording import counted, quoted, shown
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
+from horovod.torch.tensors import sample
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
@@ -78,6 +80,7 @@ class _DistributedOptimizer(Wrapped):
     _hvd_names: dict[Tensor, str]
     _hvd_taken: dict[str, Tensor]
     _hvd_process_set: ProcessSet
+    _hvd_check: ReplicaCheck
     _hvd_active: bool
     find_duplicates = staticmethod(find_duplicates)
     _hvd_backward: Callable[[], _EndOfBackward | None]
@@ -181,18 +184,38 @@ class _DistributedOptimizer(Wrapped):
         on each rank separately, unless the closure returns the average of the ranks' losses.
         """
         if self._hvd_active:
+            # Not before the gradients are reduced: other ranks may wait for these in backward().
+            check = self._hvd_check if self._hvd_check.is_due() else None
             if closure is None:
-                self._hvd_reducer.complete_step()
+                self._hvd_complete(check)
             else:
-                closure = self._hvd_completing(closure)
+                closure = self._hvd_completing(closure, check)
         result = super().step(closure)  # type: ignore[misc]
         self._hvd_reducer.begin_step()
         return result
 
-    def _hvd_completing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _hvd_complete(self, check: ReplicaCheck | None) -> None:
+        self._hvd_reducer.complete_step()
+        if check is not None:
+            check.compare(self._hvd_described())
+
+    def _hvd_described(self) -> Iterator[tuple[str, int]]:
+        for index, group in enumerate(self.param_groups):
+            for key, value in group.items():
+                if isinstance(value, Tensor) and value.numel() == 1:
+                    value = value.item()
+                if key != "params" and isinstance(value, (bool, int, float, tuple)):
+                    yield f"{key} of group {index}", checksum(value)
+        for name, parameter in sorted(self._hvd_taken.items()):
+            if not torch.nn.parameter.is_lazy(parameter):
+                yield name, checksum(parameter, sample)
+
+    def _hvd_completing(self, closure: Callable[[], Any], check: ReplicaCheck | None) -> Callable[[], Any]:
         def evaluate() -> Any:
+            nonlocal check
             loss = closure()
-            self._hvd_reducer.complete_step()
+            self._hvd_complete(check)
+            check = None  # a later call of a closure comes between changes of the parameters
             return loss
 
         return evaluate
@@ -274,6 +297,7 @@ def DistributedOptimizer(
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}
     wrapped._hvd_process_set = process_set
+    wrapped._hvd_check = ReplicaCheck(f"optimizer of {min(names.values(), default='no names')}", process_set)
     wrapped._hvd_active = process_set.may_have_peers()
     wrapped._hvd_backward = lambda: None
     if wrapped._hvd_active:

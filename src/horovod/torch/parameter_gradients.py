@@ -24,8 +24,7 @@ def _begins_with_negative_zero(tensor: Tensor) -> bool:
     word = _WORDS.get(tensor.itemsize)
     if word is None:
         return True  # slower to learn
-    first: int = word.from_address(tensor.data_ptr()).value
-    return first == 1 << 8 * int(tensor.itemsize) - 1
+    return bool(word.from_address(tensor.data_ptr()).value == 1 << (8 * tensor.itemsize - 1))
 
 
 class ParameterGradients:

@@ -19,7 +19,7 @@ import keras
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gradient_list import GradientList
 
-__all__ = ["DenseGradients", "current", "graph_backend", "named", "of_tensorflow"]
+__all__ = ["DenseGradients", "current", "graph_backend", "is_eager", "named", "of_tensorflow"]
 
 _SUPPORTED = ("tensorflow", "torch", "jax")
 
@@ -39,6 +39,12 @@ def named(backend: str) -> Any:
 def of_tensorflow() -> Any:
     """The module for TensorFlow, if that is the running backend; None otherwise."""
     return current() if keras.backend.backend() == "tensorflow" else None
+
+
+def is_eager() -> bool:
+    """Whether variables have values now: TensorFlow outside of functions, or PyTorch. JAX trains in functions."""
+    backend = keras.backend.backend()
+    return backend == "torch" or (backend == "tensorflow" and bool(current().is_eager()))
 
 
 def graph_backend() -> Any:

@@ -111,3 +111,8 @@ class FirstRun:
                 return self._is_done.assign(True).read_value()
 
         tf.cond(self._is_done, lambda: tf.constant(True), run)
+
+
+def is_eager() -> bool:
+    """Whether operations run at once."""
+    return bool(tf.executing_eagerly())

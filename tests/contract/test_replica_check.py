@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks whose parameters or options differ are told before the first step, and every so many steps if asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+SHM = {"HOROVOD_TRANSPORT": "shm"}
+
+
+def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import warnings
+
+        import horovod.core as hvd
+        from horovod.core.process_sets import global_process_set
+        from horovod.core.replica_check import ReplicaCheck, checksum
+
+        hvd.init()
+        rank = hvd.rank()
+
+        def said(name: str, values: list[tuple[str, Any]], process_set: Any = global_process_set) -> str:
+            check = ReplicaCheck(name, process_set)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                if check.is_due():
+                    check.compare((key, checksum(value)) for key, value in values)
+            return str(caught[0].message).splitlines()[0] if caught else ""
+
+        texts = [
+            said("equal", [("lr", 0.1), ("w", 1)]),
+            said("one", [("lr", 0.1 if rank != 1 else 0.2), ("w", 1), ("b", rank)]),
+            said("more", [("lr", 0.1)] * (1 + (rank == 2))),
+        ]
+        odd = hvd.add_process_set([1, 2])
+        texts.append(said("in a set", [("w", rank == 0)], odd) if rank else "")
+        with hvd.uneven_data():
+            if rank:
+                texts.append(said("joined", [("w", 1)]))
+                texts.append(said("joined, too", [("w", rank)]))
+        return texts
+
+    common = [
+        "",
+        "before step 1 of one the ranks differ in `lr`, and 1 other after it; rank 0 is unlike rank 1",
+        "before step 1 of more the ranks differ in the numbers of parameters and options: 1, 1, 2; "
+        "rank 0 is unlike rank 2",
+        "",
+    ]
+    joined = ["", "before step 1 of joined, too the ranks differ in `w`; rank 1 is unlike rank 2"]
+    environment = {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    assert worlds(3, environment).run(run) == [common, [*common, *joined], [*common, *joined]]
+
+
+def training(every: str) -> Any:
+    def run() -> list[str]:
+        import warnings
+
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        torch.manual_seed(hvd.rank())
+        net = torch.nn.Linear(4, 1)
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        if every != "0":
+            hvd.broadcast_parameters(net.state_dict(), 0)
+        texts = []
+        for number in range(5):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4)).sum().backward()
+            if number == 1 and hvd.rank() == 1:
+                optimizer.param_groups[0]["lr"] = 0.2
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.step()
+            texts += [f"{number}: {one.message}".splitlines()[0] for one in caught]
+        return texts
+
+    return run
+
+
+@pytest.mark.parametrize("every", ["0", "1", "2"])
+def test_pytorchs_optimizer_checks_its_first_step_and_more_if_asked(worlds: WorldPool, every: str) -> None:
+    seen = worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK_STEPS": every}).run(training(every))
+    lr = "before step {} of optimizer of bias the ranks differ in `lr of group 0`, and 2 others after it"
+    expected = {"0": [], "1": [], "2": [2, 4]}[every]
+    for texts in seen:
+        assert len(texts) == len(expected)
+        for number, text in zip(expected, texts, strict=True):
+            assert text.startswith(f"{number}: {lr.format(number + 1)}; rank 0 is unlike rank 1")
+
+
+def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_a_backward(worlds: WorldPool) -> None:
+    def run() -> str:
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.core.exceptions import MismatchError
+
+        hvd.init()
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.constant_(net.weight, float(hvd.rank()))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        if hvd.rank() == 0:
+            net(torch.ones(2, 2)).sum().backward()
+        with pytest.raises(MismatchError) as caught:
+            optimizer.step()
+        assert net.weight.tolist() == [[float(hvd.rank())] * 2]
+        return str(caught.value)
+
+    for text in worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK": "error"}).run(run):
+        assert "the ranks differ in `weight`; rank 0 is unlike rank 1" in text and "hint: broadcast" in text
