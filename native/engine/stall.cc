@@ -177,7 +177,8 @@ Status StallReport::report() {
   }
   return {HVD_DEADLOCK, list_ranks(stuck, kShownRanks) +
                             " wait for each other in different calls, and none of them can go on: " + calls +
-                            "\nhint: all ranks must call the same collectives in the same order; look for a branch on "
+                            "\nhint: all ranks must call the same collectives in the same order; look for ranks with "
+                            "different numbers of batches (docs/uneven-data.md), or a branch on "
                             "the rank"};
 }
 

@@ -107,7 +107,7 @@ def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
     os.mkfifo(tmp_path / "never")
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": limit, "HOROVOD_PRETEND_HOSTS": spread.replace("+", ",")}
     with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={**env, "OMP_NUM_THREADS": "1"}) as job:
-        job.wait_for_line(r"  rank 1 stands at", "stderr")
+        job.wait_for_line(r"  rank 1 (stands at|does not say)", "stderr")  # it may be too busy to say
         done = job.wait()
     assert done.code == 1, done.stderr
     for rank in range(2):
@@ -194,7 +194,7 @@ def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transpor
     with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
         assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not submit it"), match[1]
-        job.wait_for_line(r"  rank 1 stands at", "stderr")
+        job.wait_for_line(r"  rank 1 (stands at|does not say)", "stderr")  # it may be too busy to say
         (line,) = job.wait_for_line(r'    File "(.*)", line 7 in stands_here', "stderr")
         assert line[1].endswith("train.py")
         job.wait_for_line(r'    File ".*", line 9 in <module>', "stderr")
@@ -214,7 +214,7 @@ def test_of_packages_between_the_report_shows_the_innermost_call_alone(tmp_path:
     os.mkfifo(tmp_path / "go")
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
     with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
-        job.wait_for_line(r"  rank 1 stands at", "stderr")
+        job.wait_for_line(r"  rank 1 (stands at|does not say)", "stderr")  # it may be too busy to say
         job.wait_for_line(r'    File ".*train.py", line 9 in <module>', "stderr")
         os.close(os.open(tmp_path / "go", os.O_WRONLY))
         job.wait_for_line("over", count=2)

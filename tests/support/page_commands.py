@@ -24,7 +24,6 @@ PROGRAMS = [
     "apptainer",
     "caffe",
     "tools/",
-    "source",
 ]
 _FENCED = re.compile(r"^```(?!python)\w*\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)((?:(?: {4,}.*)?\n)+)")
@@ -67,7 +66,6 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/guides/slurm.md", "", "tests/cluster/test_slurm.py"),
     ("docs/guides/", "horovodrun ", "tests/cluster/test_guides.py"),
     ("docs/install.md", "horovodrun ", "tests/processes/test_launcher.py"),
-    ("docs/install.md", "source ", "tests/unit/test_completion.py"),
     ("docs/launcher.md", "horovodrun -np 8 -H", "tests/cluster/test_jobs.py"),
     ("docs/launcher.md", "horovodrun python", "tests/cluster/test_inside_slurm.py"),
     ("docs/launcher.md", "horovodrun ", "tests/processes/test_launcher.py"),

@@ -63,6 +63,7 @@ def _at_exit() -> None:
         say_no_init()
 
 
+tracebacks.install()  # not in init: a script that forgets it gets an error, too
 _importer = os.getpid()
 atexit.register(_at_exit)
 
@@ -129,8 +130,6 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         sets = [*map(ProcessSet, others), *sets]
     native.library()  # what is missing here is known before anybody waits for this rank
     stacks.offer()
-    if not settings.full_traceback:
-        tracebacks.install()
     if assignment is None:
         raised.watch(settings.raised_grace_s)
     if process_sets == "dynamic":

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from horovod.core.settings import SettingError, Settings
+
 __all__ = ["install", "without_internals"]
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -26,10 +28,17 @@ def install() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        shorter = without_internals(error, trace)
+        shorter = trace if _shows_all() else without_internals(error, trace)
         before(kind, error.with_traceback(shorter), shorter)  # Python's own hook shows the one in the error
 
     sys.excepthook = hook
+
+
+def _shows_all() -> bool:
+    try:
+        return Settings.from_environment().full_traceback
+    except SettingError:  # which may be the error
+        return False
 
 
 def without_internals(error: BaseException, trace: TracebackType | None) -> TracebackType | None:

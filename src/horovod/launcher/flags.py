@@ -297,7 +297,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
             arguments[position : position + 1] = ["-np", arguments[position][3:]]
         name, equals, _ = arguments[position].partition("=")
         if name not in values:
-            nearest = difflib.get_close_matches(name, values, 1)
+            nearest = difflib.get_close_matches(name, values, 1, cutoff=0.75)
             hint = f"{nearest[0]} is the nearest; horovodrun --help lists" if nearest else "horovodrun --help lists"
             raise UsageError(f"there is no flag {name}\nhint: {hint} the flags")
         if name in _OTHERS_ARGUMENTS and not equals and position + 1 < len(arguments):
