@@ -11,7 +11,7 @@
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
 #   make check-all   all tests in full, MXNet, the oldest TensorFlow and JAX, fuzzing, the sanitizers, and more: long
 #
-# Steps that do not need each other run side by side, two more than there are cores (JOBS). Each step is one line at its end;
+# Steps that do not need each other run side by side, three more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
 # with REQUIRE_ALL=1 that is a failure.
 
@@ -22,7 +22,7 @@ FUZZ_SECONDS ?= 15
 export FUZZ_SEED ?= 1
 export JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
-MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 2)  # two more: tests wait a lot
+MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 3)  # three more: tests wait a lot
 
 STEP := tools/step
 PIP := .venv/bin/python -m pip install --disable-pip-version-check
@@ -51,8 +51,8 @@ MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-native lint-kernels
-# The longest first.
-TESTS := test-processes test-tensorflow test-frameworks test-cluster test-elastic test-native test-core
+# Those that wait a lot, test-cluster and test-processes, run beside those that compute.
+TESTS := test-tensorflow test-frameworks test-cluster test-processes test-elastic test-native test-core
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
