@@ -51,8 +51,8 @@ MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-native lint-kernels
-# Those that wait a lot, test-cluster and test-processes, run beside those that compute.
-TESTS := test-tensorflow test-frameworks test-cluster test-processes test-elastic test-native test-core
+# Those that take longest first: they wait a lot, and run beside those that compute.
+TESTS := test-processes test-cluster test-tensorflow test-frameworks test-elastic test-core test-native
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
@@ -64,6 +64,10 @@ demo: .venv/created
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
 test: $(TESTS)
+ifneq ($(filter test,$(MAKECMDGOALS)),)
+# All are ready at one moment then, and start in the order of TESTS.
+test-tensorflow test-frameworks test-elastic test-core: | install-mpi
+endif
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 
