@@ -79,7 +79,7 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
-            if how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
+            if staged is not tensor and how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
                 check_complex(how[0])
             request = self._reduction_of(context, name, how, staged)
             if in_place:
@@ -101,7 +101,7 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
-            if how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
+            if staged is not tensor and how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
                 check_complex(how[0])
             request = self._reduction_of(context, name, how, staged)
             source = adapter.address(staged)
