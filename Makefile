@@ -212,7 +212,7 @@ install-quick: .venv/filled
 native: .venv/created
 	@$(STEP) "native build" tools/build-native build/native
 
-# What is missing on the machine is said once, before anything is fetched.
+# Lists in one message all that the machine lacks, before anything is fetched.
 ready:
 	@PYTHON=$(PYTHON) tools/ready
 

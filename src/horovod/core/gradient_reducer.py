@@ -69,7 +69,7 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def nothing(self, parameter: P_contra) -> T:
-        """What stands for no gradient: negative zeros, whose sums are negative zeros. Or zeros, which count as one."""
+        """Stands in for a missing gradient: negative zeros, whose sum shows it; or zeros, which count as a gradient."""
         ...
 
     def is_nothing(self, reduced: T) -> bool:

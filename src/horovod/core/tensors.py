@@ -118,7 +118,7 @@ def unsupported_dtype(seen: object) -> InvalidRequestError:
 
 
 def of_each(function: Callable[[Any], Any], tensors: Sequence[Any]) -> list[Any]:
-    """What `function` returns for each tensor. An error says which of several tensors it is about."""
+    """Calls `function` for each tensor; an error says which of several tensors it is about."""
     results: list[Any] = []
     try:
         for tensor in tensors:

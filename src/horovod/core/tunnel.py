@@ -132,7 +132,7 @@ class Tunnel:
 
     @staticmethod
     def address(name: str) -> str:
-        """What gRPC calls the server of this name, in every process with a tunnel to it."""
+        """The address of this server for gRPC, in every process with a tunnel to it."""
         return f"unix:/proc/self/fd/{_FOLDER_DESCRIPTOR}/{name}"
 
     def _ask(self, message: dict[str, Any], descriptors: Iterable[int] = ()) -> Any:

@@ -186,7 +186,7 @@ class AgentGroup:
         return self._calls[agent.host].is_awaited(agent.host) and not agent.done and not agent.started
 
     def _start_next(self) -> None:
-        """The agents of the next hosts, if not too many are about to start, whoever has called them."""
+        """Starts the agents of the next hosts, unless too many are starting, of this call or another."""
         while self._left and len(self._awaited()) < _STARTING_AT_A_TIME:
             self._start_agent(self._left.popleft())
 

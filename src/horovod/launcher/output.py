@@ -120,7 +120,7 @@ def _keep_earlier(path: Path) -> None:
 
 
 def local_time() -> str:
-    """The local time as ISO 8601 has it, and a blank: what stands in front of a line."""
+    """The prefix of a line with the local time, in ISO 8601, and a blank."""
     return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds") + " "
 
 
@@ -353,7 +353,7 @@ class Outputs:
 
 
 def _where(target: BinaryIO) -> object:
-    """What a stream writes to: two streams may share a terminal."""
+    """Identifies the target of a stream: two streams may share a terminal."""
     try:
         status = os.fstat(target.fileno())
     except OSError:  # it is no file

@@ -29,7 +29,7 @@ class HeldTracebacks:
         return rank in self._held
 
     def take(self, rank: int, text: str, is_line_start: bool, now: float) -> str:
-        """What of `text` is not held and can be shown now."""
+        """Holds a traceback, and returns the part of `text` that can be shown now."""
         held = self._held.get(rank)
         if held is None:
             found = _BEGIN.search(text)
