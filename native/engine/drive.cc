@@ -141,7 +141,7 @@ void Engine::apply(Record record) {
     outcome = member_->apply(record, &applied);
     if (applied.call != nullptr) {
       submission_of(applied.call)->decided = true;
-      may_go_on();
+      set_blocked(false);
     }
   }
   if (!outcome.ok()) {

@@ -114,7 +114,7 @@ class Engine : private Readers, private Driver {
   // submit.cc
   Status enter(const SubmissionPtr& submission, Member::Announcement* announcement);
   Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
-  void may_go_on() { segment_->rank(map_.local_rank).blocked_since_ms.store(0); }
+  void set_blocked(bool blocked);
   void announce(const Member::Announcement& announcement, bool driving = false);
   Status refuse_if_over();
   Status checked_for_all(Status status, const std::string& name);
@@ -200,6 +200,7 @@ class Engine : private Readers, private Driver {
   std::optional<Member> member_;                         // the mutex guards all of it
   std::thread::id waiter_;                               // the last thread that has submitted what it waits for
   bool has_several_waiters_ = false;
+  bool is_blocked_ = false;     // what this rank's segment says (hvd_declare_blocked)
   bool has_callbacks_ = false;  // what they start, or a framework's threads do, waits for no thread
   HandleTable handles_;
   Trace trace_;

@@ -67,6 +67,7 @@ Status Execution::allocate(int64_t bytes, const Prepared& prepared, Gathered* re
 Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier) {
   carrier_ = carrier;
   counts_.batches.fetch_add(1, std::memory_order_relaxed);
+  if (reduces(batch.descriptor->kind)) counts_.reductions.fetch_add(1, std::memory_order_relaxed);
   counts_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
   switch (batch.descriptor->kind) {
     case HVD_ALLREDUCE:

@@ -38,7 +38,7 @@ class Execution {
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier = nullptr);
 
   struct Counts {
-    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0};
+    std::atomic<uint64_t> batches{0}, reductions{0}, tensors{0}, bytes{0};
   };
   const Counts& counts() const { return counts_; }
 

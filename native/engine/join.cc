@@ -18,7 +18,7 @@ Status Engine::join(hvd_handle* handle) {
     HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(map_.rank) + ", join"));
     announcement = member_->join(submission);
     in_flight_.fetch_add(1);
-    may_go_on();
+    set_blocked(false);
   }
   *handle = handles_.add(std::move(submission));
   announce(announcement);

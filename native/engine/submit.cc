@@ -292,7 +292,7 @@ Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* anno
 Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
   if (submission->urgent) board_->begin_waiting();  // until it is complete
   in_flight_.fetch_add(1);
-  may_go_on();
+  set_blocked(false);
   bool begun = false;
   const Member::Announcement announcement = member_->submit(entry, submission, &begun);
   if (begun) trace_.enter(submission.get(), Submission::Stage::kNegotiating);
@@ -371,17 +371,18 @@ Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
 // All of it under the lock: what the log says of an operation meanwhile comes before or after.
 Status Engine::declare_blocked(std::span<const hvd_handle> handles) {
   const std::lock_guard lock(mutex_);
-  std::atomic<uint64_t>& since_ms = segment_->rank(map_.local_rank).blocked_since_ms;
   const bool waits_for_others = std::ranges::all_of(handles, [this](hvd_handle handle) {
     const SubmissionPtr submission = handles_.find(handle);
     return submission != nullptr && !submission->decided && !submission->done.load();
   });
-  if (handles.empty() || !waits_for_others || has_callbacks_) {
-    since_ms.store(0);
-  } else if (since_ms.load() == 0) {
-    since_ms.store(now_ns() / 1000000 + 1);
-  }
+  set_blocked(!handles.empty() && waits_for_others && !has_callbacks_);
   return {};
+}
+
+// Under the lock. Every submission comes here: the segment's line, which other ranks read, is left alone if it can be.
+void Engine::set_blocked(bool blocked) {
+  if (std::exchange(is_blocked_, blocked) == blocked) return;
+  segment_->rank(map_.local_rank).blocked_since_ms.store(blocked ? now_ns() / 1000000 + 1 : 0);
 }
 
 Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms) {

@@ -115,3 +115,30 @@ def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_
 
     for text in worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK": "error"}).run(run):
         assert "the ranks differ in `weight`; rank 0 is unlike rank 1" in text and "hint: broadcast" in text
+
+
+def test_a_model_that_is_broadcast_and_never_reduced_is_told_at_the_end(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import contextlib
+        import io
+
+        import torch
+
+        import horovod.torch as hvd
+
+        said = []
+        for reduces, broadcasts in ((False, True), (True, True), (False, False)):
+            hvd.init()
+            if broadcasts:
+                hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), 0)
+            hvd.broadcast(torch.ones(2), 0)
+            if reduces:
+                hvd.allreduce(torch.ones(2))
+            with contextlib.redirect_stderr(io.StringIO()) as caught:
+                hvd.shutdown()
+            said.append(caught.getvalue())
+        return said
+
+    first, second = worlds(2, SHM).run(run)
+    assert first[0].startswith("horovod: warning: the parameters were broadcast, but no operation has averaged")
+    assert first[1:] == ["", ""] and second == ["", "", ""]

@@ -50,7 +50,9 @@ def test_the_launcher_names_the_rank_that_left_others_in_a_kernel(tmp_path: Path
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=TENSORFLOW_ENV)
     assert done.code != 0
     last_words = done.stderr.rpartition("horovodrun: ")[2]
-    assert last_words.startswith("rank 1 on host localhost exited with code 0 while other ranks still waited for it")
+    # Its end takes TensorFlow a while: the launcher may see the shutdown first, and end it.
+    left = "(exited with code 0|shut down) while other ranks still waited for it"
+    assert re.match(f"rank 1 on host localhost {left}", last_words), done.stderr
     assert "gradient" in last_words.partition("as the ranks saw it:")[2], done.stderr
 
 

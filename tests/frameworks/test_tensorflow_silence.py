@@ -119,8 +119,10 @@ def test_gradients_are_reduced_once_whatever_computed_them(world: World) -> None
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(weight.value * (hvd.rank() + 1.0))
         gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight.value)
+        other = keras.Variable([0.0])  # of another model with the same shapes, which the tape has nothing to do with
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply_gradients([(gradient, other)])
             optimizer.apply_gradients([(gradient, weight)])
             optimizer.apply_gradients([(gradient, weight)])
         results["said"] = [str(each.message) for each in caught]

@@ -114,9 +114,15 @@ def test_a_flag_without_effect_still_takes_only_its_values(given: str, said: str
         parse([*words(given), "command"])
 
 
-def said(*arguments: str) -> list[str]:
-    plan = cli._Plan(parse([*arguments, sys.executable]), {"PATH": "/usr/bin:/bin"})
+def said(*arguments: str, **environment: str) -> list[str]:
+    plan = cli._Plan(parse([*arguments, sys.executable]), {"PATH": "/usr/bin:/bin", **environment})
     return plan.without_effect()
+
+
+def test_a_misspelt_setting_is_told_with_its_right_name() -> None:
+    assert said("-np", "1", HOROVOD_FUSION_TRESHOLD="1", HOROVOD_GLOO_TIMEOUT_SECONDS="5", HOROVOD_WITH_MPI="1") == [
+        "HOROVOD_FUSION_TRESHOLD has no effect: there is no such setting; did you mean HOROVOD_FUSION_THRESHOLD?"
+    ]
 
 
 def test_flags_without_effect_are_one_line_for_each_reason() -> None:

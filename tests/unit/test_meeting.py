@@ -25,6 +25,7 @@ SETTINGS = {
     "transport": "auto",
     "on_gpus": "allreduce=best levels=none",
     "pretend_hosts": "",
+    "replica_check_steps": 1,
     "dynamic_process_sets": False,
     "process_sets": [],
 }
@@ -139,6 +140,10 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
             {3: {"on_gpus": "allreduce=nccl levels=none"}},
             r"disagree about a setting for GPUs \(docs/gpu.md\): allreduce=best levels=none on ranks 0, 1, 2, "
             r"allreduce=nccl levels=none on rank 3\nhint:",
+        ),
+        (
+            {0: {"replica_check_steps": 0}},
+            "disagree about HOROVOD_REPLICA_CHECK_STEPS: 0 on rank 0, 1 on ranks 1, 2, 3",
         ),
         ({2: {"version": "0.9"}}, r"the installed version of Horovod: 1.0 on ranks 0, 1, 3, 0.9 on rank 2"),
         ({1: {"local_size": 3}}, r"rank 1 says it is local rank 1 of 3, but on host 'node0000' it is 1 of 2"),

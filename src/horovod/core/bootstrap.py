@@ -418,6 +418,7 @@ class _Start:
                 "transport": self.settings.communicator,
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
+                "replica_check_steps": self.settings.replica_check_steps,
                 "dynamic_process_sets": self.settings.dynamic_process_sets,
                 "process_sets": recorded(self.process_sets),
             },

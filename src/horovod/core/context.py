@@ -64,7 +64,8 @@ class Context:
     """One generation.
 
     `requests`: what it has prepared. `argument`: how a native function is given the context at the least cost.
-    `uses_gpus`: whether a call on a GPU's tensors has been submitted. `submit_entry`, `wait`,
+    `uses_gpus`: whether a call on a GPU's tensors has been submitted. `has_replicas`: whether the script has broadcast
+    a model's parameters. `submit_entry`, `wait`,
     `wait_on_stream` and `release` have no argument types: they take ctypes objects only.
     """
 
@@ -79,6 +80,7 @@ class Context:
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.uses_gpus = False
+        self.has_replicas = False
         self.was_told = False  # of the end of the generation
         self.library = native.library()
         meeting_point = world.rendezvous
@@ -218,6 +220,7 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
+        self._warn_of_replicas()
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or nobody
         status = native.Status()
@@ -232,6 +235,19 @@ class Context:
             self.world.close()
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
+
+    def _warn_of_replicas(self) -> None:
+        """Warns if a script has broadcast parameters and then reduced nothing: each rank has trained alone."""
+        if not self.has_replicas or self.rank != 0 or self.size == 1 or may_grow():
+            return
+        failed = self.was_told or hasattr(sys, "last_value")  # the script's last exception
+        if not failed and self.statistics()["reductions"] == 0:
+            print(
+                "horovod: warning: the parameters were broadcast, but no operation has averaged or summed anything: if "
+                "this script trains, each rank has trained alone\nhint: train with hvd.DistributedOptimizer or what "
+                "the framework's page says (docs/frameworks)",
+                file=sys.stderr,
+            )
 
     def abort(self, text: str, failed_rank: int = -1) -> None:
         """Ends the generation: whatever waits in it fails with its first cause, or this text. From any thread."""
@@ -377,6 +393,12 @@ def enter(context: Context | Planned | None) -> None:
 def is_initialized() -> bool:
     """Whether init has succeeded and shutdown has not been called since."""
     return _current is not None
+
+
+def note_replicas() -> None:
+    """The script has given all ranks the same parameters, as one that trains does."""
+    if isinstance(_current, Context):  # a graph may be built before init
+        _current.has_replicas = True
 
 
 def let_grow() -> None:

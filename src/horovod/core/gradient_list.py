@@ -31,8 +31,9 @@ from horovod.core.requests import check_adasum_ranks
 __all__ = ["GradientList", "local_variables"]
 
 
-# What was reduced and not applied yet, by shapes and process set: the name of what has reduced it.
-_not_applied: dict[tuple[str, ProcessSet], str] = {}
+# The name of what has reduced gradients that no optimizer has applied yet: by their shapes, hashes of the variables if
+# those are known, and the process set.
+_not_applied: dict[tuple[str, frozenset[int], ProcessSet], str] = {}
 
 
 class GradientList(abc.ABC):
@@ -131,7 +132,8 @@ class GradientList(abc.ABC):
             if self.options.sparse_as_dense or not self.is_sparse(gradient):
                 results[index] = self.to_dense(gradient)
             reduced.append(index)
-        self._watch_double([results[index] for index in reduced])
+        of = [] if variables is None else [variables[index] for index in reduced]
+        self._watch_double([results[index] for index in reduced], of)
         name = self.unique(self._name_of([results[index] for index in reduced]))
         dense = [index for index in reduced if not self.is_sparse(results[index])]
         for index in set(reduced) - set(dense):
@@ -148,10 +150,13 @@ class GradientList(abc.ABC):
     def _name_of(self, gradients: Sequence[Any]) -> str:
         return f"{self.name}/list-{zlib.crc32(_described(gradients).encode()):08x}"
 
-    def _watch_double(self, gradients: Sequence[Any]) -> None:
-        """Warns if an optimizer reduces such gradients as a tape has just reduced."""
+    def _watch_double(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Warns if an optimizer reduces gradients that a tape has just reduced.
+
+        Without variables: gradients of the same shapes.
+        """
         described = _described(gradients)
-        key = (described, self.options.process_set)
+        key = (described, frozenset(hash(self.key_of(variable)) for variable in variables), self.options.process_set)
         if not self._is_applied:
             _not_applied[key] = self.name
             return

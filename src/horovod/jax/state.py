@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
+from horovod.core import context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import allgather_object, broadcast_object, check_same_keys
 from horovod.core.operations import run_all
@@ -44,6 +45,7 @@ def _broadcast(tree: Any, root_rank: int, operation: str, process_set: ProcessSe
     tensors = [index for index, value in enumerate(values) if isinstance(value, jax.Array) or hasattr(value, "dtype")]
     shown = [key if index in set(tensors) else f"{key} (no tensor)" for index, key in enumerate(keys)]
     check_same_keys(operation, shown, process_set)
+    context.note_replicas()
 
     def start(index: int) -> Any:
         return collectives.broadcast(values[index], root_rank, keys[index], process_set, False)

@@ -21,7 +21,7 @@ from horovod.launcher.foreign import ForeignCommand, foreign_command
 from horovod.launcher.host_list import HostList, choose_hosts
 from horovod.launcher.hosts import HostsError, RankIdentity, assign_ranks, is_local
 from horovod.launcher.job import ElasticPlan, Job
-from horovod.launcher.old_flags import notes
+from horovod.launcher.old_flags import misspelt, notes
 from horovod.launcher.placement import PlacementOptions
 from horovod.launcher.room import NoRoomError, check_room
 from horovod.launcher.supervision import Conclusion, Keep
@@ -144,7 +144,7 @@ class _Plan:
     def without_effect(self) -> list[str]:
         """What was asked for and does nothing, a line for each reason."""
         options = self._options
-        given = [*options.without_effect, *self._file.without_effect]
+        given = [*options.without_effect, *self._file.without_effect, *misspelt(self._environment)]
         if self._controller == "gloo":
             why = "these are for mpirun and jsrun, which --mpi and --jsrun choose"
             flags = (("--mpi-args", options.mpi_args), ("--binding-args", options.binding_args))

@@ -7,11 +7,16 @@ A flag without effect is accepted, its value is checked, and one line says why i
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["WITHOUT_EFFECT", "OldFlag", "notes"]
+from horovod.core.settings import rows
+
+__all__ = ["WITHOUT_EFFECT", "OldFlag", "misspelt", "notes"]
+
+_PREFIX = "HOROVOD_"
 
 
 def _count(text: str) -> int:
@@ -73,6 +78,18 @@ WITHOUT_EFFECT = (
     OldFlag("--mpi-threads-disable", _SWITCH, "library_options.mpi_threads_disable", _THREADS),
     OldFlag("--gloo-timeout-seconds", _COUNT, "library_options.gloo_timeout_seconds", _TIMEOUTS),
 )
+
+
+def misspelt(variables: Iterable[str]) -> list[tuple[str, str]]:
+    """Environment variables that are almost named like a setting, each with the reason why it has no effect."""
+    known = [row.variable for row in rows()]
+    old = {_PREFIX + flag.name[2:].upper().replace("-", "_") for flag in WITHOUT_EFFECT}
+    found = []
+    for name in sorted(set(variables) - set(known) - old):
+        if name.startswith(_PREFIX):
+            nearest = difflib.get_close_matches(name, known, 1, cutoff=0.9)
+            found += [(name, f"there is no such setting; did you mean {one}?") for one in nearest]
+    return found
 
 
 def notes(given: Iterable[tuple[str, str]]) -> list[str]:

@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import Parameter, ParameterDict
 from mxnet.ndarray import NDArray
 
+from horovod.core import context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import allgather_object, broadcast_object, check_same_keys
 from horovod.core.process_sets import global_process_set
@@ -38,6 +39,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     names = [f"{prefix or ''}{name}" for name, _ in named]
     with raising_mxnets():
         check_same_keys(_OPERATION, names, global_process_set)
+    context.note_replicas()
     for name, (_, value) in zip(names, named, strict=True):
         if isinstance(value, Parameter) and value._data is None:
             _broadcast_once_made(value, root_rank, name)

@@ -24,6 +24,7 @@ __all__ = ["TorchAdapter", "collectives", "has_overlap", "sample"]
 Staged: TypeAlias = Any  # a Tensor, or a TensorOnGpu
 _DTYPES = [getattr(torch, name) for name in native.DTYPE_NAMES]
 _NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_COMPLEX = (torch.complex64, torch.complex128)
 
 
 def has_overlap(tensor: Tensor) -> bool:
@@ -99,7 +100,8 @@ def sample(tensor: Tensor, count: int) -> Any:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is dense host memory as it stands. Raises for anything that cannot be made so."""
     try:
-        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_complex():
+        # is_complex() takes three times as long as a look at the dtype.
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and tensor.dtype not in _COMPLEX:
             return True
     except (AttributeError, RuntimeError):
         _explain(tensor)
@@ -117,7 +119,7 @@ def _explain(tensor: Tensor) -> None:
     """Raises an error that says what is wrong with a tensor, if anything is."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.dtype not in _NUMBER_OF and tensor.dtype not in (torch.complex64, torch.complex128):
+    if tensor.dtype not in _NUMBER_OF and tensor.dtype not in _COMPLEX:
         raise unsupported_dtype(tensor.dtype)
     if tensor.layout is not torch.strided:
         raise InvalidRequestError(
