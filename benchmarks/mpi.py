@@ -64,7 +64,7 @@ def run_rank(options: argparse.Namespace) -> int:
     from horovod.bench.__main__ import size_bytes
     from horovod.bench.paired import RATIO_NOTE, Buffers, measure, ratio
     from horovod.bench.record import Session
-    from horovod.core.mpi import library_name
+    from horovod.world.mpi import library_name
 
     session = Session(options.json, ("python", "benchmarks/mpi.py"))
     comm = MPI.COMM_WORLD.Dup()

@@ -31,7 +31,7 @@ from in_turns import measure
 import horovod.tensorflow
 from horovod import core
 from horovod.bench.record import Session
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.tensorflow.gradient_list import TensorFlowGradients
 
 TENSORS = 160

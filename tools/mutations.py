@@ -435,7 +435,7 @@ MUTATIONS = (
     # Python core and PyTorch
     Mutation(
         "one-gradient-not-awaited",
-        "src/horovod/core/gradient_reducer.py",
+        "src/horovod/gradients/reducer.py",
         "for index, slot in enumerate(in_flight):",
         "for index, slot in enumerate(in_flight[:-1]):",
         "the last gradient is used before it is reduced",
@@ -443,7 +443,7 @@ MUTATIONS = (
     ),
     Mutation(
         "written-gradient-unseen",
-        "src/horovod/core/gradient_reducer.py",
+        "src/horovod/gradients/reducer.py",
         "return (slot.passes == 0 and changes == 0) or bool(slot.spent)",
         "return slot.passes == 0 or bool(slot.spent)",
         "a gradient that is written into the old tensor is not reduced",
@@ -451,7 +451,7 @@ MUTATIONS = (
     ),
     Mutation(
         "second-arrival-unseen",
-        "src/horovod/core/gradient_reducer.py",
+        "src/horovod/gradients/reducer.py",
         "        if slot.operation is not None:\n            raise AssertionError(",
         "        if False:\n            raise AssertionError(",
         "a gradient is added to while it is being reduced",
@@ -515,7 +515,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newcomer-starts-at-zero",
-        "src/horovod/core/rendezvous_store.py",
+        "src/horovod/world/rendezvous_store.py",
         "self._generation += 1",
         "self._generation += 0",
         "a process that calls init again meets its own former generation",
@@ -523,7 +523,7 @@ MUTATIONS = (
     ),
     Mutation(
         "generation-that-is-over-is-entered",
-        "src/horovod/core/rendezvous_store.py",
+        "src/horovod/world/rendezvous_store.py",
         "if generation != self._generation:",
         "if generation > self._generation:",
         "a worker that is late enters the next world under the rank that it had in the last one",
@@ -531,7 +531,7 @@ MUTATIONS = (
     ),
     Mutation(
         "versions-are-not-compared",
-        "src/horovod/core/meeting.py",
+        "src/horovod/world/meeting.py",
         "for keyword, variable in _EQUAL_SETTINGS:",
         "for keyword, variable in _EQUAL_SETTINGS[:-1]:",
         "ranks with two versions of Horovod start together",
@@ -539,7 +539,7 @@ MUTATIONS = (
     ),
     Mutation(
         "deaf-rank-is-waited-for",
-        "src/horovod/core/data_links.py",
+        "src/horovod/world/data_links.py",
         "for peer in unwatched:",
         "for peer in unwatched[1:]:",
         "who waits for a data link never learns that the other rank has closed its port",
@@ -703,7 +703,7 @@ MUTATIONS = (
     ),
     Mutation(
         "init-waits-for-the-dead",
-        "src/horovod/core/rendezvous_store.py",
+        "src/horovod/world/rendezvous_store.py",
         "for _, _, wait in self._deadlines:",
         "for _, _, wait in ():",
         "ranks in init wait for one that has ended",
@@ -711,7 +711,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-proof-is-good",
-        "src/horovod/core/channel.py",
+        "src/horovod/world/channel.py",
         'if not hmac.compare_digest(proof, _proof(secret, b"client", purpose, nonces)):',
         'if not hmac.compare_digest(proof, proof or _proof(secret, b"client", purpose, nonces)):',
         "a server takes whoever knows the protocol",
@@ -720,7 +720,7 @@ MUTATIONS = (
     # ranks that other launchers start
     Mutation(
         "anybodys-offer-is-taken",
-        "src/horovod/core/starters/folder.py",
+        "src/horovod/world/starters/folder.py",
         "or status.st_mode & 0o077:",
         "or status.st_mode & 0o022:",
         "a file with the job's secret that other users can read is used",
@@ -728,7 +728,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stale-offer-is-believed",
-        "src/horovod/core/starters/job.py",
+        "src/horovod/world/starters/job.py",
         "            if reached:\n                return Job(",
         "            if reached or unreached:\n                return Job(",
         "a file that an ended job has left sends the ranks nowhere",
@@ -736,7 +736,7 @@ MUTATIONS = (
     ),
     Mutation(
         "failed-start-leaves-at-once",
-        "src/horovod/core/starters/job.py",
+        "src/horovod/world/starters/job.py",
         "self.server.wait_for_starts(_HEARD_S)",
         "pass",
         "rank 0 ends before the others have heard why the start failed",
@@ -744,7 +744,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-lists-are-groups",
-        "src/horovod/core/agreed_sets.py",
+        "src/horovod/world/agreed_sets.py",
         "one.by_comm and (not",
         "(not",
         "ranks that list different process sets train on",
@@ -760,7 +760,7 @@ MUTATIONS = (
     ),
     Mutation(
         "one-name-is-one-machine",
-        "src/horovod/core/topology.py",
+        "src/horovod/world/topology.py",
         'ranks_of.setdefault((here["hostname"], here["machine"]), []).append(rank)',
         'ranks_of.setdefault((here["hostname"], whereabouts[0]["machine"]), []).append(rank)',
         "two machines of one name are taken for one",
@@ -768,7 +768,7 @@ MUTATIONS = (
     ),
     Mutation(
         "first-network-is-everybodys",
-        "src/horovod/core/meeting.py",
+        "src/horovod/world/meeting.py",
         'if all(one in other["reached"] for other in where)]',
         "if all(one for other in where)]",
         "ranks are to meet at an address that some of them do not reach",
@@ -776,7 +776,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nobody-notices-ends-in-init",
-        "src/horovod/core/rendezvous_server.py",
+        "src/horovod/world/rendezvous_server.py",
         "if self._notices_ends and not self._closing and connection.starting is not None:",
         "if self._closing and connection.starting is not None:",
         "without horovodrun, ranks in init wait for one that has ended",
@@ -784,7 +784,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-started-rank-still-starts",
-        "src/horovod/core/rendezvous_server.py",
+        "src/horovod/world/rendezvous_server.py",
         "            connection.starting = None",
         "            pass",
         "a rank that has ended in order is taken for one that failed in init",
@@ -792,7 +792,7 @@ MUTATIONS = (
     ),
     Mutation(
         "child-keeps-the-rendezvous",
-        "src/horovod/core/forks.py",
+        "src/horovod/world/forks.py",
         "        close_in_forked_child(connection)\n",
         "",
         "a child of rank 0 hides its end from the others",
@@ -800,7 +800,7 @@ MUTATIONS = (
     ),
     Mutation(
         "srun-wins-over-mpirun",
-        "src/horovod/core/starters/__init__.py",
+        "src/horovod/world/starters/__init__.py",
         "STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)",
         "STARTERS = (slurm.recognise, torchrun.recognise, open_mpi.recognise, hydra.recognise)",
         "a rank of mpirun in an allocation takes itself for a task of srun",
@@ -881,7 +881,7 @@ MUTATIONS = (
     ),
     Mutation(
         "mpi-abort-that-comes-back",
-        "src/horovod/core/mpi.py",
+        "src/horovod/world/mpi.py",
         "os._exit(1)  # MPICH comes back if it cannot reach mpirun",
         "pass",
         "a rank on a host that is cut off waits in MPI_Finalize for ever",
@@ -1055,7 +1055,7 @@ MUTATIONS = (
     ),
     Mutation(
         "one-proof-for-all-purposes",
-        "src/horovod/core/channel.py",
+        "src/horovod/world/channel.py",
         'b"\\0".join([b"horovod handshake 1", role, purpose.encode(), nonces])',
         'b"\\0".join([b"horovod handshake 1", role, nonces])',
         "a proof for one kind of connection is one for another",
@@ -1088,7 +1088,7 @@ MUTATIONS = (
     ),
     Mutation(
         "accumulation-averages-once-more",
-        "src/horovod/core/gradient_reducer.py",
+        "src/horovod/gradients/reducer.py",
         "if slot.passes == self.passes_per_step:",
         "if slot.passes == 1:",
         "accumulated gradients are reduced at the first pass",
@@ -1145,7 +1145,7 @@ MUTATIONS = (
     ),
     Mutation(
         "late-answer-taken-for-the-next",
-        "src/horovod/core/rendezvous.py",
+        "src/horovod/world/rendezvous.py",
         "take = self._takers.pop(number, None)",
         "take = self._takers.pop(min(self._takers, default=number), None)",
         "after a request that ran out of time each call gets the answer to the one before",
@@ -1427,7 +1427,7 @@ MUTATIONS = (
     ),
     Mutation(
         "data-service-open-to-strangers",
-        "src/horovod/core/tunnel.py",
+        "src/horovod/world/tunnel.py",
         "_attach(one, _SO_ATTACH_FILTER, [*program, drop])",
         "_attach(one, _SO_ATTACH_FILTER, [keep])",
         "whoever connects to a server of TensorFlow's data service runs a dataset as the job's user",
@@ -1857,7 +1857,7 @@ MUTATIONS = (
     ),
     Mutation(
         "mpi-init-without-a-limit",
-        "src/horovod/core/mpi.py",
+        "src/horovod/world/mpi.py",
         "library.hvd_limit_time(math.ceil(left_s * 1000), text.encode())",
         "pass",
         "rank 0 waits in MPI_Init for ever for a rank that has failed before",
@@ -1865,7 +1865,7 @@ MUTATIONS = (
     ),
     Mutation(
         "exit-0-without-mpi-finalize",
-        "src/horovod/core/mpi.py",
+        "src/horovod/world/mpi.py",
         "os._exit = functools.partial(_exit, os._exit, os.getpid())",
         "pass",
         "MPICH's mpirun calls a job a success that a rank has left in the middle",
@@ -2234,7 +2234,7 @@ MUTATIONS = (
     ),
     Mutation(
         "orphans-go-on",
-        "src/horovod/core/bootstrap.py",
+        "src/horovod/world/bootstrap.py",
         "        starters.end_with_launcher(settings)\n",
         "",
         "ranks train on for ever after their mpirun was killed",

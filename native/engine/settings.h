@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine can be told. The names are those of hvd_setting; Python's core/settings.py is where users meet them.
+// What an engine can be told. The names are those of hvd_setting; Python's settings/table.py is where users meet them.
 #pragma once
 
 #include <cstdint>

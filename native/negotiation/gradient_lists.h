@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frameworks that have all gradients in a list name them by what the whole list is (core/gradient_list.py), so that
+// Frameworks that have all gradients in a list name them by what the whole list is (gradients/lists.py), so that
 // two models of one program do not take each other's place. Ranks whose models differ then meet under no name, and wait
 // for each other.
 #pragma once

@@ -17,7 +17,7 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
 
         import horovod.core as hvd
         from horovod.core.process_sets import global_process_set
-        from horovod.core.replica_check import ReplicaCheck, checksum
+        from horovod.gradients.replica_check import ReplicaCheck, checksum
 
         hvd.init()
         rank = hvd.rank()

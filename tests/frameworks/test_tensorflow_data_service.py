@@ -18,7 +18,7 @@ import pytest
 from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
 
-from horovod.core.network import own_addresses
+from horovod.world.network import own_addresses
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
@@ -144,8 +144,8 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
 
 def test_who_is_missing_is_named_and_numbers_are_checked() -> None:
-    from horovod.core.channel import AuthenticationError, ChannelError
     from horovod.tensorflow.data.registry import ComputeClient, ComputeService
+    from horovod.world.channel import AuthenticationError, ChannelError
 
     service = ComputeService(2, 3, b"k" * 32)
     assert service.addresses() == {"lo": [("127.0.0.1", service.get_port())]}

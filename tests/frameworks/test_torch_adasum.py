@@ -106,7 +106,7 @@ def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(wo
 
 def test_an_option_that_adasum_does_not_know_is_refused_by_name() -> None:
     from horovod.core.native import Adasum
-    from horovod.core.reduction_options import ReductionOptions
+    from horovod.gradients.options import ReductionOptions
     from horovod.torch.adasum_optimizer import adasum_optimizer
 
     options = ReductionOptions(op=Adasum, average_aggregated_gradients=True)

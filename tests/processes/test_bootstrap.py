@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from support.world import Outcome, World, WorldPool
 
-from horovod.core import bootstrap, links
-from horovod.core.settings import Settings
+from horovod.settings import Settings
+from horovod.world import bootstrap, links
 
 
 @pytest.fixture(scope="module")

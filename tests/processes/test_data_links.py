@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.world import World, WorldPool
 
-from horovod.core.channel import AuthenticationError, authenticate_client
+from horovod.world.channel import AuthenticationError, authenticate_client
 
 
 def connected_sockets() -> int:
@@ -93,7 +93,7 @@ def work(victim: int, kind: str, by: str) -> Any:
     import numpy as np
 
     import horovod.core as hvd
-    from horovod.core import links
+    from horovod.world import links
 
     real_connect, real_serve = links.Mesh.link_with, links.Mesh._serve
 

@@ -104,7 +104,7 @@ if rank == victim:
     os.environ["HOROVOD_FAULT_POINT"] = spec
 import numpy as np
 import horovod.core as hvd
-from horovod.core import links
+from horovod.world import links
 WORKERS
 # The ports of this job, for a look after its end: the rendezvous', and this rank's own where there is one.
 with open("ports", "a") as file:

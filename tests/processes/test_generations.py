@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.secret import SecretFile, new_secret
-from horovod.core.settings import environment_of
 from horovod.launcher.hosts import Host, assign_ranks
+from horovod.settings import environment_of
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.secret import SecretFile, new_secret
 
 RANK = """
 import json, os, sys
 import numpy as np
 import horovod.core as hvd
 from horovod.core import basics, context
-from horovod.core.bootstrap import Assignment
+from horovod.world.bootstrap import Assignment
 
 basics.set_elastic_init(lambda settings, enter: enter(Assignment(*told, set())))
 for line in sys.stdin:

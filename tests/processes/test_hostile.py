@@ -17,8 +17,8 @@ from support.jobs import TIMEOUT_S, Job, python
 from support.memory import held_kib
 from support.world import World
 
-from horovod.core.channel import ChannelError
-from horovod.core.rendezvous import PURPOSE, Rendezvous
+from horovod.world.channel import ChannelError
+from horovod.world.rendezvous import PURPOSE, Rendezvous
 
 HANDSHAKE_S = 10.0
 PATIENCE_S = HANDSHAKE_S + 1.0 + SLACK_S
@@ -121,7 +121,7 @@ def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
 def start_when_told(folder: str, hold: str) -> list[float]:
     """Starts; when this rank's own port is open, says where it is and waits to be told to go on."""
     import horovod.core as hvd
-    from horovod.core import links
+    from horovod.world import links
 
     rank = os.environ["HOROVOD_RANK"]
 

@@ -170,7 +170,7 @@ def test_survivors_may_run_their_handlers_before_they_are_asked_to_end(tmp_path:
 
 
 RECORD = (
-    "from horovod.core.rendezvous import Rendezvous; from horovod.core.secret import read_secret; e = os.environ\n"
+    "from horovod.world.rendezvous import Rendezvous; from horovod.world.secret import read_secret; e = os.environ\n"
     "meet = Rendezvous(e['HOROVOD_GLOO_RENDEZVOUS_ADDR'], int(e['HOROVOD_GLOO_RENDEZVOUS_PORT']),"
     " read_secret(e['HOROVOD_SECRET_FILE']))\n"
 )
@@ -457,7 +457,7 @@ def test_the_rendezvous_port_is_closed_with_the_job(tmp_path: Path) -> None:
 def test_a_missing_rank_is_named_by_the_others(tmp_path: Path) -> None:
     code = (
         "if rank == 1: signal.pause()\n"
-        "from horovod.core import bootstrap; from horovod.core.settings import Settings\n"
+        "from horovod.world import bootstrap; from horovod.settings import Settings\n"
         "bootstrap.connect(Settings.from_environment())"
     )
     done = run_job(tmp_path, "-np", "2", "--start-timeout", "1", python(code))

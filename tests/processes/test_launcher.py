@@ -102,7 +102,7 @@ def test_the_secret_is_in_no_command_line_and_no_environment(tmp_path: Path) -> 
 
 def test_ranks_behind_a_wrapper_that_closes_descriptors_still_meet(tmp_path: Path) -> None:
     inner = (
-        "from horovod.core import bootstrap; from horovod.core.settings import Settings; "
+        "from horovod.world import bootstrap; from horovod.settings import Settings; "
         "print(bootstrap.connect(Settings.from_environment()).transport)"
     )
     done = run_job(

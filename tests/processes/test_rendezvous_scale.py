@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.core.channel import Channel, authenticate_client
-from horovod.core.rendezvous import PURPOSE, Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
+from horovod.world.channel import Channel, authenticate_client
+from horovod.world.rendezvous import PURPOSE, Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
 
 RANKS = 2000
 SECRET = b"s" * 32

@@ -68,7 +68,7 @@ def test_a_rank_that_gives_up_in_init_says_why_to_all(folder: Folder) -> None:
 
 LATE_ANSWERS = """
 import os, time
-from horovod.core import rendezvous_server
+from horovod.world import rendezvous_server
 send = rendezvous_server.RendezvousServer._send
 def late(self, connection):
     judged = any(key.endswith("/digest") for key in self._store._values)
@@ -113,7 +113,7 @@ def test_a_rank_that_never_comes_to_mpi_is_named_in_time(folder: Folder) -> None
     results = folder.new()  # what a rank has printed may be lost when MPI ends it
     code = (
         "import pathlib, sys, horovod.core as hvd\n"
-        "from horovod.core import bootstrap\n"
+        "from horovod.world import bootstrap\n"
         "from mpi4py import MPI\n"  # starts MPI, where the ranks wait for each other: from here on they are abreast
         "if MPI.COMM_WORLD.rank == 2:\n"
         "    bootstrap._Start._open_mpi = lambda start: MPI.COMM_WORLD.Recv(bytearray(1), source=3, tag=7)\n"
@@ -153,7 +153,7 @@ def test_a_killed_rank_0_is_named_by_all(folder: Folder) -> None:
 def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> None:
     """A forked child holds none of the rendezvous' sockets: it would keep the others waiting in their next init."""
     code = (
-        "import os, signal, sys, time, horovod.core as hvd; from horovod.core.starters import job; hvd.init()\n"
+        "import os, signal, sys, time, horovod.core as hvd; from horovod.world.starters import job; hvd.init()\n"
         "rank = hvd.rank(); hvd.barrier(); hvd.shutdown()\n"
         "if rank == 0:\n"
         "    while 'while' in sys.argv[1] and len(job._jobs[0][1].server._store._entered) != 3: time.sleep(0.01)\n"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core.channel import Channel, authenticate_client
+from horovod.world.channel import Channel, authenticate_client
 
 HALF_A_HANDSHAKE = 68  # the server's nonce and proof: all that a stranger is ever told
 DRIP_S = 1.0

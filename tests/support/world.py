@@ -32,11 +32,11 @@ from typing import Any
 import cloudpickle
 
 from horovod.core import pickling
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.secret import SecretFile, new_secret
-from horovod.core.settings import environment_of
 from horovod.launcher.hosts import Host, assign_ranks
 from horovod.launcher.processes import signal_name
+from horovod.settings import environment_of
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.secret import SecretFile, new_secret
 from support.fork_server import ForkedProcess, ForkServer
 
 # What only a hang takes, on a busy machine too.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from horovod.core import bootstrap, topology
 from horovod.core.exceptions import StartError
-from horovod.core.secret import SecretFile, read_secret
-from horovod.core.settings import Settings
+from horovod.settings import Settings
+from horovod.world import bootstrap, topology
+from horovod.world.secret import SecretFile, read_secret
 
 
 def test_a_single_process_needs_nothing() -> None:

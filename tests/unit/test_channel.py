@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from horovod.core.channel import (
+from horovod.world.channel import (
     MAX_FRAME_BYTES,
     AuthenticationError,
     Channel,
@@ -28,8 +28,8 @@ from horovod.core.channel import (
     authenticate_client,
     authenticate_server,
 )
-from horovod.core.rendezvous import RankGone, Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
+from horovod.world.rendezvous import RankGone, Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
 
 SECRET = b"s" * 32
 OTHER = b"o" * 32

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from horovod.core.topology import Identity
 from horovod.elastic import messages as m
 from horovod.elastic.driver import Driver, Limits
 from horovod.elastic.job import BLAME_WORKER, LIVE, Rules
+from horovod.world.topology import Identity
 
 LIMITS = Limits(slots_s=100.0, straggler_s=50.0, settle_s=1.0, start_s=30.0, join_s=60.0, cooldown=lambda _: None)
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support.extent import THOROUGH
 
-from horovod.core.topology import Identity
 from horovod.elastic import messages as m
 from horovod.elastic.driver import Driver, Limits
 from horovod.elastic.job import BLAME_HOST, BLAME_WORKER, LIVE, SUCCESS, Rules
 from horovod.elastic.words import unpacked_message
+from horovod.world.topology import Identity
 
 LIMITS = Limits(50.0, 20.0, 1.0, 30.0, 40.0, lambda failures: min(2.0**failures, 30.0))
 HOSTS = ("a", "b", "c")

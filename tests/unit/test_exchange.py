@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.extent import SLACK_S
 
-from horovod.core.channel import Channel, ChannelError, authenticate_client
 from horovod.launcher.exchange import _PURPOSE, Exchange, ask_for_task, bring_answer
+from horovod.world.channel import Channel, ChannelError, authenticate_client
 
 SECRET = b"x" * 32
 BIG = bytes(range(256)) * (1 << 18)  # 64 MiB: more than the sockets hold

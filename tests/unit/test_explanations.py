@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from horovod.core import exceptions, native
-from horovod.core.explanations import EXPLANATIONS
 from horovod.launcher import cli
+from horovod.launcher.explanations import EXPLANATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = [one.code for one in EXPLANATIONS]
 
 
 def source_files() -> list[Path]:
-    table = ROOT / "src/horovod/core/explanations.py"
+    table = ROOT / "src/horovod/explanations/table.py"
     return [
         path
         for pattern in ("src/**/*.py", "native/**/*.cc", "native/**/*.h")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from horovod.core.compression import Compressor, NoneCompressor, compressing
-from horovod.core.gradient_reducer import GradientReducer
+from horovod.gradients.reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from horovod.core import channel, meeting
-from horovod.core.channel import ChannelError, Listener, MessageError, authenticate_client
 from horovod.core.exceptions import StartError
-from horovod.core.rendezvous import Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
+from horovod.world import channel, meeting
+from horovod.world.channel import ChannelError, Listener, MessageError, authenticate_client
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
 
 SECRET = b"s" * 32
 

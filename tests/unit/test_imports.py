@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,21 +18,26 @@ PACKAGE = Path(horovod.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
 # What a folder may import of ours, besides itself.
 ALLOWED = {
-    "core": {"horovod"},
-    "launcher": {"horovod", "core", "elastic"},
-    "elastic": {"horovod", "core"},
-    "torch": {"horovod", "core", "elastic"},
+    "settings": set(),
+    "world": {"horovod", "core", "settings"},  # of the core: see below
+    "core": {"world", "settings"},
+    "gradients": {"core", "settings"},
+    "launcher": {"horovod", "core", "world", "settings", "elastic"},
+    "elastic": {"core", "world", "settings"},
+    "torch": {"core", "gradients", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.
-    "tensorflow": {"horovod", "core", "elastic", "common", "keras"},
-    "jax": {"horovod", "core", "elastic"},
-    "mxnet": {"horovod", "core", "elastic", "common"},
-    "keras": {"horovod", "core", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
+    "tensorflow": {"core", "gradients", "world", "settings", "elastic", "common", "keras"},
+    "jax": {"core", "gradients", "elastic"},
+    "mxnet": {"core", "gradients", "settings", "elastic", "common"},
+    "keras": {"core", "gradients", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
     "_keras": {"keras"},
-    "common": {"core", "elastic"},
-    "runner": {"core", "elastic", "launcher"},
-    "bench": {"horovod", "core", "launcher", "torch"},
-    "caffe": {"horovod", "core", "launcher", "torch"},
+    "common": {"core", "settings", "elastic"},
+    "runner": {"settings", "elastic", "launcher"},
+    "bench": {"horovod", "core", "settings", "launcher", "torch"},
+    "caffe": {"core", "settings", "launcher", "torch"},
 }
+# The core stands on the world, which takes these leaves of it.
+LEAVES = {"exceptions", "native", "temporary_files", "wording"}
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
 BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
@@ -47,6 +53,12 @@ def imported(path: Path) -> set[str]:
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             names |= {node.module or ""} if node.module != "horovod" else {f"horovod.{a.name}" for a in node.names}
     return names
+
+
+def modules_in(path: Path) -> set[str]:
+    """As imported(), with each name that is imported from a package of ours: it may be a module."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return imported(path) | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
@@ -84,7 +96,16 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
 
 
-FOLDERS = ["core", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet", "caffe", "common", "launcher"]
+def test_the_world_imports_leaves_of_the_core_only() -> None:
+    of_core = re.compile(r"horovod\.core\.(\w+)")
+    for folder, allowed in (("world", LEAVES), ("core", LEAVES)):
+        for path in (PACKAGE / folder).rglob("*.py"):
+            if folder == "world" or path.stem in LEAVES:
+                names = {part for name in modules_in(path) for part in of_core.findall(name)}
+                assert names <= allowed, f"{path} imports {names - allowed}"
+
+
+FOLDERS = ["core", "world", "gradients", "settings", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet", "caffe", "common", "launcher"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -109,7 +130,7 @@ def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> No
 
 def test_horovodrun_and_the_core_load_no_framework_and_no_importlib_resources() -> None:
     code = (
-        "import sys; import horovod.launcher.cli, horovod.launcher.agent, horovod.core.bootstrap; "
+        "import sys; import horovod.launcher.cli, horovod.launcher.agent, horovod.world.bootstrap; "
         f"print(sorted(({FRAMEWORKS!r} | {{'numpy', 'horovod.elastic', 'importlib.resources'}}) & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

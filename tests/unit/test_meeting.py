@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from horovod.core import meeting
-from horovod.core.channel import MAX_FRAME_BYTES, pack
 from horovod.core.exceptions import StartError
-from horovod.core.meeting import Digest, Meeting, read_digest
-from horovod.core.rendezvous import Rendezvous
-from horovod.core.rendezvous_store import Store
-from horovod.core.topology import Topology
 from horovod.launcher.hosts import Host, RankIdentity, assign_ranks
+from horovod.world import meeting
+from horovod.world.channel import MAX_FRAME_BYTES, pack
+from horovod.world.meeting import Digest, Meeting, read_digest
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.rendezvous_store import Store
+from horovod.world.topology import Topology
 
 SETTINGS = {
     "version": "1.0",

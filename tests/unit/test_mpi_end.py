@@ -34,7 +34,7 @@ def end_of(folder: Path, script: str, before: str = "") -> tuple[int, str]:
     (package / "__init__.py").write_text("class rc: finalize = None\n")
     (package / "MPI.py").write_text(MPI)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", f"{before}\nfrom horovod.core import mpi\nmpi.opened()\n{script}"]
+    command = [sys.executable, "-c", f"{before}\nfrom horovod.world import mpi\nmpi.opened()\n{script}"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout
 

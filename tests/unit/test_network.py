@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.network import interface_address, own_addresses
+from horovod.world.network import interface_address, own_addresses
 
 
 def test_the_first_interface_that_is_there_counts() -> None:

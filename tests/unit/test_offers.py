@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from horovod.core.exceptions import StartError
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.settings import Settings
-from horovod.core.starters import Started, job
-from horovod.core.starters.folder import OfferFile
-from horovod.core.starters.offer import Offer
+from horovod.settings import Settings
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.starters import Started, job
+from horovod.world.starters.folder import OfferFile
+from horovod.world.starters.offer import Offer
 
 OFFER = Offer(4, ["10.77.0.10", "127.0.0.1"], 4711, bytes(range(32)))
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from horovod.core.exceptions import StartError
-from horovod.core.meeting import Meeting
-from horovod.core.rendezvous import RankGone, Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.secret import new_secret
-from horovod.core.topology import Identity, places_of
+from horovod.world.meeting import Meeting
+from horovod.world.rendezvous import RankGone, Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.secret import new_secret
+from horovod.world.topology import Identity, places_of
 
 SECRET = new_secret()
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.secret import new_secret
 from horovod.launcher.preparation import Preparation
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.secret import new_secret
 
 SECRET = new_secret()
 

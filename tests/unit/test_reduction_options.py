@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 
 
 def test_an_option_of_a_wrong_type_is_named() -> None:

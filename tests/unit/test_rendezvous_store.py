@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.core.rendezvous_store import Store, Wait
+from horovod.world.rendezvous_store import Store, Wait
 
 
 class Asker:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core import starters
 from horovod.core.exceptions import StartError
-from horovod.core.machine import machine
-from horovod.core.settings import Settings
-from horovod.core.starters.hydra import job_of_proxy
+from horovod.settings import Settings
+from horovod.world import starters
+from horovod.world.network import machine
+from horovod.world.starters.hydra import job_of_proxy
 
 OPEN_MPI_5 = {
     "OMPI_COMM_WORLD_RANK": "2",

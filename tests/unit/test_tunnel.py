@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from horovod.core.channel import AuthenticationError, authenticate_client
-from horovod.core.rendezvous import Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.tunnel import Guard, Tunnel, process_tunnel
+from horovod.world.channel import AuthenticationError, authenticate_client
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.tunnel import Guard, Tunnel, process_tunnel
 
 KEY = b"k" * 32
 
@@ -90,7 +90,9 @@ def test_only_who_has_the_key_reaches_the_server() -> None:
 
 
 def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:
-    script = "from horovod.core.tunnel import process_tunnel; print(process_tunnel()._process.pid, flush=True); input()"
+    script = (
+        "from horovod.world.tunnel import process_tunnel; print(process_tunnel()._process.pid, flush=True); input()"
+    )
     command = [sys.executable, "-c", script]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(

@@ -19,7 +19,7 @@ from typing import Any
 from horovod.core import basics, native
 from horovod.core.collectives import resolve_op
 from horovod.core.exceptions import HorovodVersionMismatchError
-from horovod.core.settings import changed_environment as env
+from horovod.settings import changed_environment as env
 
 __all__ = [
     "EXTENSIONS",

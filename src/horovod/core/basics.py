@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core import bootstrap, communicators, gpus, mpi, native, raised, stacks, starters, tracebacks
 from horovod.core import context as contexts
-from horovod.core.agreed_sets import GivenSet
-from horovod.core.bootstrap import Assignment
+from horovod.core import gpus, native, raised, stacks, tracebacks
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
-from horovod.core.settings import Settings
 from horovod.core.temporary_files import say_no_init
+from horovod.settings import Settings
+from horovod.world import bootstrap, communicators, mpi, starters
+from horovod.world.agreed_sets import GivenSet
+from horovod.world.bootstrap import Assignment
 
 __all__ = [
     "ccl_built",

@@ -19,14 +19,15 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from horovod.core import bootstrap, gpus, mpi, native
+from horovod.core import gpus, native
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
-from horovod.core.planned import Planned
-from horovod.core.rendezvous import RankGone
 from horovod.core.requests import RequestCache
-from horovod.core.settings import Settings
 from horovod.core.wording import quoted
-from horovod.core.world import World
+from horovod.settings import Settings
+from horovod.world import bootstrap, mpi
+from horovod.world.planned import Planned
+from horovod.world.rendezvous import RankGone
+from horovod.world.world import World
 
 STOP_TIMEOUT_MS = 3000
 SETTLE_SLICE_MS = 1000

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.settings import Settings
+from horovod.settings import Settings
 
 __all__ = [
     "Gpu",

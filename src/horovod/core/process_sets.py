@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import context as contexts
-from horovod.core import mpi, native
+from horovod.core import native
 from horovod.core.context import LOCAL_ERRORS, Context, NotAMemberError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.operations import Operation, number_given
 from horovod.core.wording import shown
+from horovod.world import mpi
 
 __all__ = [
     "ProcessSet",

@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from horovod.core.settings import job_directory
+from horovod.settings import job_directory
 
 __all__ = ["has_no_init", "memory_file", "say_no_init", "share_job_directory"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from horovod.core.settings import SettingError, Settings
+from horovod.settings import SettingError, Settings
 
 __all__ = ["install", "without_internals"]
 

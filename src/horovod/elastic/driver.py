@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod.core.topology import Identity, Topology
 from horovod.core.wording import counted
 from horovod.elastic.job import LIVE, OVER, Job, Rules, is_full, missing, unfinished, waits
 from horovod.elastic.membership import step
@@ -46,6 +45,7 @@ from horovod.elastic.messages import (
 from horovod.elastic.ranks import identities, in_rank_order
 from horovod.elastic.running_wait import RunningWait
 from horovod.elastic.words import Said, packed
+from horovod.world.topology import Identity, Topology
 
 __all__ = ["Driver", "Hands", "Limits", "Office"]
 

@@ -43,7 +43,7 @@ __all__ = [
 
 LIVE, GATHER, OVER = "live", "gather", "over"
 
-# How a job ends; all but the first are codes of errors (core/explanations_of_elastic.py).
+# How a job ends; all but the first are codes of errors (launcher/explanations/elastic.py).
 SUCCESS = "success"
 STATE_LOST = "elastic-state-lost"
 TOO_FEW_SLOTS = "elastic-too-few-slots"

@@ -2,7 +2,7 @@
 """A worker's session with the driver (session.py): one connection for life, and what init does in an elastic job.
 
 A thread hears what the driver says. What this worker says is repeated until the launcher has it; the numbers of words
-make sure that each counts once (core/mailboxes.py). If the launcher is gone, its agent ends this process.
+make sure that each counts once (world/mailboxes.py). If the launcher is gone, its agent ends this process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator
 
 from horovod.core import basics, context
-from horovod.core.bootstrap import Assignment
-from horovod.core.channel import ChannelError
 from horovod.core.exceptions import (
     HorovodInternalError,
     InvalidRequestError,
@@ -29,10 +27,6 @@ from horovod.core.exceptions import (
     named,
     text_of,
 )
-from horovod.core.planned import Planned
-from horovod.core.rendezvous import NoAnswerError, Rendezvous
-from horovod.core.secret import read_secret
-from horovod.core.settings import Settings
 from horovod.elastic import session as sessions
 from horovod.elastic.messages import (
     NO_STATE,
@@ -50,6 +44,12 @@ from horovod.elastic.messages import (
     World,
 )
 from horovod.elastic.words import Said, packed, unpacked_message
+from horovod.settings import Settings
+from horovod.world.bootstrap import Assignment
+from horovod.world.channel import ChannelError
+from horovod.world.planned import Planned
+from horovod.world.rendezvous import NoAnswerError, Rendezvous
+from horovod.world.secret import read_secret
 
 __all__ = ["DriverSession", "init"]
 

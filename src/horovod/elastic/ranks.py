@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from horovod.core.topology import Identity
 from horovod.elastic.messages import Worker
+from horovod.world.topology import Identity
 
 __all__ = ["identities", "in_rank_order"]
 

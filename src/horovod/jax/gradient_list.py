@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core.gradient_list import GradientList
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.lists import GradientList
+from horovod.gradients.options import ReductionOptions
 from horovod.jax.ops import reduced_for_use
 from horovod.jax.shim import is_eager
 from horovod.jax.traces import tell
@@ -24,7 +24,7 @@ __all__ = ["JaxGradients"]
 
 
 class JaxGradients(GradientList):
-    """See core/gradient_list.py. `keys`: those of the gradients, none of which is None then; () if there are none."""
+    """See gradients/lists.py. `keys`: those of the gradients, none of which is None then; () if there are none."""
 
     def __init__(
         self,

@@ -15,9 +15,9 @@ from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions
-from horovod.core.replica_check import ReplicaCheck, checksum, sample
 from horovod.core.wording import shown
+from horovod.gradients.options import ReductionOptions
+from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
 from horovod.jax.shim import is_eager

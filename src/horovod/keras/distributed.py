@@ -17,8 +17,8 @@ from typing import Any
 import keras
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_list import GradientList
-from horovod.core.replica_check import ReplicaCheck, checksum, sample
+from horovod.gradients.lists import GradientList
+from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
 from horovod.keras import backends
 
 __all__ = [

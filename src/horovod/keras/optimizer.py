@@ -8,10 +8,10 @@ from typing import Any
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_list import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.lists import local_variables
+from horovod.gradients.options import ReductionOptions
 from horovod.keras import backends
 from horovod.keras.compile import accept_old_arguments, watch_compile_of_tf_keras
 from horovod.keras.compression import Compression

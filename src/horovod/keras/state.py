@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from horovod.core.compression import Compressor
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.keras import backends
 from horovod.keras.compile import switch_off_jit
 from horovod.keras.compression import Compression

@@ -31,8 +31,6 @@ import time
 from typing import Any
 
 from horovod import __version__
-from horovod.core.secret import SecretFile
-from horovod.core.settings import current_environment, environment_of
 from horovod.core.temporary_files import has_no_init
 from horovod.launcher import processes
 from horovod.launcher.command import start_rank
@@ -42,6 +40,8 @@ from horovod.launcher.lines import GREETING, LineError, LineReader, line
 from horovod.launcher.memory import UNKNOWN, KillCounter
 from horovod.launcher.preparation import Preparation
 from horovod.launcher.threads import VARIABLE, chosen_threads
+from horovod.settings import current_environment, environment_of
+from horovod.world.secret import SecretFile
 
 _READ_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 20  # of events that the launcher has not taken: more, and the ranks have to wait

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from horovod.core.settings import environment_of
 from horovod.launcher.agent_link import AgentLink
 from horovod.launcher.hosts import packed
 from horovod.launcher.job import OF_THIS_MACHINE, Job
 from horovod.launcher.lines import LineError
 from horovod.launcher.placement import placement_for
 from horovod.launcher.roll_call import RollCall
+from horovod.settings import environment_of
 
 __all__ = ["AgentGroup", "Rendezvous"]
 

@@ -9,11 +9,11 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod
-from horovod.core.communicators import Communicator, all_communicators
 from horovod.core.gpus import why_no_nccl
-from horovod.core.settings import current_environment
 from horovod.launcher.placement.base import import_command
 from horovod.launcher.processes import signal_name
+from horovod.settings import current_environment
+from horovod.world.communicators import Communicator, all_communicators
 
 __all__ = ["check_build"]
 

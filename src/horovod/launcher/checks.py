@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from horovod.core.exceptions import NativeCoreError, StartError, text_of
-from horovod.core.network import interface_address, own_addresses
 from horovod.launcher.command import why_no_interpreter
 from horovod.launcher.hosts import is_local
 from horovod.launcher.output import prepare_directory
 from horovod.launcher.usage import UsageError
+from horovod.world.network import interface_address, own_addresses
 
 __all__ = [
     "check_command",
@@ -55,7 +55,7 @@ def check_not_by_mpi(transport: str) -> None:
     """For an elastic job."""
     if transport == "auto":
         return
-    from horovod.core.communicators import BY_MPI  # opens the native core, as in check_transport
+    from horovod.world.communicators import BY_MPI  # opens the native core, as in check_transport
 
     if transport in BY_MPI:
         raise UsageError(
@@ -110,7 +110,7 @@ def check_command(command: str, environment: Mapping[str, str]) -> None:
 def check_transport(transport: str) -> None:
     if transport == "auto":
         return
-    from horovod.core import communicators  # opens the native core, which the launcher needs for nothing else
+    from horovod.world import communicators  # opens the native core, which the launcher needs for nothing else
 
     try:
         communicators.check(transport)

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
-from horovod.core import explanations
-from horovod.core.settings import SettingError, Settings, current_environment, environment_of, rows
-from horovod.launcher import checks, processes, supervise
+from horovod.launcher import checks, explanations, processes, supervise
 from horovod.launcher.config_file import ConfigFile, read_config_file
 from horovod.launcher.flags import is_elastic, parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
@@ -27,6 +25,7 @@ from horovod.launcher.room import NoRoomError, check_room
 from horovod.launcher.supervision import Conclusion, Keep
 from horovod.launcher.terminal import discard
 from horovod.launcher.usage import UsageError
+from horovod.settings import SettingError, Settings, current_environment, environment_of, rows
 
 __all__ = ["check", "main"]
 

@@ -6,7 +6,7 @@
     stall_check:
       enabled: false
 
-A key of a setting is the `yaml` of its row in core/settings.py; the others are those of launcher/old_flags.py, and
+A key of a setting is the `yaml` of its row in settings/table.py; the others are those of launcher/old_flags.py, and
 `controller`. A flag wins over the file, and the file over an environment variable.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from horovod.core.settings import Row, SettingError, parse_flag, rows
 from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.usage import UsageError
+from horovod.settings import Row, SettingError, parse_flag, rows
 
 __all__ = ["ConfigFile", "read_config_file"]
 

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.exceptions import explain_command
-from horovod.core.settings import environment_of
-from horovod.core.topology import Identity
 from horovod.core.wording import counted
 from horovod.elastic.discovery import DiscoveryError, Hosts, Poller
 from horovod.elastic.driver import Driver
@@ -33,6 +31,8 @@ from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.memory import IN_CGROUP
 from horovod.launcher.roll_call import RollCall
 from horovod.launcher.supervision import Keep, Supervision
+from horovod.settings import environment_of
+from horovod.world.topology import Identity
 
 __all__ = ["ElasticJob"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 
-from horovod.core.settings import Settings
 from horovod.elastic.cooldown import Cooldown
 from horovod.elastic.discovery import HostDiscoveryScript
 from horovod.elastic.driver import Limits
@@ -13,6 +12,7 @@ from horovod.elastic.job import BLAME_HOST, BLAME_WORKER, Rules
 from horovod.launcher.host_list import HostList
 from horovod.launcher.job import ElasticPlan
 from horovod.launcher.usage import UsageError
+from horovod.settings import Settings
 
 __all__ = ["elastic_plan"]
 

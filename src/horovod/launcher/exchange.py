@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
-from horovod.core.channel import Channel, ChannelError, Listener, authenticate_client
+from horovod.world.channel import Channel, ChannelError, Listener, authenticate_client
 
 __all__ = ["Exchange", "ask_for_task", "bring_answer"]
 
@@ -28,7 +28,7 @@ _TAKEN = b"+"
 class Exchange:
     """Gives `task` to every rank that asks, and writes each rank's answer into its file of `answers`.
 
-    A thread for each connection (core/channel.py). Listens on `address` from construction to `close`.
+    A thread for each connection (world/channel.py). Listens on `address` from construction to `close`.
     """
 
     def __init__(self, secret: bytes, address: str, task: str, answers: Sequence[str]) -> None:

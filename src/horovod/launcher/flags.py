@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's flags, and where the user's command begins. Settings bring their own (core/settings.py)."""
+"""horovodrun's flags, and where the user's command begins. Settings bring their own (settings/table.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from horovod.core.settings import Row, SettingError, parse_flag, rows
 from horovod.launcher.command import assignments
 from horovod.launcher.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
+from horovod.settings import Row, SettingError, parse_flag, rows
 
 __all__ = ["is_elastic", "parse", "parser"]
 

@@ -13,12 +13,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod.core.starters import recognise
 from horovod.core.wording import counted
 from horovod.launcher.allocations import Allocation, find_allocation
 from horovod.launcher.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, ranks_by_host
 from horovod.launcher.placement import PLACEMENTS
 from horovod.launcher.usage import UsageError
+from horovod.world.starters import recognise
 
 __all__ = ["HostList", "choose_hosts"]
 

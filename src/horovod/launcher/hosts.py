@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.settings import environment_of
 from horovod.core.wording import counted
+from horovod.settings import environment_of
 
 __all__ = [
     "Host",

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from horovod.core.settings import rows
+from horovod.settings import rows
 
 __all__ = ["WITHOUT_EFFECT", "OldFlag", "misspelt", "notes"]
 

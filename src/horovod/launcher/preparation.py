@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core.channel import Channel
-from horovod.core.network import interface_address
-from horovod.core.reach import reach
 from horovod.launcher import host_health
+from horovod.world.channel import Channel
+from horovod.world.network import interface_address
+from horovod.world.reach import reach
 
 __all__ = ["LineToLauncher", "Preparation"]
 

@@ -31,9 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError
-from horovod.core.network import interface_address
-from horovod.core.secret import new_secret
-from horovod.core.settings import Settings
 from horovod.core.temporary_files import memory_file
 from horovod.launcher import cli, processes
 from horovod.launcher.exchange import Exchange
@@ -43,6 +40,9 @@ from horovod.launcher.job import ElasticPlan, Job
 from horovod.launcher.placement.base import python_command
 from horovod.launcher.run_task import Answer, dumps
 from horovod.launcher.supervision import Conclusion
+from horovod.settings import Settings
+from horovod.world.network import interface_address
+from horovod.world.secret import new_secret
 
 __all__ = ["run"]
 

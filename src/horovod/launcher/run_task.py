@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from horovod.core import raised
-from horovod.core.secret import read_secret
-from horovod.core.settings import Settings, current_environment
-from horovod.core.starters import recognise
 from horovod.elastic import session as sessions
 from horovod.launcher.exchange import ask_for_task, bring_answer
 from horovod.launcher.unpicklable import culprit
+from horovod.settings import Settings, current_environment
+from horovod.world.secret import read_secret
+from horovod.world.starters import recognise
 
 __all__ = ["Answer", "dumps"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import contextlib
 
-from horovod.core.secret import new_secret
 from horovod.launcher.fixed_job import FixedJob
 from horovod.launcher.job import Job
 from horovod.launcher.supervision import Keep
+from horovod.world.secret import new_secret
 
 __all__ = ["run"]
 

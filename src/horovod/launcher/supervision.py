@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.core.network import interface_address, own_addresses
-from horovod.core.rendezvous_server import RendezvousServer
 from horovod.launcher import processes
 from horovod.launcher.agent import PASSED_ON
 from horovod.launcher.agent_link import AgentLink
@@ -34,6 +32,8 @@ from horovod.launcher.room import allow_open_files
 from horovod.launcher.terminal import discard, discard_unwritten, signals_as_bytes
 from horovod.launcher.threads import VARIABLE
 from horovod.launcher.usage import UsageError
+from horovod.world.network import interface_address, own_addresses
+from horovod.world.rendezvous_server import RendezvousServer
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
 

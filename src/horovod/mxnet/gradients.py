@@ -9,7 +9,7 @@ from typing import Any
 from horovod.common.util import split_list
 from horovod.core.compression import compressed
 from horovod.core.native import ALLREDUCE
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.mxnet.ops import reduce
 from horovod.mxnet.shim import new_step
 from horovod.mxnet.tensors import collectives

@@ -12,8 +12,8 @@ import mxnet as mx
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions
 from horovod.core.wording import shown
+from horovod.gradients.options import ReductionOptions
 from horovod.mxnet.gradients import average
 
 __all__ = ["DistributedOptimizer"]

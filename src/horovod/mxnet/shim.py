@@ -21,7 +21,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import HorovodInternalError, NotRunningError, RankLeftError
-from horovod.core.settings import current_environment
+from horovod.settings import current_environment
 
 __all__ = ["forget_failures", "generation", "library", "new_step", "push"]
 

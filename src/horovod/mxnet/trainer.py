@@ -14,8 +14,8 @@ from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions
-from horovod.core.replica_check import ReplicaCheck, checksum, sample
+from horovod.gradients.options import ReductionOptions
+from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.gradients import average
 from horovod.mxnet.optimizer import DistributedOptimizer, check_groups

@@ -7,7 +7,7 @@ import ctypes
 
 import tensorflow as tf
 
-from horovod.core.settings import Settings
+from horovod.settings import Settings
 
 __all__ = ["eigen_device", "exported", "may_stay"]
 

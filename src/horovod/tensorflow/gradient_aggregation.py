@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import check_passes
+from horovod.gradients.options import check_passes
 from horovod.tensorflow.gradient_list import members_of
 from horovod.tensorflow.tensors import plain_variable
 

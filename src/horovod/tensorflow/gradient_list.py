@@ -22,9 +22,9 @@ import tensorflow as tf
 from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
-from horovod.core.gradient_list import GradientList
 from horovod.core.native import Sum
 from horovod.core.process_sets import ProcessSet, number_of
+from horovod.gradients.lists import GradientList
 from horovod.tensorflow import ops, xla
 from horovod.tensorflow.rank_ops import size_op
 from horovod.tensorflow.shim import operations
@@ -45,7 +45,7 @@ def members_of(process_set: ProcessSet) -> Any:
 
 
 class TensorFlowGradients(GradientList):
-    """See core/gradient_list.py."""
+    """See gradients/lists.py."""
 
     def key_of(self, variable: Any) -> Any:
         plain = plain_variable(variable)

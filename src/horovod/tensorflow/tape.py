@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_list import local_variables
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.lists import local_variables
+from horovod.gradients.options import ReductionOptions
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_list import TensorFlowGradients
 from horovod.tensorflow.reduced import mark_reduced

@@ -20,11 +20,11 @@ from torch import Tensor
 from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor, compressed
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_reducer import Waitable
 from horovod.core.native import Adasum, Max
 from horovod.core.process_sets import ProcessSet
-from horovod.core.reduction_options import ReductionOptions, check_passes
 from horovod.core.requests import check_adasum_ranks
+from horovod.gradients.options import ReductionOptions, check_passes
+from horovod.gradients.reducer import Waitable
 from horovod.torch.tensors import collectives
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 

@@ -22,12 +22,12 @@ from torch.autograd import Variable
 
 from horovod.core.compression import Compressor, compressing
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_reducer import GradientReducer
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
-from horovod.core.reduction_options import ReductionOptions, check_groups, check_passes
-from horovod.core.replica_check import ReplicaCheck, checksum
 from horovod.core.wording import counted, quoted, shown
+from horovod.gradients.options import ReductionOptions, check_groups, check_passes
+from horovod.gradients.reducer import GradientReducer
+from horovod.gradients.replica_check import ReplicaCheck, checksum
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod.core.gradient_reducer import Waitable
 from horovod.core.native import Average, Sum
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
+from horovod.gradients.reducer import Waitable
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
 
@@ -28,7 +28,7 @@ def _begins_with_negative_zero(tensor: Tensor) -> bool:
 
 
 class ParameterGradients:
-    """Gradients of PyTorch parameters, as core/gradient_reducer.py asks for them.
+    """Gradients of PyTorch parameters, as gradients/reducer.py asks for them.
 
     If a parameter has no gradient now but its last one was sparse, it contributes an empty sparse tensor, as its peers
     expect.

@@ -8,11 +8,11 @@ import socket
 import time
 from unittest import mock
 
-from horovod.core import channel
+from horovod.world import channel
 
 SECRET = b"s" * 32
 MEASURED = {
-    "horovod/core/channel.py": [
+    "horovod/world/channel.py": [
         "Channel",
         "Unpacker",
         "authenticate_client",

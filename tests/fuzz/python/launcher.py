@@ -4,10 +4,10 @@ what horovod.run exchanges. The first byte chooses which, and how the stream is 
 
 import json
 
-from horovod.core.channel import ChannelError
 from horovod.launcher.exchange import _pieces
 from horovod.launcher.failure import Line, RankExit, describe_end, last_exception, report, root_cause
 from horovod.launcher.lines import LineError, LineReader, line
+from horovod.world.channel import ChannelError
 
 MEASURED = {
     "horovod/launcher/lines.py": ["LineReader", "line"],

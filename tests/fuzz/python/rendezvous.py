@@ -7,13 +7,13 @@ import threading
 from typing import Any
 from unittest import mock
 
-from horovod.core import rendezvous_store
-from horovod.core.channel import ChannelError, MessageError
-from horovod.core.rendezvous import RankGone, Rendezvous, _Connection
+from horovod.world import rendezvous_store
+from horovod.world.channel import ChannelError, MessageError
+from horovod.world.rendezvous import RankGone, Rendezvous, _Connection
 
 MEASURED = {
-    "horovod/core/rendezvous_store.py": ["Store"],
-    "horovod/core/rendezvous.py": [
+    "horovod/world/rendezvous_store.py": ["Store"],
+    "horovod/world/rendezvous.py": [
         "Rendezvous.put",
         "Rendezvous.compare_and_set",
         "Rendezvous.get",

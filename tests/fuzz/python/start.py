@@ -11,22 +11,22 @@ import time
 from typing import Any
 from unittest import mock
 
-from horovod.core import links, meeting
-from horovod.core.channel import Channel, ChannelError
 from horovod.core.exceptions import StartError
-from horovod.core.starters.offer import Offer
+from horovod.world import links, meeting
+from horovod.world.channel import Channel, ChannelError
+from horovod.world.starters.offer import Offer
 
 MEASURED = {
-    "horovod/core/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
-    "horovod/core/meeting.py": [
+    "horovod/world/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
+    "horovod/world/meeting.py": [
         *("check_record", "read_digest", "_pair", "_check_equal"),
         *("Meeting.judge", "Meeting._judged", "Meeting._all", "Meeting._give_places"),
     ],
-    "horovod/core/agreed_sets.py": [
+    "horovod/world/agreed_sets.py": [
         *("agreed", "check_places", "_is_split", "_read", "_is_given", "_is_rank", "_is_list"),
     ],
-    "horovod/core/topology.py": ["hosts_of", "places_of", "ranks_text"],
-    "horovod/core/starters/offer.py": ["Offer.parse"],
+    "horovod/world/topology.py": ["hosts_of", "places_of", "ranks_text"],
+    "horovod/world/starters/offer.py": ["Offer.parse"],
 }
 LONGEST = 8192
 RANK, SIZE, GENERATION = 0, 4, 7

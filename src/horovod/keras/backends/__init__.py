@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code that differs by the backend of Keras 3: a module for each, with the same functions.
 
-    gradient_list(options, name)   how a list of gradients is reduced (core/gradient_list.py)
+    gradient_list(options, name)   how a list of gradients is reduced (gradients/lists.py)
     accumulation(options)          sums the gradients of several passes: called with a pass' gradients and with what
                                    applies the sums; restart() forgets them
     can_compile()                  whether XLA can hold the reductions
@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.gradient_list import GradientList
+from horovod.gradients.lists import GradientList
 
 __all__ = ["DenseGradients", "current", "graph_backend", "is_eager", "named", "of_tensorflow"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.jax.gradient_list import JaxGradients
 
 __all__ = ["accumulation", "can_compile", "gradient_list"]

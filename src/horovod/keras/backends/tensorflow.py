@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.tensorflow import xla
 from horovod.tensorflow.gradient_aggregation import Sums
 from horovod.tensorflow.gradient_list import TensorFlowGradients

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.keras.backends import DenseGradients
 from horovod.torch.tensors import collectives
 

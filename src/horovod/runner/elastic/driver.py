@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.core.elastic_settings import ElasticSettings
+from horovod.settings.elastic import ElasticSettings
 
 __all__ = ["DISCOVER_HOSTS_FREQUENCY_SECS", "ELASTIC_TIMEOUT_SECS", "ElasticDriver", "Results", "ResultsRecorder"]
 

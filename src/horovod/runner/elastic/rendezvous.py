@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old import names around the rendezvous of elastic jobs, which speaks no HTTP here (core/rendezvous_server.py)."""
+"""Old import names around the rendezvous of elastic jobs, which speaks no HTTP here (world/rendezvous_server.py)."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.settings import Settings
-from horovod.core.tunnel import Tunnel
+from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
+from horovod.world.tunnel import Tunnel
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 

@@ -15,10 +15,10 @@ from horovod.core import basics
 from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import broadcast_object
-from horovod.core.secret import new_secret
-from horovod.core.settings import Settings
+from horovod.settings import Settings
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from horovod.tensorflow.data.registry import ComputeService
+from horovod.world.secret import new_secret
 
 __all__ = ["main"]
 

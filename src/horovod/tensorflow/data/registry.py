@@ -3,7 +3,7 @@
 
 These are its dispatchers, its workers and the training ranks, which may be two jobs. No step of a gradient's way.
 
-It is a rendezvous (core/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
+It is a rendezvous (world/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
 Each entry is written once, so a part that registers twice must say the same.
 """
 
@@ -13,12 +13,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horovod.core.channel import AuthenticationError, ChannelError, ProtocolError
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.network import interface_address
-from horovod.core.rendezvous import Rendezvous
-from horovod.core.rendezvous_server import RendezvousServer
-from horovod.core.tunnel import Guard, Tunnel, process_tunnel
+from horovod.world.channel import AuthenticationError, ChannelError, ProtocolError
+from horovod.world.network import interface_address
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.rendezvous_server import RendezvousServer
+from horovod.world.tunnel import Guard, Tunnel, process_tunnel
 
 __all__ = ["ComputeClient", "ComputeService"]
 
@@ -91,7 +91,7 @@ class ComputeClient:
         return self._rendezvous.local_address()
 
     def open_tunnel(self, dispatcher_id: int) -> Tunnel:
-        """This process' tunnel, which leads to a dispatcher and to all of its workers. See core/tunnel.py."""
+        """This process' tunnel, which leads to a dispatcher and to all of its workers. See world/tunnel.py."""
         workers = [f"worker/{worker}" for worker in self._workers_of(dispatcher_id)]
         names = [self.name_in_tunnel(part) for part in (f"dispatcher/{dispatcher_id}", *workers)]
         tunnel = process_tunnel()

@@ -22,7 +22,7 @@ from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.core.reduction_options import ReductionOptions
+from horovod.gradients.options import ReductionOptions
 from horovod.keras import ops
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import distributed as distributed  # for horovod.tensorflow's own wrapper

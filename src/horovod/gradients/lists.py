@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a list of gradients becomes the ranks' average (step 2 of a gradient's way).
+
+For frameworks that have all gradients in a list: TensorFlow's tape, and the optimizers of Keras. Imports no framework:
+a subclass says how tensors are reduced. (PyTorch's gradients come one by one: gradients/reducer.py.)
+
+The ranks' gradients meet by their place in the list, not by their variables' names: Keras numbers layers by what a
+process has built before, which may differ. The name holds a sum over all shapes, so that two models of one program do
+not take each other's place. The native core knows such names (native/negotiation/gradient_lists.h): ranks that wait for
+each other in different lists have different models.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+import warnings
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.core import context as contexts
+from horovod.core.compression import compressed
+from horovod.core.exceptions import InvalidRequestError
+from horovod.core.native import Average
+from horovod.core.process_sets import ProcessSet
+from horovod.core.requests import check_adasum_ranks
+from horovod.gradients.options import ReductionOptions, check_groups
+
+__all__ = ["GradientList", "local_variables"]
+
+
+# The name of what has reduced gradients that no optimizer has applied yet: by their shapes, hashes of the variables if
+# those are known, and the process set.
+_not_applied: dict[tuple[str, frozenset[int], ProcessSet], str] = {}
+
+
+class GradientList(abc.ABC):
+    """Averages gradients over the ranks of a process set.
+
+    `name`: that of the optimizer or tape, if the options have none. even_alone: reduces in a job of one rank, too, for
+    measurements. is_applied: the reduced gradients go to an optimizer's update at once, not to the script. Raises
+    ValueError for groups that cannot be.
+    """
+
+    def __init__(
+        self,
+        options: ReductionOptions,
+        name: str = "gradients",
+        even_alone: bool = False,
+        is_applied: bool = True,
+    ) -> None:
+        self._is_applied = is_applied
+        self.options = options
+        self.name = options.name or name
+        self.even_alone = even_alone
+        self._local: set[Any] = set()
+        check_groups(options.groups, "variable", lambda member: hasattr(member, "assign"), self.key_of)
+        if options.is_adasum and contexts.is_initialized():
+            check_adasum_ranks(options.process_set.size() or 1)
+
+    # Supplied by a framework's package.
+
+    @abc.abstractmethod
+    def key_of(self, variable: Any) -> Any:
+        """The identity of a variable, as a dictionary's key."""
+
+    @abc.abstractmethod
+    def is_sparse(self, gradient: Any) -> bool:
+        """Whether it has indices and values."""
+
+    @abc.abstractmethod
+    def to_dense(self, gradient: Any) -> Any:
+        """A tensor of any gradient."""
+
+    @abc.abstractmethod
+    def reduce_sparse(self, gradient: Any, name: str) -> Any:
+        """The reduction of a sparse gradient."""
+
+    @abc.abstractmethod
+    def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
+        """The reductions of `tensors`, compressed already; each list of positions in `grouped` as a whole."""
+
+    def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:  # noqa: B027
+        """Tells the others, in reduce_dense with these arguments, that this rank does not come.
+
+        Nothing while a step is compiled: nobody waits yet.
+        """
+
+    def members(self) -> Any:
+        """The number of ranks: a number, or a tensor if later runs of what is compiled now may have another one."""
+        return self.options.process_set.size() or 1
+
+    def divided(self, gradient: Any, divisor: Any) -> Any:
+        """A gradient, sparse or dense, divided by what members() gives."""
+        return gradient / divisor
+
+    def unique(self, name: str) -> str:
+        """`name`, made different from others that may be in flight at the same time."""
+        return name
+
+    # Common to all frameworks.
+
+    def register_local(self, variable: Any) -> None:
+        """The gradient of `variable` is not reduced: every rank trains its own."""
+        self._local.add(self.key_of(variable))
+
+    def is_local(self, variable: Any) -> bool:
+        return bool(self._local) and self.key_of(variable) in self._local
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank takes part and has peers."""
+        process_set = self.options.process_set
+        return process_set.may_have_peers() or (self.even_alone and process_set.included())
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        """The reduced gradients, in order; None stays None. `variables`: needed for groups and local ones."""
+        results = list(gradients)
+        if not self.is_active:
+            return results
+        members = self.members() if self._local else 1
+        reduced = []
+        for index, gradient in enumerate(results):
+            if gradient is None:
+                continue
+            if variables is not None and self.is_local(variables[index]):
+                if self.options.scale_local_gradients:
+                    results[index] = self.divided(gradient, members)
+                continue
+            if self.options.sparse_as_dense or not self.is_sparse(gradient):
+                results[index] = self.to_dense(gradient)
+            reduced.append(index)
+        of = [] if variables is None else [variables[index] for index in reduced]
+        self._watch_double([results[index] for index in reduced], of)
+        name = self.unique(self._name_of([results[index] for index in reduced]))
+        dense = [index for index in reduced if not self.is_sparse(results[index])]
+        for index in set(reduced) - set(dense):
+            results[index] = self.reduce_sparse(results[index], f"{name}.{index}")
+        if dense:
+            grouped = self._grouped(dense, variables)
+            tell = functools.partial(self.tell, grouped, name)
+            pairs = compressed((results[index] for index in dense), self.options.compression, tell)
+            received = self.reduce_dense([sent for sent, _ in pairs], grouped, name)
+            for index, tensor, (_, ctx) in zip(dense, received, pairs, strict=True):
+                results[index] = self.options.compression.decompress(tensor, ctx)
+        return results
+
+    def _name_of(self, gradients: Sequence[Any]) -> str:
+        return f"{self.name}/list-{zlib.crc32(_described(gradients).encode()):08x}"
+
+    def _watch_double(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Warns if an optimizer reduces gradients that a tape has just reduced.
+
+        Without variables: gradients of the same shapes.
+        """
+        described = _described(gradients)
+        key = (described, frozenset(hash(self.key_of(variable)) for variable in variables), self.options.process_set)
+        if not self._is_applied:
+            _not_applied[key] = self.name
+            return
+        before = _not_applied.pop(key, None) if described else None
+        if before is not None:
+            again = "" if self.options.op == Average else ": their sum grows with the number of ranks"
+            warnings.warn(
+                f"{self.name} reduces gradients that {before} seems to have reduced already{again}\n"
+                "hint: use one of the two, with a plain optimizer or a plain tape",
+                stacklevel=4,
+            )
+
+    def _grouped(self, dense: list[int], variables: Sequence[Any] | None) -> list[list[int]]:
+        """Positions in `dense` that are reduced as one. Without groups: each alone."""
+        positions = list(range(len(dense)))
+        wanted = self.options.groups
+        if not wanted:
+            return [[position] for position in positions]
+        if isinstance(wanted, int):
+            count = min(wanted, len(positions))
+            ends = [len(positions) * index // count for index in range(count + 1)]
+            return [positions[start:end] for start, end in itertools.pairwise(ends)]
+        if variables is None:
+            raise InvalidRequestError("groups of variables need the variables that the gradients belong to")
+        position_of = {self.key_of(variables[index]): position for position, index in enumerate(dense)}
+        groups = []
+        for group in wanted:
+            keys = [self.key_of(variable) for variable in group]
+            groups.append(sorted(position_of[key] for key in keys if key in position_of))
+        taken = set(itertools.chain.from_iterable(groups))
+        return [group for group in groups if group] + [[position] for position in positions if position not in taken]
+
+
+def _described(gradients: Sequence[Any]) -> str:
+    return ";".join(f"{gradient.dtype}{gradient.shape}" for gradient in gradients)
+
+
+def local_variables(local_layers: Any) -> list[Any]:
+    """The trainable variables of a Keras layer or a list of layers.
+
+    Raises ValueError for anything else, and for a layer that is not built.
+    """
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise InvalidRequestError(f"local_layers: expected Keras layers, got {type(layer).__name__}")
+        if not getattr(layer, "built", True):
+            raise InvalidRequestError(
+                f"local_layers: layer `{layer.name}` has no variables yet\nhint: build the model first"
+            )
+    return [variable for layer in layers for variable in layer.trainable_weights]

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
+
+Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and parts of the
+table: elastic_settings.py, end_settings.py and training_settings.py.
+
+This is the only file that reads the process' environment, or writes it: changed_environment does, for
+horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
+(`native_settings`) and reads no environment itself. A row is here only if something reads it today, or to say that it
+has no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from horovod.settings import kinds
+from horovod.settings.elastic import ElasticSettings
+from horovod.settings.ending import EndSettings
+from horovod.settings.kinds import Row, SettingError, parse_flag, parsed, setting, spelled
+from horovod.settings.training import TrainingSettings
+
+__all__ = [
+    "Row",
+    "SettingError",
+    "Settings",
+    "changed_environment",
+    "current_environment",
+    "environment_of",
+    "job_directory",
+    "parse_flag",
+    "rows",
+]
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+GPU_WAYS = ("best", "nccl", "host", "mpi")
+INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
+# What the variables of mpirun, srun and torchrun begin with.
+_OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
+_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(EndSettings, ElasticSettings, TrainingSettings):
+    """The values of one process. Build it with `from_environment`, or by keyword in tests."""
+
+    # Tuning
+    fusion_threshold_bytes: int = setting(
+        "HOROVOD_FUSION_THRESHOLD",
+        kinds.integer(0),
+        128 << 20,
+        "How many bytes of tensors are reduced together at most; 0 turns fusion off.",
+        flag="--fusion-threshold-mb",
+        yaml="params.fusion_threshold_mb",
+        flag_unit=1 << 20,
+    )
+    cycle_time_ms: float = setting(
+        "HOROVOD_CYCLE_TIME",
+        kinds.number(0),
+        1.0,
+        "How long a ready tensor that no thread waits for may wait to be fused with others, in milliseconds.",
+        flag="--cycle-time-ms",
+        yaml="params.cycle_time_ms",
+    )
+    groups_apart: bool = setting(
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        kinds.switch(),
+        False,
+        "Tensors of a grouped call are fused with each other only.",
+    )
+    thread_affinity: tuple[int, ...] = setting(
+        "HOROVOD_THREAD_AFFINITY",
+        kinds.cores(),
+        (),
+        "The core of each local rank's engine thread, for example 0,8,16. An operation that a thread waits for runs on "
+        "that thread, which this setting does not move.",
+        flag="--thread-affinity",
+        yaml="library_options.thread_affinity",
+    )
+    cached_names: int = setting(
+        "HOROVOD_CACHE_CAPACITY",
+        kinds.integer(0),
+        7680,
+        "How many tensor names the ranks remember, 7680 at most, and fewer if they are of groups of many tensors. A "
+        "tensor with another name takes a slower way over rank 0.",
+        flag="--cache-capacity",
+        yaml="params.cache_capacity",
+    )
+    transport: str = setting(
+        "HOROVOD_TRANSPORT",
+        kinds.word(),
+        "auto",
+        "How data travels. auto: shared memory inside a host, TCP between hosts. shm, tcp, hierarchical (both), mpi, "
+        "hierarchical-mpi: that one, or an error. horovodrun --check-build lists them.",
+        flag="--transport",
+        yaml="params.transport",
+    )
+    pretend_hosts: tuple[int, ...] = setting(
+        "HOROVOD_PRETEND_HOSTS",
+        kinds.counts(),
+        (),
+        "2,2 divides the ranks of one machine into two hosts of two ranks each, which share no memory with each other. "
+        "For tests.",
+    )
+    instruction_set: str = setting(
+        "HOROVOD_INSTRUCTION_SET",
+        kinds.choice(*INSTRUCTION_SETS),
+        "best",
+        "Instruction set of the reduction kernels; all give the same bits. For tests.",
+    )
+
+    # GPUs
+    gpu_operations: str = setting(
+        "HOROVOD_GPU_OPERATIONS",
+        kinds.choice(*GPU_WAYS),
+        "best",
+        "How GPU tensors travel. nccl: by NCCL, or an error. host: through host memory (mpi means the same). best: by "
+        "NCCL if all ranks of the operation have it and can start it; else through host memory.",
+    )
+    gpu_allreduce: str = setting("HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same, for allreduce only.")
+    gpu_allgather: str = setting("HOROVOD_GPU_ALLGATHER", kinds.choice(*GPU_WAYS), "", "For allgather.")
+    gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
+    gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
+    gpu_reducescatter: str = setting("HOROVOD_GPU_REDUCESCATTER", kinds.choice(*GPU_WAYS), "", "For reducescatter.")
+    tensorflow_gpu: str = setting(
+        "HOROVOD_TENSORFLOW_GPU",
+        kinds.choice("host", "device"),
+        "host",
+        "Where Horovod gets tensors that TensorFlow has on a GPU. host: TensorFlow copies them to host memory and "
+        "back. device: Horovod gets them on the GPU, and HOROVOD_GPU_OPERATIONS decides how they travel, also in "
+        "functions that XLA compiles. device has not run on a GPU yet.",
+    )
+    cuda_library: str = setting(
+        "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
+    )
+    hierarchical_allreduce: bool = setting(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "On GPUs: NCCL reduces inside each host only, and the hosts exchange the sums by TCP or MPI. For clusters "
+        "where NCCL is slow between the hosts, or cannot connect them. Without effect on one host, or unless all hosts "
+        "have the same number of ranks, two or more. Tensors in host memory always travel in two levels.",
+        flag="--hierarchical-allreduce",
+        yaml="params.hierarchical_allreduce",
+    )
+    torus_allreduce: bool = setting(
+        "HOROVOD_TORUS_ALLREDUCE",
+        kinds.switch(),
+        False,
+        "The same two steps, but NCCL also reduces between the hosts, among ranks with the same local rank. It wins "
+        "over HOROVOD_HIERARCHICAL_ALLREDUCE.",
+        flag="--torus-allreduce",
+        yaml="params.torus_allreduce",
+    )
+    nccl_streams: int = setting(
+        "HOROVOD_NUM_NCCL_STREAMS",
+        kinds.integer(1),
+        1,
+        "How many streams NCCL has on a GPU; batches take turns. Each costs the memory of a communicator of NCCL.",
+        flag="--num-nccl-streams",
+        yaml="library_options.num_nccl_streams",
+    )
+    nccl_timeout_s: float = setting(
+        "HOROVOD_NCCL_TIMEOUT_SECONDS",
+        kinds.number(0),
+        600.0,
+        "How long the ranks wait for a GPU or for NCCL, in seconds. After that the job ends. 0 means for ever.",
+    )
+    nccl_library: str = setting(
+        "HOROVOD_NCCL_LIBRARY",
+        kinds.text(),
+        "",
+        "NCCL's file; default: the copy that the framework has loaded, then that of the package nvidia-nccl, then "
+        "libnccl.so.2 of the system.",
+    )
+
+    dynamic_process_sets: bool = setting(
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+        kinds.switch(),
+        False,
+        "Allows add_process_set and remove_process_set after init; init(process_sets='dynamic') does so too.",
+    )
+
+    # Failures
+    stall_check_disable: bool = setting(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        kinds.switch(),
+        False,
+        "Turn off the report of operations that some ranks wait for and others have not called.",
+        flag="--no-stall-check",
+        yaml="not stall_check.enabled",
+    )
+    stall_warning_s: float = setting(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        kinds.number(0),
+        60.0,
+        "How long an operation waits for missing ranks, or for a GPU, before it is reported, in seconds; 0 turns the "
+        "report off. Ranks that wait for each other for ever are reported after 10 s at most, and get an error.",
+        flag="--stall-check-warning-time-seconds",
+        yaml="stall_check.warning_time_seconds",
+    )
+    stall_shutdown_s: float = setting(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        kinds.number(0),
+        0.0,
+        "How long an operation waits for missing ranks before the job is ended, in seconds; 0 means for ever.",
+        flag="--stall-check-shutdown-time-seconds",
+        yaml="stall_check.shutdown_time_seconds",
+    )
+    start_timeout_s: float = setting(
+        "HOROVOD_START_TIMEOUT",
+        kinds.number(0.1),
+        30.0,
+        "How long the ranks wait for each other in init, and later when NCCL starts, in seconds.",
+        flag="--start-timeout",
+    )
+    frozen_timeout_s: float = setting(
+        "HOROVOD_FROZEN_TIMEOUT_SECONDS",
+        kinds.number(0),
+        3.0,
+        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; ten "
+        "times as long if it only waits for a core. 0 means for ever, and then ranks of other hosts wait for it, too, "
+        "as long as its host answers.",
+    )
+    lost_timeout_s: float = setting(
+        "HOROVOD_LOST_TIMEOUT_SECONDS",
+        kinds.number(0),
+        5.0,
+        "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
+        "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
+    )
+    fault_point: str = setting(
+        "HOROVOD_FAULT_POINT",
+        kinds.text(),
+        "",
+        "POINT[@N]:kill, :stop, :exitN or :pauseN (milliseconds) ends, stops or holds up this process at its Nth pass "
+        "through a named moment, counted from its first init on. For tests.",
+    )
+    log_level: str = setting(
+        "HOROVOD_LOG_LEVEL",
+        kinds.choice(*LOG_LEVELS),
+        "warning",
+        "The least severe message that is written.",
+        flag="--log-level",
+        yaml="logging.level",
+        choices=LOG_LEVELS,
+    )
+
+    log_hide_time: bool = setting(
+        "HOROVOD_LOG_HIDE_TIME",
+        kinds.switch(),
+        True,
+        "Write no local time in warnings (the default). HOROVOD_LOG_HIDE_TIME=0 or --log-with-timestamp writes it.",
+        flag="--log-hide-timestamp",
+        yaml="not logging.with_timestamp",
+    )
+    log_timestamp: bool = setting("HOROVOD_LOG_TIMESTAMP", kinds.switch(), False, "Alias for HOROVOD_LOG_HIDE_TIME=0.")
+    timeline: str = setting(
+        "HOROVOD_TIMELINE",
+        kinds.text(),
+        "",
+        "File into which all ranks write what happens to each tensor; Chrome's and Perfetto's viewers show it. "
+        "DYNAMIC: no file until start_timeline is called, which works without this setting, too.",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+    )
+    timeline_mark_cycles: bool = setting(
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        kinds.switch(),
+        False,
+        "Mark each batch in the timeline as well.",
+        flag="--timeline-mark-cycles",
+        yaml="timeline.mark_cycles",
+    )
+
+    # Identity: set by the launcher, read by every rank
+    rank: int | None = setting("HOROVOD_RANK", kinds.integer(0), None, "The rank of this process.")
+    size: int | None = setting("HOROVOD_SIZE", kinds.integer(1), None, "Number of ranks in the job.")
+    local_rank: int | None = setting(
+        "HOROVOD_LOCAL_RANK", kinds.integer(0), None, "This process's rank among the ranks on its host."
+    )
+    local_size: int | None = setting("HOROVOD_LOCAL_SIZE", kinds.integer(1), None, "Number of ranks on this host.")
+    cross_rank: int | None = setting(
+        "HOROVOD_CROSS_RANK", kinds.integer(0), None, "Index of this host among the hosts that have this local rank."
+    )
+    cross_size: int | None = setting(
+        "HOROVOD_CROSS_SIZE", kinds.integer(1), None, "Number of hosts that have this local rank."
+    )
+    hostname: str = setting("HOROVOD_HOSTNAME", kinds.text(), "", "The name of this host in the launcher's list.")
+    rendezvous_address: str = setting(
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        kinds.text(),
+        "",
+        "Address of the rendezvous, at which the ranks find each other.",
+    )
+    rendezvous_port: int | None = setting(
+        "HOROVOD_GLOO_RENDEZVOUS_PORT", kinds.integer(1), None, "Port of the rendezvous."
+    )
+    network_interface: str = setting(
+        "HOROVOD_GLOO_IFACE",
+        kinds.text(),
+        "",
+        "Network interface (a,b: the first that a host has) between ranks; default: what leads to the rendezvous.",
+        flag="--network-interface",
+    )
+    controller: str = setting(
+        "HOROVOD_CONTROLLER",
+        kinds.text(),
+        "gloo",
+        "mpi: the ranks find each other by MPI, or init fails; else this is found out by itself.",
+    )
+    cpu_operations: str = setting(
+        "HOROVOD_CPU_OPERATIONS",
+        kinds.text(),
+        "",
+        "What moves data between hosts if HOROVOD_TRANSPORT says nothing: gloo or tcp, our own transports, or mpi.",
+    )
+    secret_file: str = setting(
+        "HOROVOD_SECRET_FILE", kinds.text(), "", "File with the job's secret; only its owner may be able to read it."
+    )
+
+    rendezvous_directory: str = setting(
+        "HOROVOD_RENDEZVOUS_DIRECTORY",
+        kinds.text(),
+        "",
+        "Shared folder in which ranks of mpirun, srun or torchrun find each other; default: mpi4py, or ~/.horovod.",
+    )
+    job_directory: str = setting(
+        "HOROVOD_JOB_DIRECTORY",
+        kinds.text(),
+        "",
+        "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
+    )
+
+    # What other launchers say of this process, for world/starters
+    launch_environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that `environment`, by default this process', spells. Raises SettingError."""
+        if environment is None:
+            environment = os.environ
+        values: dict[str, Any] = {}
+        for row in rows():
+            text = environment.get(row.variable)
+            if text is not None and (text.strip() or row.parse is str):
+                values[row.keyword] = parsed(row, text)
+        starts = tuple(_OF_LAUNCHERS.split())
+        return cls(**values, launch_environment={n: v for n, v in environment.items() if n.startswith(starts)})
+
+    def native_settings(self) -> list[tuple[str, str]]:
+        """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
+        warning_s = 0.0 if self.stall_check_disable else self.stall_warning_s
+        shutdown_s = 0.0 if self.stall_check_disable else self.stall_shutdown_s
+        return [
+            ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
+            ("cycle_time_ms", str(self.cycle_time_ms)),
+            ("cached_names", str(self.cached_names)),
+            ("groups_apart", spelled(self.groups_apart)),
+            *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
+            ("stall_warning_ms", str(_milliseconds(warning_s))),
+            ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
+            ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
+            ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
+            ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
+            ("fault_point", self.fault_point),
+            *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
+            ("cuda_library", self.cuda_library),
+            ("nccl_library", self.nccl_library),
+            ("nccl_streams", str(self.nccl_streams)),
+            ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
+            ("gpu_levels", self._gpu_levels),
+            ("transport", self.communicator),
+            ("instruction_set", self.instruction_set),
+            ("log_level", self.log_level),
+            ("log_time", spelled(self.log_time)),
+        ]
+
+    @property
+    def _gpu_ways(self) -> dict[str, str]:
+        return {
+            "allreduce": self.gpu_allreduce,
+            "allgather": self.gpu_allgather,
+            "broadcast": self.gpu_broadcast,
+            "alltoall": self.gpu_alltoall,
+            "reducescatter": self.gpu_reducescatter,
+        }
+
+    @property
+    def _gpu_levels(self) -> str:
+        return "torus" if self.torus_allreduce else "hierarchical" if self.hierarchical_allreduce else "none"
+
+    @property
+    def on_gpus(self) -> str:
+        """How tensors on GPUs travel, in one text that all ranks must have."""
+        words = {name: self._gpu_way(way) for name, way in self._gpu_ways.items()}
+        words |= {"levels": self._gpu_levels, "streams": str(self.nccl_streams), "tensorflow": self.tensorflow_gpu}
+        return " ".join(f"{name}={word}" for name, word in words.items())
+
+    def _gpu_way(self, of_operation: str) -> str:
+        way = of_operation or self.gpu_operations
+        return "host" if way == "mpi" else way
+
+    def _log_start(self) -> str:
+        return f"{datetime.datetime.now():[%Y-%m-%d %H:%M:%S.%f] }" if self.log_time else ""
+
+    @property
+    def log_time(self) -> bool:
+        """Whether warnings carry the time."""
+        return self.log_timestamp or not self.log_hide_time
+
+    def _core(self) -> int | None:
+        local_rank = self.local_rank or 0
+        if local_rank < len(self.thread_affinity):
+            return self.thread_affinity[local_rank]
+        if self.thread_affinity and self.log_level not in ("error", "fatal"):
+            print(
+                f"{self._log_start()}horovod: warning: HOROVOD_THREAD_AFFINITY={spelled(self.thread_affinity)} has no "
+                f"core for local rank {local_rank}, whose engine's thread may run anywhere",
+                file=sys.stderr,
+            )
+        return None
+
+    @property
+    def communicator(self) -> str:
+        """What moves data: a name of the native registry, or auto."""
+        by_mpi = self.transport == "auto" and self.cpu_operations.strip().lower() == "mpi"
+        return "hierarchical-mpi" if by_mpi else self.transport
+
+    def unsupported(self) -> str | None:
+        """What is asked for and not there yet: two lines for an error, or None."""
+        for value, variable in (
+            (self.controller, "HOROVOD_CONTROLLER"),
+            (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),
+        ):
+            if value.strip().lower() not in ("", "gloo", "tcp", "mpi"):
+                return f"{variable}={value} is not supported\nhint: unset it, or set tcp (our own transports) or mpi"
+        return None
+
+
+def rows() -> tuple[Row, ...]:
+    """The registry, in the order in which it is documented."""
+    return tuple(
+        Row(keyword=field.name, **field.metadata["row"]) for field in dataclasses.fields(Settings) if field.metadata
+    )
+
+
+def environment_of(**values: object) -> dict[str, str]:
+    """The environment variables that spell these keywords; the inverse of `from_environment`."""
+    variable = {row.keyword: row.variable for row in rows()}
+    return {variable[keyword]: spelled(value) for keyword, value in values.items() if value is not None}
+
+
+def job_directory() -> str:
+    """The job's folder for temporary files, empty without a launcher. For a look before any setting is checked."""
+    return os.environ.get(next(row.variable for row in rows() if row.keyword == "job_directory"), "")
+
+
+def current_environment() -> dict[str, str]:
+    """A copy of this process' environment, for the processes that a launcher starts."""
+    return dict(os.environ)
+
+
+@contextlib.contextmanager
+def changed_environment(**kwargs: str | None) -> Iterator[None]:
+    """A block in which these environment variables are set, or not set if None is given: horovod.common.util.env."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    try:
+        _change_environment(kwargs)
+        yield
+    finally:
+        _change_environment(before)
+
+
+def _change_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _milliseconds(seconds: float) -> int:
+    # Never rounded down to 0, which means "off".
+    return math.ceil(seconds * 1000)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of training: a part of the table in settings.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from horovod.settings import kinds
+from horovod.settings.kinds import setting
+
+__all__ = ["TrainingSettings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSettings:
+    """The same on all ranks."""
+
+    replica_check: str = setting(
+        "HOROVOD_REPLICA_CHECK",
+        kinds.choice("warn", "error"),
+        "warn",
+        "What an optimizer does if the ranks' parameters, or options such as the learning rate, differ before a step.",
+    )
+    replica_check_steps: int = setting(
+        "HOROVOD_REPLICA_CHECK_STEPS",
+        kinds.integer(0),
+        1,
+        "1: optimizers compare the ranks' parameters and options before their first step. More: also before every so "
+        "many steps. 0: never.",
+    )

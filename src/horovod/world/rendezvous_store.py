@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of the rendezvous: keys and values, who waits for which, the current generation, and which ranks are gone.
+
+Pure: no thread, no clock, no socket. rendezvous_server.py feeds it with requests and carries its answers.
+
+Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number,
+and those of its start (`world/<generation>/`) are forgotten two generations later.
+The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
+same cause.
+
+In an elastic job the launcher decides which generation there is and who is in it (`lead`), and speaks with the workers
+(`say`, `hear`; mailboxes.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from horovod.world.mailboxes import Mailboxes
+
+__all__ = ["MAX_KEYS", "WorkerListener", "Reply", "Store", "Wait"]
+
+MAX_KEYS = 1 << 18
+MAX_WAIT_S = 3600.0
+
+Reply = Callable[[dict[str, Any]], None]
+# Hears a worker's number and its word. Must not block.
+WorkerListener = Callable[[int, Any], None]
+
+
+@dataclasses.dataclass(eq=False)
+class Wait:
+    """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled.
+
+    `is_for_words`: a worker waits for the launcher's word instead, whatever happens to ranks.
+    """
+
+    keys: list[str]
+    missing: set[str]
+    deadline_s: float
+    reply: Reply
+    over: bool = False
+    is_for_words: bool = False
+
+    def cancel(self) -> None:
+        self.over = True
+
+
+class Store:
+    """Not thread-safe. Times are those of any one clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._waits_for: dict[str, list[Wait]] = {}
+        self._deadlines: list[tuple[float, int, Wait]] = []
+        self._numbers = itertools.count()
+        self._generation = 0
+        self._entered: dict[int, tuple[str, Any]] = {}  # by rank: the process in the current generation, and who it is
+        self._places: list[dict[str, Any]] = []  # by rank: what the launcher says of its place
+        self._abandoned = False  # a rank could not start in the current generation: nobody joins it any more
+        self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
+        self._listener: WorkerListener | None = None  # in an elastic job
+        self._mailboxes = Mailboxes()
+        self._awaits: dict[int, tuple[int, Wait]] = {}  # by worker: the last word that it has, and its wait for more
+
+    # what the launcher does
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that a rank has entered."""
+        return self._generation
+
+    def entered(self) -> list[int]:
+        """The ranks that have entered this generation so far, in order."""
+        return sorted(self._entered)
+
+    def put(self, key: str, value: Any) -> None:
+        self._values[key] = value
+        for wait in self._waits_for.pop(key, ()):
+            wait.missing.discard(key)
+            if not wait.missing:
+                self._finish(wait)
+
+    def get(self, key: str) -> Any:
+        """The value, or None; does not wait."""
+        return self._values.get(key)
+
+    def compare_and_set(self, key: str, value: Any) -> Any:
+        """Stores `value` if the key is new; returns the value that stands then."""
+        if key not in self._values:
+            self.put(key, value)
+        return self._values[key]
+
+    def gone(self, rank: int, text: str) -> None:
+        """A rank has ended or stopped.
+
+        All who wait for a key are told so instead; every start that needs all ranks waits for one. If several ranks are
+        gone, the first one is named.
+        """
+        self._gone.setdefault(rank, text)
+        for _, _, wait in self._deadlines:
+            if not wait.is_for_words:
+                self._finish(wait)
+        self._deadlines = [one for one in self._deadlines if not one[2].over]
+        heapq.heapify(self._deadlines)
+        self._waits_for.clear()
+
+    def assign(self, places: list[dict[str, Any]]) -> None:
+        """Sets the place that a rank is told when it enters from now on.
+
+        Without this, the rank uses its environment.
+        """
+        self._places = places
+
+    def listen(self, listener: WorkerListener) -> None:
+        """This is an elastic job: `listener` hears what its workers say."""
+        self._listener = listener
+
+    def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
+        """The launcher has made a generation: nobody is gone from it, and whoever wants another one is refused."""
+        self._generation, self._places = generation, places
+        self._entered, self._gone = {}, {}
+        self._forget_starts_before(generation)
+        self._values.pop(f"failure/{generation - 2}", None)
+        # Those that were cancelled: a start waits for a key that never comes, until it is over (start_watch.py).
+        self._waits_for = {
+            key: left for key, waits in self._waits_for.items() if (left := [wait for wait in waits if not wait.over])
+        }
+
+    def tell(self, worker: int, word: Any) -> None:
+        """A word for a worker, which it gets when it next asks."""
+        self._mailboxes.tell(worker, word)
+        after, wait = self._awaits.pop(worker, (0, None))
+        if wait is not None and not wait.over:
+            wait.over = True
+            wait.reply({"words": self._mailboxes.after(worker, after)})
+
+    def forget_worker(self, worker: int) -> None:
+        """It has ended."""
+        self._mailboxes.forget(worker)
+        self._awaits.pop(worker, None)
+
+    def expire(self, now_s: float) -> float | None:
+        """Answers the waits whose time is up; returns when the next one's is."""
+        while self._deadlines and (self._deadlines[0][2].over or self._deadlines[0][0] <= now_s):
+            self._finish(heapq.heappop(self._deadlines)[2])
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # what ranks ask
+
+    def ask(self, request: Any, now_s: float, reply: Reply) -> Wait | None:
+        """Answers now, or returns the wait that will.
+
+        Never raises for what an authenticated peer may send: the answer says what is wrong with it.
+        """
+        match request:
+            case {"op": "put" | "compare_and_set", "key": str(), "value": _} if len(self._values) >= MAX_KEYS:
+                reply({"error": f"the rendezvous holds {MAX_KEYS} keys already"})
+            case {"op": "put", "key": str(key), "value": value}:
+                self.put(key, value)
+                reply({})
+            case {"op": "compare_and_set", "key": str(key), "value": value}:
+                reply({"value": self.compare_and_set(key, value)})
+            case {"op": "enter", "rank": int(rank), "process": str(process), "generation": int(generation)}:
+                reply(self._enter_led(generation, rank, process, request.get("who")))
+            case {"op": "enter", "rank": int(rank), "process": str(process)}:
+                reply(self._enter(rank, process, request.get("who")))
+            case {"op": "say", "worker": int(worker), "number": int(number), "word": word} if self._listener:
+                if self._mailboxes.is_new(worker, number):
+                    self._listener(worker, word)
+                reply({})
+            case {"op": "hear", "worker": int(worker), "after": int(after), "timeout_ms": int(timeout_ms)}:
+                return self._hear(worker, after, now_s, timeout_ms, reply)
+            case {"op": "entered", "generation": int(generation)}:
+                reply({"ranks": self.entered() if generation == self._generation else []})
+            case {"op": "abandon", "generation": int(generation), "rank": int(rank), "process": str(process)}:
+                # Not the word of a second process of that rank, which has no place in it.
+                self._abandoned |= generation == self._generation and self._process_of(rank) == process
+                reply({})
+            case {"op": "started"}:
+                reply({})
+            case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
+                return self._get([key for key in keys if isinstance(key, str)], now_s, _seconds(timeout_ms), reply)
+            case _:
+                reply({"error": "the rendezvous does not know this request"})
+        return None
+
+    def _enter(self, rank: int, process: str, who: Any) -> dict[str, Any]:
+        """The generation that a process which calls init belongs to, and its place there.
+
+        If the process is already in the current generation, it starts the next one. Two processes with the same rank
+        get the same generation, and the start then detects the duplicate.
+        """
+        if self._abandoned or self._process_of(rank) == process:
+            self._generation += 1
+            self._entered = {}
+            self._abandoned = False
+            self._forget_starts_before(self._generation)
+        self._gone.pop(rank, None)  # it has come again
+        return self._entered_as(rank, process, who)
+
+    def _enter_led(self, generation: int, rank: int, process: str, who: Any) -> dict[str, Any]:
+        if generation != self._generation:
+            return {"error": f"generation {generation} is over; this is generation {self._generation}"}
+        return self._entered_as(rank, process, who)
+
+    def _entered_as(self, rank: int, process: str, who: Any) -> dict[str, Any]:
+        first, other = self._entered.setdefault(rank, (process, who))
+        entry: dict[str, Any] = {"generation": self._generation}
+        if 0 <= rank < len(self._places):
+            entry["place"] = self._places[rank]
+        if first != process:
+            entry["other"] = other
+        return {"entry": entry}
+
+    def _hear(self, worker: int, after: int, now_s: float, timeout_ms: int, reply: Reply) -> Wait | None:
+        words = self._mailboxes.after(worker, after)
+        wait = Wait([], set(), now_s + _seconds(timeout_ms), reply, is_for_words=True)
+        if words or timeout_ms <= 0:
+            reply({"words": words})
+            return None
+        self._awaits[worker] = after, wait
+        heapq.heappush(self._deadlines, (wait.deadline_s, next(self._numbers), wait))
+        return wait
+
+    def _forget_starts_before(self, generation: int) -> None:
+        self._forget(f"world/{generation - 2}/")  # whoever is late is in the one before this
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._values if key.startswith(prefix)]:
+            del self._values[key]
+
+    def _process_of(self, rank: int) -> str | None:
+        """The process that has entered the current generation as this rank."""
+        entered = self._entered.get(rank)
+        return None if entered is None else entered[0]
+
+    def _get(self, keys: list[str], now_s: float, timeout_s: float, reply: Reply) -> Wait | None:
+        missing = {key for key in keys if key not in self._values}
+        wait = Wait(keys, missing, now_s + timeout_s, reply)
+        if not missing or self._gone or timeout_s <= 0:
+            self._finish(wait)
+            return None
+        for key in missing:
+            self._waits_for.setdefault(key, []).append(wait)
+        heapq.heappush(self._deadlines, (wait.deadline_s, next(self._numbers), wait))
+        return wait
+
+    def _finish(self, wait: Wait) -> None:
+        if wait.over:
+            return
+        wait.over = True
+        if wait.is_for_words:
+            wait.reply({"words": []})
+            return
+        values = {key: self._values[key] for key in wait.keys if key in self._values}
+        answer: dict[str, Any] = {"values": values}
+        if wait.missing and self._gone:
+            rank, text = next(iter(self._gone.items()))
+            answer["gone"] = {"rank": rank, "text": text}
+        wait.reply(answer)
+        for key in wait.missing:  # it was answered without them
+            waiting = self._waits_for.get(key)
+            if waiting is not None and wait in waiting:
+                waiting.remove(wait)
+
+
+def _seconds(timeout_ms: int) -> float:
+    """An integer of JSON has no limit, unlike the float that the clock takes."""
+    return min(max(timeout_ms, 0), MAX_WAIT_S * 1000) / 1000

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who else starts ranks: mpirun, srun, torchrun. Serves the start of a world that horovodrun did not start.
+
+A starter is a file with the function `recognise`, and a row here. The innermost comes first: torchrun runs below srun,
+and mpirun's processes on other hosts see the variables of the srun that carried them there.
+
+    job.py       the ranks find each other: rank 0 runs the rendezvous, the others get its address
+    mpi.py       ... through mpi4py
+    folder.py    ... through a file in a folder that all hosts share
+    orphans.py   what becomes of a rank whose launcher was killed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.core.exceptions import StartError
+from horovod.core.wording import counted
+from horovod.settings import Settings
+from horovod.world.starters import hydra, open_mpi, orphans, slurm, torchrun
+from horovod.world.starters.base import Environment, Started
+
+__all__ = ["STARTERS", "Started", "announced_world", "end_with_launcher", "recognise", "started_by", "world_size"]
+
+STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
+
+
+def recognise(environment: Environment) -> Started | None:
+    """Who started this process, if it is one of several. Raises StartError if its rank cannot be."""
+    started = _innermost(environment)
+    return started if started is not None and started.size > 1 else None
+
+
+def _innermost(environment: Environment) -> Started | None:
+    for one in STARTERS:
+        started = one(environment)
+        if started is None:
+            continue
+        if started.rank >= started.size:
+            text = f"{started.launcher} says that this is rank {started.rank} of {started.size}"
+            raise StartError(text, "start-settings")
+        return started
+    return None
+
+
+def started_by(settings: Settings, comm: Any) -> Started | None:
+    """Who started this rank, if it was not horovodrun. `comm`: the communicator that init was given, or None."""
+    if comm is not None and not settings.rendezvous_address:
+        return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
+    if comm is not None and comm.Get_size() != settings.size:
+        raise StartError(
+            f"init was given a communicator of {counted(comm.Get_size(), 'process', 'processes')}, but horovodrun "
+            f"started {settings.size} ranks, which MPI does not know\n"
+            "hint: start the script with mpirun, or call init without a communicator",
+            "start-mpi",
+        )
+    # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
+    if settings.rendezvous_address or settings.size == 1:
+        return None
+    return recognise(settings.launch_environment)
+
+
+def end_with_launcher(settings: Settings) -> None:
+    """From now on, this rank ends if what has started it is killed, unless horovodrun sees to that."""
+    started = recognise(settings.launch_environment)
+    if settings.end_with_launcher and started is not None:
+        orphans.watch(started, recognise, settings.termination_grace_s)
+
+
+def world_size(environment: Environment) -> int:
+    """How many processes were started together, as far as is known; 1 if there is no word of it."""
+    started = recognise(environment)
+    return 1 if started is None else started.size
+
+
+def announced_world(environment: Environment) -> tuple[str, str] | None:
+    """The word of a launcher that is not known here that this process is one of several, as (variable, value)."""
+    candidates = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"]
+    started = _innermost(environment)
+    # Not if mpirun has started one process inside of a job with several tasks.
+    if (started is None or started.size > 1) and (slurm.is_step(environment) or "PMIX_RANK" in environment):
+        candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
+    found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
+    several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]
+    # What is no number may well have meant several: whoever would train alone has to ask.
+    unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
+    return next(iter(several + unreadable), None)
