@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
-Imports nothing of ours but setting_kinds.py, which says what a row is and how its value is read, and parts of the
-table: elastic_settings.py, end_settings.py and training_settings.py.
+Imports nothing of ours but kinds.py, which says what a row is and how its value is read, and parts of the table:
+elastic.py, ending.py and training.py.
 
 This is the only file that reads the process' environment, or writes it: changed_environment does, for
 horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings

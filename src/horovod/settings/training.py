@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of training: a part of the table in settings.py."""
+"""The settings of training: a part of the table in table.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How elastic jobs end other than with success: a part of the table in explanations.py."""
+"""How elastic jobs end other than with success: a part of the table in table.py."""
 
 from __future__ import annotations
 

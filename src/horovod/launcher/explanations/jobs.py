@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last words of horovodrun mean: a part of the table in explanations.py. Imports nothing of ours."""
+"""What the last words of horovodrun mean: a part of the table in table.py. Imports nothing of ours."""
 
 from __future__ import annotations
 

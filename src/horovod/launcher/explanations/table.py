@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each error code means and what to do about it.
 
-One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; parts of it are in explanations_of_jobs.py
-and explanations_of_elastic.py.
+One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; parts of it are in jobs.py and
+elastic.py.
 """
 
 from __future__ import annotations
