@@ -47,7 +47,7 @@ from support.elastic_jobs import LEDGER, ElasticJob, ledgers  # noqa: E402
 HEAD = """
 import numpy as np
 import horovod.core as hvd
-from horovod.elastic.worker import run_fn
+from horovod.elastic.worker.wrapper import run_fn
 from horovod.torch.elastic_state import TorchState
 import torch
 

@@ -5,7 +5,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from horovod.launcher.flags import parser as make_parser
+from horovod.launcher.options.flags import parser as make_parser
 
 
 def manual() -> str:

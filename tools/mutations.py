@@ -547,7 +547,7 @@ MUTATIONS = (
     ),
     Mutation(
         "silent-agent-is-waited-for",
-        "src/horovod/launcher/agents.py",
+        "src/horovod/launcher/job/agents.py",
         "if limit_s and now - agent.heard_s >= limit_s]",
         "if limit_s and agent.done and now - agent.heard_s >= limit_s]",
         "a stopped agent leaves the launcher silent",
@@ -567,7 +567,7 @@ MUTATIONS = (
     ),
     Mutation(
         "opposite-key-is-taken-as-it-stands",
-        "src/horovod/launcher/config_file.py",
+        "src/horovod/launcher/options/config_file.py",
         "not parsed if opposite else parsed",
         "parsed",
         "`stall_check: {enabled: true}` in a configuration file turns the check off",
@@ -575,7 +575,7 @@ MUTATIONS = (
     ),
     Mutation(
         "allocation-wins-over-hosts",
-        "src/horovod/launcher/host_list.py",
+        "src/horovod/launcher/options/host_list.py",
         "    if hosts:\n        origin",
         "    if hosts and allocation is None:\n        origin",
         "-H is ignored inside a batch system's job",
@@ -591,7 +591,7 @@ MUTATIONS = (
     ),
     Mutation(
         "launcher-ends-with-its-terminal",
-        "src/horovod/launcher/supervision.py",
+        "src/horovod/launcher/job/supervision.py",
         "with contextlib.suppress(OSError):  # nobody",
         "with contextlib.suppress(BrokenPipeError):  # nobody",
         "ranks are killed without a word if horovodrun's terminal is closed",
@@ -623,7 +623,7 @@ MUTATIONS = (
     ),
     Mutation(
         "more-ranks-than-room",
-        "src/horovod/launcher/room.py",
+        "src/horovod/launcher/options/room.py",
         "ranks > lowest.ranks",
         "ranks < 0",
         "a job that the system does not allow starts processes until it fails",
@@ -647,7 +647,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hosts-that-are-not-ready-are-used",
-        "src/horovod/launcher/roll_call.py",
+        "src/horovod/launcher/job/roll_call.py",
         "problems = {host: found for host, found in self._problems.items() if found}",
         "problems: dict[str, list[tuple[str, str]]] = {}",
         "ranks start although a host cannot hold its own",
@@ -655,7 +655,7 @@ MUTATIONS = (
     ),
     Mutation(
         "another-version-is-good-enough",
-        "src/horovod/launcher/roll_call.py",
+        "src/horovod/launcher/job/roll_call.py",
         "if version == __version__:",
         "if version:",
         "an agent of another version gets orders that it may not understand",
@@ -663,7 +663,7 @@ MUTATIONS = (
     ),
     Mutation(
         "address-of-one-host-for-all",
-        "src/horovod/launcher/roll_call.py",
+        "src/horovod/launcher/job/roll_call.py",
         "if not any(one in why for why",
         "if not all(one in why for why",
         "the ranks meet at an address that some hosts cannot reach",
@@ -671,7 +671,7 @@ MUTATIONS = (
     ),
     Mutation(
         "zombies-hide-their-children",
-        "src/horovod/launcher/processes.py",
+        "src/horovod/launcher/host/processes.py",
         "        if fields:\n            lives",
         "        if fields and fields[0] not in _DEAD:\n            lives",
         "a process whose parent is just ending is left behind",
@@ -687,7 +687,7 @@ MUTATIONS = (
     ),
     Mutation(
         "words-of-a-shell-are-events",
-        "src/horovod/launcher/agent_link.py",
+        "src/horovod/launcher/job/agent_link.py",
         "_, greeting, rest = (self._before_greeting + data).partition(GREETING)",
         "greeting, rest = GREETING, self._before_greeting + data",
         "what the user's shell prints on another host ends the job",
@@ -695,7 +695,7 @@ MUTATIONS = (
     ),
     Mutation(
         "old-lines-are-last-words",
-        "src/horovod/launcher/failure.py",
+        "src/horovod/launcher/job/failure.py",
         "end_s - line.time_s <= _RECENT_S]",
         "end_s - line.time_s <= 1e9]",
         "a killed rank's old warnings stand beside the cause",
@@ -752,7 +752,7 @@ MUTATIONS = (
     ),
     Mutation(
         "left-is-lost",
-        "src/horovod/launcher/failure.py",
+        "src/horovod/launcher/job/failure.py",
         'cause.kind == "RANK_LEFT"',
         'cause.kind == "NEVER"',
         "the last words call a rank lost that has shut down too early",
@@ -1137,7 +1137,7 @@ MUTATIONS = (
     ),
     Mutation(
         "nohup-is-overruled",
-        "src/horovod/launcher/terminal.py",
+        "src/horovod/launcher/job/terminal.py",
         "if before[number] is not signal.SIG_IGN:  # nohup",
         "if before[number] is not None:",
         "a job started under nohup ends with its terminal",
@@ -1600,7 +1600,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-commit-of-what-was-aborted",
-        "src/horovod/elastic/state.py",
+        "src/horovod/elastic/state/state.py",
         "        contexts.current().settle()\n",
         "        pass\n",
         "a commit saves a step whose reduction NCCL has aborted",
@@ -1608,7 +1608,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-lost-and-used-again",
-        "src/horovod/elastic/worker.py",
+        "src/horovod/elastic/worker/wrapper.py",
         "error.failed_rank == rank:",
         "False:",
         "a worker whose GPU has failed goes on in the next world",
@@ -1873,7 +1873,7 @@ MUTATIONS = (
     ),
     Mutation(
         "secret-of-another-namespace",
-        "src/horovod/launcher/agent.py",
+        "src/horovod/launcher/host/agent.py",
         "secret = [self._secret_file.descriptor] if self._secret_file is not None else []",
         "secret = []",
         "ranks in PID or user namespaces of their own cannot read the job's secret",
@@ -2028,7 +2028,7 @@ MUTATIONS = (
     # elastic jobs: the driver, in every order of events
     Mutation(
         "elastic-each-decides-to-sync",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "        turn.tell(worker.number, record)\n    if any(",
         "        own = World(generation, record.members, held[worker.number] == NO_STATE, record.base, record.reason)\n"
         "        turn.tell(worker.number, own)\n"
@@ -2038,7 +2038,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-no-watch-on-forming",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "    if number in job.members:\n        _leave_world(turn, orderly=False)\n",
         "",
         "the end of a member counts only if another member notices it, which none can while they form",
@@ -2046,7 +2046,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-generation-counted-by-each",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "        turn.tell(worker.number, record)\n    if any(",
         "        number = held[worker.number][0] + 1\n"
         "        turn.tell(worker.number, World(number, record.members, record.sync, record.base, record.reason))\n"
@@ -2056,7 +2056,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-root-by-age",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "max(members, key=lambda worker: (held[worker.number], -worker.number)).number",
         "min(worker.number for worker in members)",
         "the oldest worker is rank 0, though another one holds a newer state",
@@ -2064,7 +2064,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-survivors-not-awaited",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "    if missing(turn.job):\n        return\n",
         "",
         "the next world forms before all members of the last one have come or ended",
@@ -2072,7 +2072,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-stale-attend-counts",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         " or said_of < job.generation):",
         " or False):",
         "what a worker said before it read of the newest world counts for that world",
@@ -2080,7 +2080,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-reconnect-not-answered",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "        turn.tell(number, job.record)\n        if job.lost",
         "        if job.lost",
         "a worker whose connection broke while it was told of its world is not told again",
@@ -2105,7 +2105,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-keras-no-slots",
-        "src/horovod/elastic/keras_state.py",
+        "src/horovod/elastic/state/keras_state.py",
         "            build_optimizer(optimizer, model.trainable_variables)\n",
         "",
         "an optimizer that has made no step has no slots, so they are not sent to it: horovod#2652",
@@ -2113,7 +2113,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-errors-of-frameworks",
-        "src/horovod/elastic/decorator.py",
+        "src/horovod/elastic/worker/decorator.py",
         "if not isinstance(cause, HorovodInternalError):",
         "if True:",
         "the loss of a worker in a compiled step ends the others, because TensorFlow's error is not Horovod's",
@@ -2121,7 +2121,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-order-of-hosts",
-        "src/horovod/elastic/discovery.py",
+        "src/horovod/elastic/drive/discovery.py",
         "if dict(hosts) != dict(self._hosts)",
         "if hosts != self._hosts",
         "a discovery script that lists the same hosts in another order interrupts the training",
@@ -2130,7 +2130,7 @@ MUTATIONS = (
     # elastic jobs: the driver's glue, a worker's session, agents
     Mutation(
         "elastic-planned-by-number",
-        "src/horovod/elastic/driver.py",
+        "src/horovod/elastic/drive/driver.py",
         "local_rank=worker.slot, ",
         "",
         "a worker that joins above an empty slot chooses the device of the one that will fill it",
@@ -2138,7 +2138,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-left-well-is-in-the-next-world",
-        "src/horovod/elastic/driver.py",
+        "src/horovod/elastic/drive/driver.py",
         "        while self._left_well and self.job.phase != LIVE:",
         "        while False:",
         "a member whose process has ended with success is waited for in the next world",
@@ -2146,7 +2146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-reserve-stops-the-others",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         " and not is_full(turn.job, turn.rules):",
         ":",
         "a worker that is ready in reserve makes all others leave their world",
@@ -2154,7 +2154,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-nobody-has-attended",
-        "src/horovod/elastic/membership.py",
+        "src/horovod/elastic/decide/membership.py",
         "    turn.set(attended=True)\n",
         "",
         "a job whose hosts have all failed says that no worker has got to hvd.init(), though one waited there",
@@ -2162,7 +2162,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-raisers-are-timed-at-the-end",
-        "src/horovod/elastic/driver.py",
+        "src/horovod/elastic/drive/driver.py",
         "            self._raised.clear()",
         "            pass",
         "when the job is over, horovodrun says that a process is killed in 27 s, and ends it after 3 s",
@@ -2170,7 +2170,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-each-start-waits-anew",
-        "src/horovod/elastic/running_wait.py",
+        "src/horovod/elastic/decide/running_wait.py",
         "{Timer.STARTS: Timer.SLOTS}",
         "{}",
         "slots that are filled in vain make the job wait for ever",
@@ -2178,7 +2178,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-removed-at-once",
-        "src/horovod/launcher/agent.py",
+        "src/horovod/launcher/host/agent.py",
         "kill_at - self._grace_s if grace_s else None",
         "time.monotonic()",
         "a worker that is removed gets SIGTERM while it comes to its end",
@@ -2186,7 +2186,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-survived-errors-are-raised",
-        "src/horovod/launcher/run_function.py",
+        "src/horovod/launcher/function/run_function.py",
         " and one.error is not None and one.worker in end.workers]",
         " and one.error is not None]",
         "horovod.run raises the exception of a worker whose loss the job has survived",
@@ -2194,7 +2194,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-results-lost-at-the-end",
-        "src/horovod/launcher/elastic_job.py",
+        "src/horovod/launcher/job/elastic_job.py",
         "has_trained=True, ",
         "",
         "a worker that crashes after it has given its result takes all results away",
@@ -2202,7 +2202,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-raisers-exit-with-1",
-        "src/horovod/launcher/elastic_job.py",
+        "src/horovod/launcher/job/elastic_job.py",
         "if one.failed or one.code > 0), 1)",
         "if one.failed), 1)",
         "a job that two workers end by the same exception exits with 1, and not with their code",
@@ -2210,7 +2210,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-joiner-takes-others-along",
-        "src/horovod/elastic/link.py",
+        "src/horovod/elastic/worker/link.py",
         "                failures += not sessions.is_loss(error)",
         "                failures += 3",
         "what makes a joiner fail makes those fail that were in a world already",
@@ -2250,7 +2250,7 @@ MUTATIONS = (
     ),
     Mutation(
         "agent-ends-with-its-line",
-        "src/horovod/launcher/agent.py",
+        "src/horovod/launcher/host/agent.py",
         "        if line_to_launcher.silent:",
         "        if True:",
         "a connection with horovodrun that the network resets ends all ranks of a host",
@@ -2266,7 +2266,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-starts-in-vain-for-ever",
-        "src/horovod/elastic/running_wait.py",
+        "src/horovod/elastic/decide/running_wait.py",
         "wait.timer == Timer.SLOTS and not generation:",
         "wait.timer == Timer.SLOTS and generation < 0:",
         "workers that fail at every start keep --elastic-timeout from ending a job that has no world yet",
@@ -2274,7 +2274,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-gone-joiner-interrupts",
-        "src/horovod/elastic/job.py",
+        "src/horovod/elastic/decide/job.py",
         "    if job.settling and any(number not in job.members for number, _ in job.waiting):",
         "    if job.settling:",
         "a joiner that has gone again interrupts the training",
@@ -2282,7 +2282,7 @@ MUTATIONS = (
     ),
     Mutation(
         "elastic-listener-that-fails-takes-others-along",
-        "src/horovod/elastic/notices.py",
+        "src/horovod/elastic/worker/notices.py",
         "            except Exception:\n",
         "            except ZeroDivisionError:\n",
         "one listener of a script that fails keeps the others from hearing of changes",
@@ -2514,7 +2514,7 @@ def processes_of_launcher() -> types.ModuleType:
     """Of this tree. Not at import: others read the table, where this package is not installed, or another one is."""
     sys.path.insert(0, str(ROOT / "src"))
     try:
-        return importlib.import_module("horovod.launcher.processes")
+        return importlib.import_module("horovod.launcher.host.processes")
     finally:
         sys.path.pop(0)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from horovod import not_yet
 
 if TYPE_CHECKING:
-    from horovod.launcher.run_function import run
+    from horovod.launcher.function.run_function import run
 
 __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read this line
 
@@ -17,7 +17,7 @@ not_yet.announce()
 
 def __getattr__(name: str) -> Any:
     if name == "run":  # at the first use: training scripts need no launcher
-        from horovod.launcher.run_function import run
+        from horovod.launcher.function.run_function import run
 
         return run
     raise not_yet.missing(__name__, name)

@@ -36,9 +36,9 @@ import hashlib
 import numpy as np
 import horovod.core as hvd
 from horovod.core.objects import allgather_object, broadcast_object
-from horovod.elastic.sampler import Partition, order_of
-from horovod.elastic.state import ObjectState
-from horovod.elastic.worker import run_fn
+from horovod.elastic.worker.sampler import Partition, order_of
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
 """
     + LEDGER
     + f"ITEMS = {ITEMS}\n"

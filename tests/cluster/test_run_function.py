@@ -93,7 +93,7 @@ def test_other_machines_without_the_secret_get_nothing(cluster: MakeCluster, tmp
     one, two = cluster(2).hosts
     code = (
         "import os, socket\n"
-        "from horovod.launcher.exchange import Exchange, ask_for_task, bring_answer\n"
+        "from horovod.launcher.function.exchange import Exchange, ask_for_task, bring_answer\n"
         "open('task', 'wb').write(b'the task')\n"
         "exchange = Exchange(b'x' * 32, '0.0.0.0', 'task', ['answer'])\n"
         "print(exchange.port, flush=True); input(); exchange.close()\n"
@@ -110,7 +110,7 @@ def test_other_machines_without_the_secret_get_nothing(cluster: MakeCluster, tmp
         assert server.stdout is not None and server.stdin is not None
         port = int(server.stdout.readline())
         client = (
-            "import sys; from horovod.launcher.exchange import ask_for_task, bring_answer\n"
+            "import sys; from horovod.launcher.function.exchange import ask_for_task, bring_answer\n"
             f"secret = sys.argv[1].encode() * 32; there = ({one.address!r}, {port}, secret)\n"
             "try: print(ask_for_task(*there)); bring_answer(*there, 0, b'mine')\n"
             "except Exception as error: print(type(error).__name__)\n"

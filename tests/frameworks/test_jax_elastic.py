@@ -125,7 +125,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
 
         import horovod.jax as hvd
         from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.decorator import run as elastic_run
+        from horovod.elastic.worker.decorator import run as elastic_run
         from horovod.jax.elastic_state import JaxState
 
         hvd.init()

@@ -199,7 +199,7 @@ def fit_with(events: dict[int, str], legacy: bool, options: dict[str, Any]) -> A
     import horovod.keras as hvd
     from horovod.core import barrier
     from horovod.core.exceptions import HorovodInternalError
-    from horovod.elastic.decorator import run
+    from horovod.elastic.worker.decorator import run
 
     ours = Ours(legacy)
     events = dict(events)

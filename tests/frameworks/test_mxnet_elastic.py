@@ -86,7 +86,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(wo
     def run(events: dict[int, str]) -> Any:
         import horovod.mxnet as hvd
         from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.decorator import run as elastic_run
+        from horovod.elastic.worker.decorator import run as elastic_run
         from horovod.mxnet.elastic_state import MXNetState
 
         hvd.init()

@@ -107,7 +107,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
 
         import horovod.tensorflow as hvd
         from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.decorator import run as elastic_run
+        from horovod.elastic.worker.decorator import run as elastic_run
         from horovod.tensorflow.elastic_state import TensorFlowState
 
         hvd.init()
@@ -155,7 +155,7 @@ def test_an_error_of_the_script_stays_what_it_is(two: World) -> None:
         import tensorflow as tf
 
         import horovod.tensorflow as hvd
-        from horovod.elastic.decorator import run as elastic_run
+        from horovod.elastic.worker.decorator import run as elastic_run
         from horovod.tensorflow.elastic_state import TensorFlowState
 
         hvd.init()

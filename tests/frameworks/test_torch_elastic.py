@@ -227,7 +227,7 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(wo
     def run(disturbed: bool) -> Any:
         import horovod.torch as hvd
         from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.worker import run_fn
+        from horovod.elastic.worker.wrapper import run_fn
         from horovod.torch.elastic_sampler import ElasticSampler
         from horovod.torch.elastic_state import TorchState
 

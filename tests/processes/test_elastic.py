@@ -317,7 +317,7 @@ def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
 
 def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) -> None:
     script = (
-        "import os, time\nimport numpy as np\nimport horovod.core as hvd\nimport horovod.elastic.worker\n"
+        "import os, time\nimport numpy as np\nimport horovod.core as hvd\nimport horovod.elastic.worker.wrapper\n"
         "hvd.init()\nprint('planned', hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)\n"
         "hvd.allreduce(np.ones(3))\n"
         "if hvd.rank() == 0: open('summed', 'w').close()\n"

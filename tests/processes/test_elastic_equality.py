@@ -100,8 +100,8 @@ CORE = (
     + """
 import horovod.core as hvd
 from horovod.core.objects import broadcast_object
-from horovod.elastic.state import ObjectState
-from horovod.elastic.worker import run_fn
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
 
 hvd.init()
 inputs = np.random.default_rng(1).standard_normal((1000, 8))

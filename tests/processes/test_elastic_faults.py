@@ -17,7 +17,7 @@ import pytest
 from support.elastic_jobs import SCRIPT, ElasticJob
 from support.extent import SLACK_S
 
-from horovod.launcher.lines import GREETING, line
+from horovod.launcher.host.lines import GREETING, line
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND
 
 ONE, TWO = "localhost", "127.0.0.1"

@@ -29,7 +29,7 @@ def is_over(state):
     # All ranks see the file at the same step.
     return bool(max(allgather_object(os.path.exists("end"))))
 from horovod.core.objects import allgather_object
-from horovod.elastic.decorator import run
+from horovod.elastic.worker.decorator import run
 """
 
 KERAS = (

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher.run_function import _those_that_count
-from horovod.launcher.run_task import Answer
-from horovod.launcher.supervision import Conclusion
+from horovod.launcher.function.run_function import _those_that_count
+from horovod.launcher.function.run_task import Answer
+from horovod.launcher.job.supervision import Conclusion
 
 RUN = """
 import atexit, os, signal, sys, time
 import horovod
 import horovod.core as hvd
 from horovod.core.objects import broadcast_object
-from horovod.elastic.state import ObjectState
-from horovod.elastic.worker import run_fn
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
 
 class Boom(Exception):
     pass

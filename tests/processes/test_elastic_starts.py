@@ -27,7 +27,7 @@ def test_a_worker_that_ends_with_success_in_the_midst_is_replaced(tmp_path: Path
 
 def test_a_script_whose_last_worker_fails_ends(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import sys, time\nimport horovod.core as hvd\nimport horovod.elastic.worker\nhvd.init()\n"
+        "import sys, time\nimport horovod.core as hvd\nimport horovod.elastic.worker.wrapper\nhvd.init()\n"
         "sys.exit(0) if hvd.rank() == 0 else time.sleep(1)\nsys.exit(3)\n"
     )
     done = run_job(tmp_path, "-np", "2", "--min-np", "1", [sys.executable, "train.py"])
@@ -87,7 +87,7 @@ def test_a_host_has_one_agent_however_often_the_hosts_change_while_it_starts(tmp
         time.sleep(0.15)
         job.set_hosts(f"{ONE}:1 {TWO}:1 {THREE}:2")
         job.wait_for_world(4)
-        assert sum("horovod.launcher.agent" in command for command in job.pids().values()) == 3
+        assert sum("horovod.launcher.host.agent" in command for command in job.pids().values()) == 3
         job.finish()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from horovod.launcher.hosts import Host, assign_ranks
+from horovod.launcher.options.hosts import Host, assign_ranks
 from horovod.settings import environment_of
 from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.secret import SecretFile, new_secret

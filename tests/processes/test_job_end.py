@@ -20,7 +20,7 @@ import pytest
 from support.extent import SLACK_S
 from support.jobs import TIMEOUT_S, Job, python, run_job
 
-from horovod.launcher import processes
+from horovod.launcher.host import processes
 
 WAIT = "ready(); signal.pause()"
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank == 0 and sys.exit(4)\nwhile True: signal.pause()"
@@ -110,7 +110,7 @@ def test_each_host_of_the_list_has_an_agent_of_its_own(tmp_path: Path) -> None:
     code = "print(*(os.environ[f'HOROVOD_{name}'] for name in ('HOSTNAME', 'LOCAL_RANK', 'CROSS_RANK'))); "
     with Job(tmp_path, "-np", "3", "-H", "localhost:2,127.0.0.1:1", python(code + WAIT)) as job:
         job.wait_ready(3)
-        assert sum("horovod.launcher.agent" in command for command in job.pids().values()) == 2
+        assert sum("horovod.launcher.host.agent" in command for command in job.pids().values()) == 2
         os.killpg(job.process.pid, signal.SIGTSTP)  # all of them suspend before horovodrun stops itself
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
         os.kill(job.process.pid, signal.SIGCONT)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Job, python, run_job
 
-from horovod.launcher.lines import GREETING, MAX_LINE_BYTES, line
+from horovod.launcher.host.lines import GREETING, MAX_LINE_BYTES, line
 from horovod.launcher.placement.base import AGENT_COMMAND, import_command, python_command
 
 

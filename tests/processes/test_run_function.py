@@ -19,7 +19,7 @@ import pytest
 
 import horovod
 from horovod.core.exceptions import HorovodInternalError
-from horovod.launcher.run_task import dumps
+from horovod.launcher.function.run_task import dumps
 
 # The ranks cannot import the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -19,7 +19,7 @@ ALL = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 def agent_of(job: Job) -> int:
-    return next(pid for pid, command in job.pids().items() if "horovod.launcher.agent" in command)
+    return next(pid for pid, command in job.pids().items() if "horovod.launcher.host.agent" in command)
 
 
 def test_a_mask_of_the_parent_stops_neither_horovodrun_nor_its_ranks(tmp_path: Path) -> None:

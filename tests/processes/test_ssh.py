@@ -13,7 +13,7 @@ import pytest
 from support.extent import SLACK_S
 from support.jobs import Job, python, run_job
 
-from horovod.launcher.agents import _STARTING_AT_A_TIME
+from horovod.launcher.job.agents import _STARTING_AT_A_TIME
 
 # Runs the command here, under the name of the host.
 SSH = """#!/bin/bash
@@ -44,7 +44,7 @@ def test_the_command_line_has_what_starts_the_agent_and_nothing_of_the_job(tmp_p
     words = shlex.split(line)
     assert words[words.index("-p") + 1] == "2222" and words[words.index("-i") + 1] == "key"
     assert "BatchMode=yes" in words and words[words.index("--") + 1] == "far-away"
-    assert "horovod.launcher.remote_agent" in line
+    assert "horovod.launcher.host.remote_agent" in line
     assert token not in line and secret not in line
 
 

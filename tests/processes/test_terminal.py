@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support.jobs import TIMEOUT_S, Job, python
 
-from horovod.launcher import processes
+from horovod.launcher.host import processes
 
 RUN = [sys.executable, "-m", "horovod.launcher", "-np", "1"]
 SAYS_WHEN_ASKED = """

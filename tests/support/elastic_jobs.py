@@ -21,8 +21,8 @@ import os, signal, sys, time
 import numpy as np
 import horovod.core as hvd
 from horovod.core.objects import broadcast_object
-from horovod.elastic.state import ObjectState
-from horovod.elastic.worker import run_fn
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
 
 worker = int(os.environ["HOROVOD_ELASTIC_WORKER"])
 victim, _, fault = os.environ.get("FAULT", "").partition(" ")
@@ -131,7 +131,7 @@ class ElasticJob(Job):
 # of a dataset, what the worker has taken in this step.
 LEDGER = """
 import json, os, time
-from horovod.elastic import session as sessions
+from horovod.elastic.worker import session as sessions
 
 worker = int(os.environ.get("HOROVOD_ELASTIC_WORKER", "-1"))
 ledger = open(f"ledger.{worker}", "a", buffering=1)

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, OVER, SUCCESS, Job, Rules, missing, waits
-from horovod.elastic.membership import begin, step
+from horovod.elastic.decide.job import GATHER, OVER, SUCCESS, Job, Rules, missing, waits
+from horovod.elastic.decide.membership import begin, step
 
 MOST_GENERATIONS = 9  # more of them, with so few events, are worlds without end
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import horovod.core as hvd
 from horovod.core.objects import allgather_object
-from horovod.elastic import session as sessions
 from horovod.elastic.messages import NO_STATE, StateId, Worker, World
+from horovod.elastic.worker import session as sessions
 
 
 class SameRanks:

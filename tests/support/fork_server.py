@@ -28,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from horovod.launcher.processes import die_with_parent
+from horovod.launcher.host.processes import die_with_parent
 from support import rank_main
 
 _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")

@@ -201,7 +201,7 @@ class Job:
         return next(pid for pid, command in self.pids().items() if command.split()[1:3] == ["-m", "horovod.launcher"])
 
     def agent(self) -> int:
-        return next(pid for pid, command in self.pids().items() if "horovod.launcher.agent" in command)
+        return next(pid for pid, command in self.pids().items() if "horovod.launcher.host.agent" in command)
 
     def rendezvous_port(self) -> int:
         """Where horovodrun hears its ranks."""

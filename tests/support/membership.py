@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import Rules
-from horovod.elastic.membership import begin, step
+from horovod.elastic.decide.job import Rules
+from horovod.elastic.decide.membership import begin, step
 
 TWO_HOSTS = (("a", 2), ("b", 2))
 

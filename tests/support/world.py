@@ -32,8 +32,8 @@ from typing import Any
 import cloudpickle
 
 from horovod.core import pickling
-from horovod.launcher.hosts import Host, assign_ranks
-from horovod.launcher.processes import signal_name
+from horovod.launcher.host.processes import signal_name
+from horovod.launcher.options.hosts import Host, assign_ranks
 from horovod.settings import environment_of
 from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.secret import SecretFile, new_secret

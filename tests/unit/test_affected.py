@@ -26,7 +26,7 @@ def test_the_table_has_paths_and_tests_that_exist() -> None:
         ("tests/unit/test_lines.py", ["tests/unit/test_lines.py"]),
         ("tests/support/world.py", ["native", "tests"]),
         ("tests/native/mesh_test.cc", ["native"]),
-        ("src/horovod/launcher/agent.py", ["tests/cluster", "tests/processes", "tests/unit"]),
+        ("src/horovod/launcher/host/agent.py", ["tests/cluster", "tests/processes", "tests/unit"]),
     ],
 )
 def test_a_path_gives_its_tests(path: str, expected: list[str]) -> None:

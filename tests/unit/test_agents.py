@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from horovod.launcher import agents
-from horovod.launcher.agent_link import AgentLink
-from horovod.launcher.agents import AgentGroup
-from horovod.launcher.job import Job
-from horovod.launcher.roll_call import RollCall
+from horovod.launcher.job import agents
+from horovod.launcher.job.agent_link import AgentLink
+from horovod.launcher.job.agents import AgentGroup
+from horovod.launcher.job.roll_call import RollCall
+from horovod.launcher.job.spec import Job
 
 
 class Watcher:

@@ -11,9 +11,9 @@ import pytest
 
 from horovod.launcher.allocations import find_allocation
 from horovod.launcher.allocations.slurm import expand_nodes, expand_tasks
-from horovod.launcher.host_list import HostList, choose_hosts
-from horovod.launcher.hosts import HostsError
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.host_list import HostList, choose_hosts
+from horovod.launcher.options.hosts import HostsError
+from horovod.launcher.options.usage import UsageError
 
 
 def found(environment: dict[str, str]) -> tuple[str, list[tuple[str, int]]]:

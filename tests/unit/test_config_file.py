@@ -12,9 +12,9 @@ import pytest
 from support.pages import ROOT, fenced
 
 from horovod.launcher import cli
-from horovod.launcher.config_file import read_config_file
-from horovod.launcher.old_flags import WITHOUT_EFFECT
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.config_file import read_config_file
+from horovod.launcher.options.old_flags import WITHOUT_EFFECT
+from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
 
 # Every key of Horovod 0.28.1, with a value that is not the default.

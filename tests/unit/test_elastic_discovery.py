@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.extent import SLACK_S
 
-from horovod.elastic.cooldown import Cooldown
-from horovod.elastic.discovery import (
+from horovod.elastic.decide.cooldown import Cooldown
+from horovod.elastic.drive.discovery import (
     DiscoveryError,
     FixedHosts,
     HostDiscovery,

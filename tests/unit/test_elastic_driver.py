@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from horovod.elastic import messages as m
-from horovod.elastic.driver import Driver, Limits
-from horovod.elastic.job import BLAME_WORKER, LIVE, Rules
+from horovod.elastic.decide.job import BLAME_WORKER, LIVE, Rules
+from horovod.elastic.drive.driver import Driver, Limits
 from horovod.world.topology import Identity
 
 LIMITS = Limits(slots_s=100.0, straggler_s=50.0, settle_s=1.0, start_s=30.0, join_s=60.0, cooldown=lambda _: None)
@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int], limits: Limits = LIMITS, **rules: Any):
         self.now = 1000.0
-        monkeypatch.setattr("horovod.elastic.driver.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("horovod.elastic.drive.driver.time.monotonic", lambda: self.now)
         self.killed: dict[int, str] = {}
         self.gone_ranks: list[tuple[int, str]] = []
         self.said: list[str] = []

@@ -17,8 +17,8 @@ import pytest
 from support.extent import THOROUGH
 
 from horovod.elastic import messages as m
-from horovod.elastic.driver import Driver, Limits
-from horovod.elastic.job import BLAME_HOST, BLAME_WORKER, LIVE, SUCCESS, Rules
+from horovod.elastic.decide.job import BLAME_HOST, BLAME_WORKER, LIVE, SUCCESS, Rules
+from horovod.elastic.drive.driver import Driver, Limits
 from horovod.elastic.words import unpacked_message
 from horovod.world.topology import Identity
 
@@ -50,7 +50,7 @@ class Walk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 1000.0
-        monkeypatch.setattr("horovod.elastic.driver.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("horovod.elastic.drive.driver.time.monotonic", lambda: self.now)
         self.processes: dict[int, Process] = {}
         self.worlds: dict[int, tuple[int, ...]] = {}  # members by generation
         self.inbox: list[tuple[int, m.Message]] = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.elastic.sampler import Partition, order_of
+from horovod.elastic.worker.sampler import Partition, order_of
 
 
 def test_ranks_take_items_in_turns_and_the_last_turn_is_filled_from_the_start() -> None:

@@ -20,13 +20,13 @@ from horovod.core.exceptions import (
     PeerRefusedError,
     RankLostError,
 )
-from horovod.elastic import session as sessions
-from horovod.elastic.decorator import run
 from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, StateId, Worker, World
-from horovod.elastic.notices import notification_manager
-from horovod.elastic.state import ObjectState, State
-from horovod.elastic.worker import run_fn
-from horovod.launcher import run_task
+from horovod.elastic.state.state import ObjectState, State
+from horovod.elastic.worker import session as sessions
+from horovod.elastic.worker.decorator import run
+from horovod.elastic.worker.notices import notification_manager
+from horovod.elastic.worker.wrapper import run_fn
+from horovod.launcher.function import run_task
 
 
 class Script:

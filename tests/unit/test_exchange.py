@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.extent import SLACK_S
 
-from horovod.launcher.exchange import _PURPOSE, Exchange, ask_for_task, bring_answer
+from horovod.launcher.function.exchange import _PURPOSE, Exchange, ask_for_task, bring_answer
 from horovod.world.channel import Channel, ChannelError, authenticate_client
 
 SECRET = b"x" * 32

@@ -11,7 +11,7 @@ import pytest
 
 from horovod.core import exceptions, native
 from horovod.launcher import cli
-from horovod.launcher.explanations import EXPLANATIONS
+from horovod.launcher.options.explanations import EXPLANATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = [one.code for one in EXPLANATIONS]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from horovod.core.exceptions import NOT_REACHED
-from horovod.launcher import memory
-from horovod.launcher.failure import (
+from horovod.launcher.host import memory
+from horovod.launcher.job.failure import (
     LATE,
     Cause,
     Line,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from horovod.elastic.job import BLAME_HOST, BLAME_WORKER
+from horovod.elastic.decide.job import BLAME_HOST, BLAME_WORKER
 from horovod.launcher import cli
-from horovod.launcher.flags import parse
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.flags import parse
+from horovod.launcher.options.usage import UsageError
 
 # As `horovodrun --help` of Horovod 0.28.1 has them, each with a value if it takes one.
 WORKING = """

@@ -13,7 +13,7 @@ from horovod.launcher import cli
 from horovod.launcher.foreign.base import ForeignJob
 from horovod.launcher.foreign.jsrun import jsrun_command
 from horovod.launcher.foreign.mpirun import command_of
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.usage import UsageError
 
 # What `mpirun --version` begins with.
 VERSIONS = {

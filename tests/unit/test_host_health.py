@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher import host_health
+from horovod.launcher.host import host_health
 
 
 def texts(root: Path, time_s: float | None = None) -> list[str]:

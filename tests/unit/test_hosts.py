@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.launcher import hosts
-from horovod.launcher.hosts import (
+from horovod.launcher.host.lines import MAX_LINE_BYTES, line
+from horovod.launcher.options import hosts
+from horovod.launcher.options.hosts import (
     Host,
     HostsError,
     assign_ranks,
@@ -20,7 +21,6 @@ from horovod.launcher.hosts import (
     parse_hosts,
     unpacked,
 )
-from horovod.launcher.lines import MAX_LINE_BYTES, line
 
 
 @pytest.mark.parametrize("entry", ["[::1]:2", "::1", "fe80::1:2"])

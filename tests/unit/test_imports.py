@@ -131,7 +131,7 @@ def test_no_modules_of_a_folder_import_each_other_in_a_circle(folder: str) -> No
 
 def test_horovodrun_and_the_core_load_no_framework_and_no_importlib_resources() -> None:
     code = (
-        "import sys; import horovod.launcher.cli, horovod.launcher.agent, horovod.world.bootstrap; "
+        "import sys; import horovod.launcher.cli, horovod.launcher.host.agent, horovod.world.bootstrap; "
         f"print(sorted(({FRAMEWORKS!r} | {{'numpy', 'horovod.elastic', 'importlib.resources'}}) & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

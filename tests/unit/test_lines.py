@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.launcher.lines import LineError, LineReader, line
+from horovod.launcher.host.lines import LineError, LineReader, line
 
 
 def test_messages_come_whole_however_their_bytes_are_cut() -> None:

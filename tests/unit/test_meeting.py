@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horovod.core.exceptions import StartError
-from horovod.launcher.hosts import Host, RankIdentity, assign_ranks
+from horovod.launcher.options.hosts import Host, RankIdentity, assign_ranks
 from horovod.world import meeting
 from horovod.world.channel import MAX_FRAME_BYTES, pack
 from horovod.world.meeting import Digest, Meeting, read_digest

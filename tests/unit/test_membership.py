@@ -10,8 +10,8 @@ import pytest
 from support.membership import TWO_HOSTS, Driver
 
 from horovod.elastic import messages as m
-from horovod.elastic.job import GATHER, LIVE, NO_HOST_LEFT, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, waits
-from horovod.elastic.ranks import identities
+from horovod.elastic.decide.job import GATHER, LIVE, NO_HOST_LEFT, NO_WORLD, OVER, SCRIPT, SUCCESS, Job, waits
+from horovod.elastic.decide.ranks import identities
 
 
 def test_the_first_world_has_all_that_were_started_in_the_order_of_hosts() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver of elastic jobs that ships, in every order in which few workers and few events can come.
 
-tools/mutations.py has seven mistakes in horovod/elastic/membership.py that this must find.
+tools/mutations.py has seven mistakes in horovod/elastic/decide/membership.py that this must find.
 tests/support/elastic_model.py says what the workers do and what must hold. What takes long runs with THOROUGH=1.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.elastic_model import Config, Found, explore
 
-from horovod.elastic.job import NO_HOST_LEFT, STATE_LOST, SUCCESS, TOO_FEW_SLOTS, Rules
+from horovod.elastic.decide.job import NO_HOST_LEFT, STATE_LOST, SUCCESS, TOO_FEW_SLOTS, Rules
 
 TWO = (("a", 1, 1), ("b", 1, 1))
 THREE = (*TWO, ("c", 1, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher import memory
+from horovod.launcher.host import memory
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod.launcher.output import Outputs, Prefixer
+from horovod.launcher.job.output import Outputs, Prefixer
 
 
 def lines_of(pieces: list[str]) -> str:

@@ -9,8 +9,8 @@ import pytest
 from support.page_commands import Command, commands, where_it_runs
 from support.pages import PAGES, ROOT
 
-from horovod.launcher import flags
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options import flags
+from horovod.launcher.options.usage import UsageError
 
 ALL = commands()
 

@@ -65,15 +65,15 @@ def test_only_this_package_and_the_standard_library_start_an_agent(
     for name in ("site/selectors.py", "site/typing.py", "here/json.py", "here/horovod.py", "other/horovod/__init__.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(wrong)
-    launcher = tmp_path / "site" / "horovod" / "launcher"
-    launcher.mkdir(parents=True)
-    for folder in (launcher, launcher.parent):
+    host = tmp_path / "site" / "horovod" / "launcher" / "host"
+    host.mkdir(parents=True)
+    for folder in (host, host.parent, host.parent.parent):
         (folder / "__init__.py").touch()
     (tmp_path / "site" / "beside.py").touch()
-    (launcher / "agent.py").write_text("import sys, json, selectors, typing, beside\nprint('fine', *sys.argv[1:])\n")
+    (host / "agent.py").write_text("import sys, json, selectors, typing, beside\nprint('fine', *sys.argv[1:])\n")
     monkeypatch.setattr(base, "package_root", lambda: str(tmp_path / "site"))
     done = subprocess.run(
-        [*base.python_command("horovod.launcher.agent"), "a b"],
+        [*base.python_command("horovod.launcher.host.agent"), "a b"],
         cwd=tmp_path / "here",
         env={"PYTHONPATH": str(tmp_path / "other")},
         capture_output=True,

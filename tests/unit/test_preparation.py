@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from horovod.launcher.preparation import Preparation
+from horovod.launcher.host.preparation import Preparation
 from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.secret import new_secret
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.launcher import processes
+from horovod.launcher.host import processes
 
 
 def test_children_of_a_process_that_ends_during_the_walk_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

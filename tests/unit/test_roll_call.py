@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from horovod import __version__
-from horovod.launcher.roll_call import RollCall
+from horovod.launcher.job.roll_call import RollCall
 
 
 def prepared(reached: list[str], problems: list[list[str]] | None = None, **unreached: str) -> dict[str, object]:

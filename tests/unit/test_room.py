@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher.room import NoRoomError, allow_open_files, check_room
+from horovod.launcher.options.room import NoRoomError, allow_open_files, check_room
 
 UNLIMITED = {resource.RLIMIT_NOFILE: resource.RLIM_INFINITY, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
 USER = {"proc/self/status": "Name:\tpython\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n"}

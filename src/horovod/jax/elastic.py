@@ -11,8 +11,8 @@ def train(state):
 train(hvd.elastic.JaxState(params, opt_state, step=0))
 """
 
-from horovod.elastic.decorator import run
-from horovod.elastic.state import ObjectState, State
+from horovod.elastic.state.state import ObjectState, State
+from horovod.elastic.worker.decorator import run
 from horovod.jax.elastic_state import JaxState
 
 __all__ = ["JaxState", "ObjectState", "State", "run"]

@@ -16,7 +16,7 @@ from horovod.core.arrays import collectives
 from horovod.core.context import rank
 from horovod.core.operations import run_all
 from horovod.core.process_sets import global_process_set
-from horovod.elastic.handlers import HandledState, StateHandler
+from horovod.elastic.state.handlers import HandledState, StateHandler
 from horovod.jax.shim import forget_failures
 
 __all__ = ["JaxState"]

@@ -16,7 +16,7 @@ from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
 from horovod.core.variables import broadcast_arrays
-from horovod.elastic.keras_state import build_optimizer, optimizer_variables
+from horovod.elastic.state.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
 from horovod.keras.compile import has_own_step
 from horovod.keras.distributed import is_distributed, start_from

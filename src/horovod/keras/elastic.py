@@ -12,7 +12,7 @@ def train(state):
 train(hvd.elastic.KerasState(model, epoch=0, batch=0))
 """
 
-from horovod.elastic.decorator import run
+from horovod.elastic.worker.decorator import run
 from horovod.keras.elastic_callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from horovod.keras.elastic_state import KerasState
 

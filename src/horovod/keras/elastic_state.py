@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.elastic.keras_state import KerasModelState
-from horovod.elastic.variables import AtOnce
+from horovod.elastic.state.keras_state import KerasModelState
+from horovod.elastic.state.variables import AtOnce
 
 __all__ = ["KerasState"]
 

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
-from horovod.launcher import checks, explanations, processes, supervise
-from horovod.launcher.config_file import ConfigFile, read_config_file
-from horovod.launcher.flags import is_elastic, parse
 from horovod.launcher.foreign import ForeignCommand, foreign_command
-from horovod.launcher.host_list import HostList, choose_hosts
-from horovod.launcher.hosts import HostsError, RankIdentity, assign_ranks, is_local
-from horovod.launcher.job import ElasticPlan, Job
-from horovod.launcher.old_flags import misspelt, notes
+from horovod.launcher.host import processes
+from horovod.launcher.job import supervise
+from horovod.launcher.job.spec import ElasticPlan, Job
+from horovod.launcher.job.supervision import Conclusion, Keep
+from horovod.launcher.job.terminal import discard
+from horovod.launcher.options import checks, explanations
+from horovod.launcher.options.config_file import ConfigFile, read_config_file
+from horovod.launcher.options.flags import is_elastic, parse
+from horovod.launcher.options.host_list import HostList, choose_hosts
+from horovod.launcher.options.hosts import HostsError, RankIdentity, assign_ranks, is_local
+from horovod.launcher.options.old_flags import misspelt, notes
+from horovod.launcher.options.room import NoRoomError, check_room
+from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PlacementOptions
-from horovod.launcher.room import NoRoomError, check_room
-from horovod.launcher.supervision import Conclusion, Keep
-from horovod.launcher.terminal import discard
-from horovod.launcher.usage import UsageError
 from horovod.settings import SettingError, Settings, current_environment, environment_of, rows
 
 __all__ = ["check", "main"]
@@ -49,7 +51,7 @@ def main(
         if options.version:
             return _answer(__version__)
         if options.check_build:
-            from horovod.launcher.check_build import check_build
+            from horovod.launcher.options.check_build import check_build
 
             return _answer(check_build())
         if options.explain is not None:
@@ -187,7 +189,7 @@ class _Plan:
         checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
         if elastic:
-            from horovod.launcher.elastic_plan import elastic_plan  # other jobs start earlier without it
+            from horovod.launcher.options.elastic_plan import elastic_plan  # other jobs start earlier without it
 
             return self._elastic_job(elastic_plan(options, settings, hosts), hosts, directory)
         assert hosts is not None

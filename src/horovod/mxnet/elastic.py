@@ -11,8 +11,8 @@ def train(state):
 train(hvd.elastic.MXNetState(model=net, trainer=trainer, batch=0))
 """
 
-from horovod.elastic.decorator import run
-from horovod.elastic.state import ObjectState, State
+from horovod.elastic.state.state import ObjectState, State
+from horovod.elastic.worker.decorator import run
 from horovod.mxnet.elastic_state import MXNetState
 
 __all__ = ["MXNetState", "ObjectState", "State", "run"]

@@ -15,8 +15,8 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.objects import broadcast_object
 from horovod.core.variables import Array
 from horovod.core.wording import quoted
-from horovod.elastic.handlers import HandledState, StateHandler
-from horovod.elastic.variables import VariablesHandler
+from horovod.elastic.state.handlers import HandledState, StateHandler
+from horovod.elastic.state.variables import VariablesHandler
 from horovod.mxnet.shim import forget_failures
 
 __all__ = ["MXNetState"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old import name of horovod.run; re-exports only."""
 
-from horovod.launcher.run_function import run
+from horovod.launcher.function.run_function import run
 
 __all__ = ["run"]

@@ -11,7 +11,7 @@ def train(state):
 train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 """
 
-from horovod.elastic.decorator import run
+from horovod.elastic.worker.decorator import run
 from horovod.tensorflow.elastic_state import TensorFlowKerasState, TensorFlowState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]

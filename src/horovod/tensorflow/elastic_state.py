@@ -11,9 +11,9 @@ import tensorflow as tf
 from horovod.core.context import rank
 from horovod.core.objects import broadcast_object
 from horovod.core.variables import Array
-from horovod.elastic.handlers import HandledState
-from horovod.elastic.keras_state import KerasModelState
-from horovod.elastic.variables import Access, AtOnce, VariablesHandler
+from horovod.elastic.state.handlers import HandledState
+from horovod.elastic.state.keras_state import KerasModelState
+from horovod.elastic.state.variables import Access, AtOnce, VariablesHandler
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState"]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from horovod.elastic.handlers import StateHandler
+from horovod.elastic.state.handlers import StateHandler
 from horovod.torch.elastic_sampler import ElasticSampler
 from horovod.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from horovod.core.context import is_initialized, rank, size
-from horovod.elastic.sampler import Partition, order_of
+from horovod.elastic.worker.sampler import Partition, order_of
 
 __all__ = ["ElasticSampler"]
 

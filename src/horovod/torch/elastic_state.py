@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.core.context import rank
-from horovod.elastic.handlers import HandledState
+from horovod.elastic.state.handlers import HandledState
 from horovod.torch.elastic_handlers import handler_of
 from horovod.torch.state import broadcast_object
 

@@ -4,15 +4,15 @@ what horovod.run exchanges. The first byte chooses which, and how the stream is 
 
 import json
 
-from horovod.launcher.exchange import _pieces
-from horovod.launcher.failure import Line, RankExit, describe_end, last_exception, report, root_cause
-from horovod.launcher.lines import LineError, LineReader, line
+from horovod.launcher.function.exchange import _pieces
+from horovod.launcher.host.lines import LineError, LineReader, line
+from horovod.launcher.job.failure import Line, RankExit, describe_end, last_exception, report, root_cause
 from horovod.world.channel import ChannelError
 
 MEASURED = {
-    "horovod/launcher/lines.py": ["LineReader", "line"],
-    "horovod/launcher/exchange.py": ["_pieces", "_received"],
-    "horovod/launcher/failure.py": [
+    "horovod/launcher/host/lines.py": ["LineReader", "line"],
+    "horovod/launcher/function/exchange.py": ["_pieces", "_received"],
+    "horovod/launcher/job/failure.py": [
         "root_cause",
         "report",
         "_happened",

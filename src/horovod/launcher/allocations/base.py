@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from horovod.launcher.hosts import Host, HostsError, parse_hostfile
+from horovod.launcher.options.hosts import Host, HostsError, parse_hostfile
 
 __all__ = ["Allocation", "Find", "hosts_of_file"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from horovod.launcher.allocations.base import Allocation, hosts_of_file
-from horovod.launcher.hosts import Host, HostsError, parse_hosts
+from horovod.launcher.options.hosts import Host, HostsError, parse_hosts
 
 __all__ = ["find"]
 

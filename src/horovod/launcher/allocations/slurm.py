@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from horovod.launcher.allocations.base import Allocation
-from horovod.launcher.hosts import Host, HostsError
+from horovod.launcher.options.hosts import Host, HostsError
 
 __all__ = ["expand_nodes", "expand_tasks", "find"]
 

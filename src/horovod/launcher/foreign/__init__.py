@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from horovod.launcher.checks import make_directory
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
 from horovod.launcher.foreign.jsrun import jsrun_command
 from horovod.launcher.foreign.mpirun import mpirun_command
-from horovod.launcher.host_list import HostList
-from horovod.launcher.hosts import ranks_by_host
+from horovod.launcher.options.checks import make_directory
+from horovod.launcher.options.host_list import HostList
+from horovod.launcher.options.hosts import ranks_by_host
 
 __all__ = ["ForeignCommand", "foreign_command"]
 

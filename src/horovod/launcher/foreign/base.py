@@ -7,8 +7,8 @@ import dataclasses
 import re
 import shlex
 
-from horovod.launcher.job import OF_THIS_MACHINE
-from horovod.launcher.usage import UsageError
+from horovod.launcher.job.spec import OF_THIS_MACHINE
+from horovod.launcher.options.usage import UsageError
 
 __all__ = ["ForeignCommand", "ForeignJob"]
 

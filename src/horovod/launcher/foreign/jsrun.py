@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.usage import UsageError
 
 __all__ = ["jsrun_command"]
 

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
-from horovod.launcher.usage import UsageError
+from horovod.launcher.options.usage import UsageError
 
 __all__ = ["command_of", "mpirun_command"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A placement: a way to start the launcher's agent on a host (launcher/agent.py)."""
+"""A placement: a way to start the launcher's agent on a host (launcher/host/agent.py)."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ def package_root() -> str:
     return str(Path(horovod.__file__).resolve().parent.parent)
 
 
-AGENT_COMMAND = tuple(python_command("horovod.launcher.agent"))
+AGENT_COMMAND = tuple(python_command("horovod.launcher.host.agent"))

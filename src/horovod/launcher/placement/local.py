@@ -7,8 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from horovod.launcher.hosts import is_local
-from horovod.launcher.job_directory import remove_directory
+from horovod.launcher.host.job_directory import remove_directory
+from horovod.launcher.options.hosts import is_local
 from horovod.launcher.placement.base import AGENT_COMMAND, PlacementOptions
 
 __all__ = ["LocalPlacement"]

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from horovod import __version__
-from horovod.launcher import processes
-from horovod.launcher.hosts import is_local
+from horovod.launcher.host import processes
+from horovod.launcher.options.hosts import is_local
 from horovod.launcher.placement.base import PlacementOptions, package_root, python_command
 
 __all__ = ["NEEDED_BY_PYTHON", "REMOTE_AGENT_COMMAND", "RemotePlacement", "agent_words", "hint_in"]
 
-REMOTE_AGENT_COMMAND = tuple(python_command("horovod.launcher.remote_agent"))
+REMOTE_AGENT_COMMAND = tuple(python_command("horovod.launcher.host.remote_agent"))
 # Without them the interpreter might not start at all.
 NEEDED_BY_PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _NOT_THERE = (126, 127)  # env's words, or a shell's, for a program that it cannot execute, or cannot find
@@ -99,7 +99,7 @@ class RemotePlacement:
         return f"could not start the agent (exit code {code}): {_last_words(lines, code)}", test
 
     def clean_up(self, host: str, directory: str) -> None:
-        """Nothing: the agent's keeper has done it (launcher/remote_agent.py)."""
+        """Nothing: the agent's keeper has done it (launcher/host/remote_agent.py)."""
 
 
 def _last_words(lines: Sequence[str], code: int) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old import name of discovery; and Horovod's account of hosts, for platforms that keep one.
 
-Our launcher uses none: elastic/membership.py decides. No step of a gradient's way.
+Our launcher uses none: elastic/decide/membership.py decides. No step of a gradient's way.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from horovod.elastic.cooldown import LONGEST_S, SHORTEST_S, Cooldown
-from horovod.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
-from horovod.elastic.notices import HostUpdateResult
+from horovod.elastic.decide.cooldown import LONGEST_S, SHORTEST_S, Cooldown
+from horovod.elastic.drive.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
+from horovod.elastic.worker.notices import HostUpdateResult
 
 __all__ = [
     "DEFAULT_COOLDOWN_LOWER_LIMIT_SECONDS",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old import names around Horovod's driver of elastic jobs. No step of a gradient's way.
 
-Horovod's driver was told of slots that are ready, over HTTP. Ours (elastic/driver.py) lives in horovodrun's loop, and
-decides by what numbered workers say of themselves and of their states. So nobody else can feed it.
+Horovod's driver was told of slots that are ready, over HTTP. Ours (elastic/drive/driver.py) lives in horovodrun's loop,
+and decides by what numbered workers say of themselves and of their states. So nobody else can feed it.
 """
 
 from __future__ import annotations

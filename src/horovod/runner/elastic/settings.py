@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.elastic.discovery import HostDiscovery
+from horovod.elastic.drive.discovery import HostDiscovery
 
 __all__ = ["ElasticSettings"]
 

@@ -11,9 +11,9 @@ train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 """
 
 from horovod.core.basics import init, shutdown
-from horovod.elastic.decorator import run
-from horovod.elastic.state import ObjectState, State
-from horovod.elastic.worker import run_fn
+from horovod.elastic.state.state import ObjectState, State
+from horovod.elastic.worker.decorator import run
+from horovod.elastic.worker.wrapper import run_fn
 from horovod.torch.elastic import sampler, state  # old submodules are attributes
 from horovod.torch.elastic_handlers import get_handler_registry, set_handler_registry
 from horovod.torch.elastic_sampler import ElasticSampler

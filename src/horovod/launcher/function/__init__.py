@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run: a Python function as a job."""

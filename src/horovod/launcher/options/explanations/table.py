@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each error code means and what to do about it.
+
+One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; parts of it are in jobs.py and
+elastic.py.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from horovod.launcher.options.explanations.elastic import EXPLANATIONS_OF_ELASTIC
+from horovod.launcher.options.explanations.jobs import EXPLANATIONS_OF_JOBS, Explanation
+
+__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
+
+_WIDTH = 100
+
+
+_START = "StartError (a ValueError), from hvd.init()"
+
+EXPLANATIONS = (
+    # init
+    Explanation(
+        "start-alone",
+        "This process was started with others, but nothing tells it how to find them",
+        _START,
+        ("says that this is one of ... processes",),
+        "The environment says that several processes were started together, by a launcher that is not one of those "
+        "which Horovod knows (mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun), and no rendezvous address is "
+        "set. Without this error, each process would train a model of its own and nobody would notice.",
+        (
+            "Start the script with `horovodrun -np N python train.py`.",
+            "If you do want N independent processes, set HOROVOD_SIZE=1.",
+        ),
+    ),
+    Explanation(
+        "start-unfound",
+        "Ranks that mpirun, srun or torchrun started cannot find rank 0",
+        _START,
+        ("in init for the file", "but not which job it belongs to", "are to find each other, cannot be used"),
+        "The ranks of such a job learn where rank 0 is through mpi4py, if the launcher starts MPI jobs and mpi4py is "
+        "installed; otherwise from a file in ~/.horovod, which rank 0 writes. The file did not appear: rank 0 has "
+        "not called init, the hosts share no home folder, or the address in the file leads nowhere.",
+        (
+            "Look at rank 0's output: it may have failed before hvd.init().",
+            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share.",
+            "Under mpirun, install mpi4py into the script's Python, for the same MPI.",
+            "Or start the job with horovodrun.",
+        ),
+    ),
+    Explanation(
+        "start-mpi",
+        "mpi4py uses another MPI than the launcher's",
+        _START,
+        ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
+        "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
+        "launcher. In such a case each process is a world of its own to it, or its MPI_Init ends the process. So "
+        "Horovod does not use it, unless data is to go through MPI.",
+        (
+            "Start the job with the mpirun that belongs to this MPI; the message names it.",
+            "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
+            "needs pmix, MPICH and Intel MPI pmi2.",
+            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share: then mpi4py is not asked.",
+        ),
+    ),
+    Explanation(
+        "start-timeout",
+        "Some ranks did not reach hvd.init() in time",
+        _START,
+        (" in init for", "in MPI_Init, which returns when", "not called init", "though all ... ranks have called init"),
+        "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
+        "hang, or still import modules and load data.",
+        (
+            "Look at the output of the missing ranks; `--output-filename DIR` keeps it in a file for each rank.",
+            "Call hvd.init() on every rank, before slow work such as loading data.",
+            "If the start is slow for a good reason, raise HOROVOD_START_TIMEOUT (seconds).",
+        ),
+    ),
+    Explanation(
+        "start-lost-rank",
+        "Another rank ended while this one was in hvd.init()",
+        _START,
+        ("cannot go on in init",),
+        "A rank that the others waited for has ended. The message names it.",
+        ("Read that rank's own output: its error is the cause, this one is the consequence.",),
+    ),
+    Explanation(
+        "start-duplicate-rank",
+        "Two processes have called hvd.init() as the same rank",
+        _START,
+        ("two processes are rank",),
+        "Each rank is one process. A second process with the same environment called init(): mostly a child that the "
+        "script started, such as a multiprocessing worker that imports the script again.",
+        (
+            "Protect the script with `if __name__ == '__main__':`.",
+            "Do not call hvd.init() in DataLoader workers or other child processes.",
+        ),
+    ),
+    Explanation(
+        "start-settings",
+        "A setting is missing, contradicts another, or differs between ranks",
+        _START,
+        (
+            "give it to all ranks alike",
+            "is out of range",
+            "the ranks disagree about the process sets given to init",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but",
+            "is not supported yet",
+        ),
+        "The launcher describes a rank in environment variables (HOROVOD_RANK, HOROVOD_SIZE and so on). Here they do "
+        "not fit together, or the ranks were given different values for something that must be equal.",
+        (
+            "Pass horovodrun's environment on to the script unchanged; wrappers such as sudo or `env -i` drop it.",
+            "Give settings on horovodrun's command line, so that all ranks get them.",
+            "List all process sets on every rank, in the same order, also those in which the rank is not.",
+            "Unset variables left over from another job: `env | grep HOROVOD`.",
+        ),
+    ),
+    Explanation(
+        "start-secret",
+        "A rank could not prove that it belongs to the job",
+        _START,
+        ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not a file of this user alone"),
+        "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
+        "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
+        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then the file "
+        "and the folder must be this user's, and others must not be able to change them, or to read the file.",
+        (
+            "Start ranks with horovodrun, and pass its environment on.",
+            "End processes of earlier jobs.",
+            "If you manage the file yourself: `chmod 600` it, and use the same one for all ranks and the launcher.",
+        ),
+    ),
+    Explanation(
+        "start-version",
+        "The ranks run different versions of Horovod",
+        _START,
+        ("published a record that cannot be read",),
+        "What another rank said about itself cannot be understood. All ranks must run the same version.",
+        ("Check `horovodrun --version` in the environment of each rank.",),
+    ),
+    Explanation(
+        "start-connection",
+        "The ranks could not connect to each other or to the launcher",
+        "StartError (a ValueError), from hvd.init(); RankLostError, from the first operation that sends data to a rank",
+        (
+            "could not join the job",
+            "the ranks could not connect to each other",
+            "is reached by all ranks",
+            "could not open a data link with",
+        ),
+        "A connection failed, or ended before the start was complete. The message names the address. Ranks of "
+        "different hosts open the connections for data when an operation first needs them: then it comes after init.",
+        (
+            "If the launcher has ended, its last words are the cause. If mpirun, srun or torchrun has started the "
+            "ranks, the rendezvous is in rank 0: look at its output.",
+            "Check that a firewall lets the ranks' host talk to itself and to the other hosts, at any port: the ranks "
+            "listen at free ports of their systems (sysctl net.ipv4.ip_local_port_range).",
+            "If a host has several networks, choose one: `--network-interface eth0`.",
+        ),
+    ),
+    Explanation(
+        "start-transport",
+        "The transport that HOROVOD_TRANSPORT asks for cannot be used",
+        _START,
+        ("cannot be used:", "but the ranks of this host cannot share memory"),
+        "HOROVOD_TRANSPORT names one way to move data, and it does not fit these ranks: shm, for example, joins only "
+        "ranks of one host.",
+        (
+            "Unset HOROVOD_TRANSPORT: the fastest way that works is chosen.",
+            "`horovodrun --check-build` lists what is available.",
+        ),
+    ),
+    Explanation(
+        "start-resources",
+        "The system did not give this rank what it needs to start",
+        _START,
+        ("raise the limits of processes", "raise the limit of open files", "bytes of shared memory"),
+        "A thread, a file descriptor or shared memory could not be had. The message names it, with sizes.",
+        (
+            "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm does "
+            "not matter here.",
+            "Raise the limit that the message names: `ulimit -u`, `ulimit -n`, `ulimit -v`.",
+            "Place fewer ranks on this host.",
+        ),
+    ),
+    Explanation(
+        "native-core",
+        "The native library is missing, was built for another system, or belongs to another version",
+        "ImportError, at import",
+        ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
+        "Python found the package, but not a library that fits it. A source tree on PYTHONPATH has none, and two "
+        "installed versions may be mixed.",
+        ("Install again: `pip install --force-reinstall .` in the environment that runs the script.",),
+    ),
+    Explanation(
+        "not-in-this-version",
+        "This part of Horovod's interface is not there yet",
+        "ImportError, at import",
+        ("is not in this version",),
+        "The module exists in Horovod 0.28.1 and will come. The README lists what works today.",
+        ("Remove the import, or guard it with `except ImportError`.",),
+    ),
+    # calls
+    Explanation(
+        "not-initialized",
+        "Horovod was used before hvd.init() or after hvd.shutdown()",
+        "NotInitializedError (a ValueError)",
+        ("Horovod has not been initialized; use hvd.init().", "joins a running job and is in no world yet"),
+        "rank(), size() and every operation need a running world. A child process started by the script has none: it "
+        "is not a rank. A worker that joins an elastic job has none until its training function starts.",
+        (
+            "Call hvd.init() once at the start of the script, before anything else of hvd.",
+            "In an elastic job, call operations only inside the function that is decorated with hvd.elastic.run.",
+        ),
+    ),
+    Explanation(
+        "invalid-request",
+        "The arguments of a call are wrong on this rank",
+        "InvalidRequestError (a ValueError); InvalidArgumentError in TensorFlow",
+        ("expected ..., got ...",),
+        "The call was refused before anything was sent. The other ranks, which may wait for this call, get a "
+        "PeerRefusedError (a MismatchError) that names this rank. The job goes on if the script catches the error.",
+        ("The message names the argument, what was expected and what it got.",),
+    ),
+    Explanation(
+        "duplicate-name",
+        "An operation of this name is still in flight on this rank",
+        "DuplicateNameError (a ValueError); InvalidArgumentError in TensorFlow",
+        ("while an operation of that name is in flight on it",),
+        "A name identifies an operation across ranks, so it can be in flight once. A second call used it before the "
+        "first had completed.",
+        (
+            "Wait for the first: `hvd.synchronize(handle)`.",
+            "Give each tensor a name of its own, or no name.",
+        ),
+    ),
+    Explanation(
+        "mismatch",
+        "The ranks disagree about a tensor",
+        "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
+        ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
+        "All ranks must call an operation of one name with the same dtype, shape and arguments. What most ranks say is "
+        "taken as expected; the message names the ranks that differ. All members of the operation get the same error, "
+        "and the world keeps running.",
+        (
+            "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
+            "not depend on its size.",
+            "Look for a branch on hvd.rank() around the operation or around the model.",
+            "Build the same model on all ranks.",
+        ),
+    ),
+    Explanation(
+        "refused",
+        "Another rank's call of this operation was wrong",
+        "PeerRefusedError (a MismatchError); FailedPreconditionError in TensorFlow",
+        ("could not submit",),
+        "The message names the rank whose arguments were wrong, and says what was wrong with them. That rank has "
+        "raised the same as an error of its own, with a traceback that shows the call. This rank's call was right, but "
+        "cannot complete without the other. The world keeps running.",
+        (
+            "Mend the call on the rank that is named.",
+            "If only some ranks make the wrong call, look for a branch on hvd.rank(), or for data that differs.",
+        ),
+    ),
+    Explanation(
+        "joined",
+        "A rank has joined, and the operation needs its data",
+        "RankJoinedError (a MismatchError); FailedPreconditionError in TensorFlow",
+        ("joined and ... no data to",),
+        "After hvd.join(), a rank takes part in allreduce with zeros. Other operations need real data from every rank, "
+        "so they fail until all ranks have joined.",
+        (
+            "Until all ranks have joined, call allreduce only.",
+            "Move broadcasts and gathers in front of hvd.join(), or behind it on all ranks (docs/uneven-data.md).",
+        ),
+    ),
+    Explanation(
+        "stall",
+        "Some ranks wait for an operation that other ranks have not called",
+        "a warning on rank 0's stderr",
+        ("stall: ...",),
+        "An operation starts when all members have called it. Here some ranks have waited for a long time. The report "
+        "names the tensors, the missing ranks, and where each missing rank stands in its script. The job keeps "
+        "waiting: a rank may just be slow. Ranks that wait for each other in different calls are reported after ten "
+        "seconds. If none of them can go on, the job ends (`horovodrun --explain deadlock`).",
+        (
+            "Read the stack of the missing rank: it shows what that rank does instead.",
+            "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
+            "If ranks have different numbers of batches, use hvd.join() (docs/uneven-data.md).",
+            "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
+        ),
+    ),
+    Explanation(
+        "deadlock",
+        "Ranks wait for each other in different calls",
+        "DeadlockError (an AbortedError); UnknownError in TensorFlow",
+        ("wait for each other in different calls, and none of them can go on",),
+        "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all "
+        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at "
+        "most two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, "
+        "or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. "
+        "If a rank has another Python thread, or has used compiled operations, it could still go on: the job keeps "
+        "waiting. An elastic job ends as well, because the calls would differ again.",
+        (
+            "Compare the calls in the message: all ranks must call the same collectives in the same order.",
+            "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
+        ),
+    ),
+    Explanation(
+        "gpu-stall",
+        "A GPU has made no progress for a long time",
+        "a warning on the stderr of each rank that waits",
+        ("for its GPU to", "compute the input of", "for a call of NCCL to return"),
+        "The rank has called the operation, but its GPU has not finished. If the report says `to compute the input "
+        "of`, a kernel of this rank's script hangs or is slow. If it says `to end` or `for a call of NCCL`, "
+        "this rank has done its part. NCCL then waits for another rank or for the network. The job keeps waiting. It "
+        "ends after HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        (
+            "Look for the rank whose report says `to compute the input of`. Run its script with "
+            "CUDA_LAUNCH_BLOCKING=1 to see which kernel hangs.",
+            "If all of them wait for NCCL, look at the network between the hosts. NCCL_DEBUG=INFO says more.",
+            "If a step takes that long for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS and "
+            "HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        ),
+    ),
+    Explanation(
+        "rank-lost",
+        "A rank died, froze, or cannot be reached",
+        "RankLostError (a HorovodInternalError); UnknownError in TensorFlow",
+        (
+            "died without leaving the job",
+            "is frozen: it has",
+            "has given no sign of life for",
+            "was stopped by a signal",
+        ),
+        "The other ranks noticed that a rank is gone: its process ended, does not run any more, or its host does not "
+        "answer. The world has ended for all ranks; the launcher ends the job and names the first cause.",
+        (
+            "Read the launcher's last words and the lost rank's output.",
+            "A frozen rank in state D waits for a disk or a network file system.",
+            "If you stop a rank on purpose (debugger, SIGSTOP), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
+            "HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
+        ),
+    ),
+    Explanation(
+        "device-lost",
+        "A rank's GPU has failed",
+        "DeviceLostError (a RankLostError); UnknownError in TensorFlow",
+        ("this process cannot use the GPU any more",),
+        "A kernel on the rank's GPU has failed, or the GPU itself has. CUDA then refuses every later call of that "
+        "process, so the world has ended for all ranks. The message has the rank and CUDA's error.",
+        (
+            "CUDA errors 700, 710, 715 to 719: a kernel of the script, most likely. Run it with CUDA_LAUNCH_BLOCKING=1 "
+            "to see which.",
+            "Other errors: look at `dmesg | grep Xid` and `nvidia-smi` on the rank's host. A GPU that has fallen off "
+            "the bus needs a restart of the host.",
+            "Start the rank's process anew: nothing in it brings the GPU back.",
+        ),
+    ),
+    Explanation(
+        "rank-left",
+        "A rank ended its script or shut down while others still waited for it",
+        "RankLeftError (a HorovodInternalError); UnknownError in TensorFlow; the last words of horovodrun",
+        ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
+        "All ranks must make the same number of collective calls. One rank was finished before the others.",
+        (
+            "Check that all ranks make the same number of steps: with uneven data, use hvd.join().",
+            "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
+            "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
+        ),
+    ),
+    Explanation(
+        "aborted",
+        "The job was ended on purpose",
+        "AbortedError (a HorovodInternalError); UnknownError in TensorFlow",
+        ("(the stall limit is reached)", "(HOROVOD_NCCL_TIMEOUT_SECONDS"),
+        "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, or a GPU took "
+        "longer than HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
+        (
+            "For the stall limit: `horovodrun --explain stall`.",
+            "For a GPU: `horovodrun --explain gpu-stall`.",
+        ),
+    ),
+    Explanation(
+        "not-running",
+        "An operation outlived the shutdown of this rank",
+        "NotRunningError (a HorovodInternalError); UnknownError in TensorFlow",
+        ("this rank has shut down",),
+        "hvd.shutdown() was called while the operation was in flight, or an old handle was used after it.",
+        ("Wait for all operations before hvd.shutdown(). At the end of a script no call of it is needed.",),
+    ),
+    Explanation(
+        "out-of-memory",
+        "A rank has no memory for an operation",
+        "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
+        ("has not enough memory", "give the job more memory, or gather less at once"),
+        "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
+        "All members of the operation get an error. If it is the host's memory, the world keeps running. If it is a "
+        "GPU's, the world has ended.",
+        (
+            "Gather less at once, or on fewer ranks (process sets).",
+            "Give the job more memory, or place fewer ranks on this host.",
+            "On a GPU, limit the memory pool of the framework (docs/gpu.md).",
+        ),
+    ),
+    Explanation(
+        "unavailable",
+        "Horovod could not get something that the operation needs",
+        "HorovodInternalError; a warning if the operation goes on without it",
+        ("cannot create an eventfd", "cannot open the timeline", "NCCL cannot carry the tensors", "no GPU can be used"),
+        "The system refused a file, a descriptor or a thread, or NCCL or the CUDA driver cannot be used. The message "
+        "names it and the reason.",
+        (
+            "Check the path or the limit that the message names.",
+            "If it names NCCL or CUDA: docs/gpu.md says what is needed, and what to do about each message.",
+        ),
+    ),
+    Explanation(
+        "forked",
+        "A forked child of a rank has called Horovod",
+        "HorovodInternalError",
+        ("this process was forked from a rank: it is not part of the job",),
+        "A fork copies a rank's memory, but the copy is not a rank: it must not use the rank's connections.",
+        (
+            "Call hvd functions in the parent only.",
+            "Start child processes by `spawn`: `multiprocessing.get_context('spawn')`.",
+        ),
+    ),
+    Explanation(
+        "internal",
+        "An operation failed for a reason that this library did not expect",
+        "HorovodInternalError",
+        ("the native core failed with code", "cannot be read"),
+        "Either memory that ranks share was damaged, or this is a defect of Horovod.",
+        (
+            "Check that all ranks run the same version: `horovodrun --version`.",
+            "Report it, with the whole output and what `horovodrun --check-build` prints.",
+        ),
+    ),
+    *EXPLANATIONS_OF_JOBS,
+    *EXPLANATIONS_OF_ELASTIC,
+)
+
+_BY_CODE = {one.code: one for one in EXPLANATIONS}
+
+
+def explain(code: str) -> str:
+    """The story behind a code, for a terminal. Raises KeyError for a code that does not exist."""
+    one = _BY_CODE[code]
+    lines = [f"{one.code}: {one.title}", "", f"It comes as: {one.comes_as}", ""]
+    lines += ["You read, among other words:", *(f"    {message}" for message in one.messages), ""]
+    lines += ["Why", *_indented(one.why, ""), "", "What to do"]
+    for action in one.actions:
+        lines += _indented(action, "- ")
+    return "\n".join(lines)
+
+
+def list_of_codes() -> str:
+    """All codes with their titles, for a terminal."""
+    width = max(len(one.code) for one in EXPLANATIONS)
+    return "\n".join(f"{one.code:{width}}  {one.title}" for one in EXPLANATIONS)
+
+
+def _indented(text: str, mark: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"    {mark}", subsequent_indent="    " + " " * len(mark))
