@@ -117,6 +117,7 @@ def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> N
     assert number_after("accuracy", second) > number_after("accuracy", first)
 
 
+@pytest.mark.thorough
 def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("03_tensorflow_v1_adagrad", tmp_path, "--data-dir", data, "--steps", "30")
     assert "2 ranks, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
@@ -271,6 +272,7 @@ def test_a_record_is_refused_where_the_cache_line_hop_changed() -> None:
     assert not hop_changed(60, 80) and not hop_changed(350, 300) and not hop_changed(0, 0) and not hop_changed(None, 0)
 
 
+@pytest.mark.thorough
 def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "horovod.bench", "gradients", "--rounds", "1", "--seconds", "0.01"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
