@@ -10,7 +10,7 @@ Status unreadable_from(int from, int to, const std::string& what, size_t bytes) 
   return {HVD_RANK_LOST,
           "rank " + std::to_string(from) + " sent rank " + std::to_string(to) + " " + what +
               (bytes == 0 ? "" : " of " + std::to_string(bytes) + " bytes") +
-              " that cannot be read\nhint: do all ranks run the same version of Horovod?",
+              " that cannot be read\nhint: install the same version of Horovod for all ranks",
           from};
 }
 

@@ -153,7 +153,7 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
     close(memfd);
     return {HVD_UNAVAILABLE, "expects " + std::to_string(bytes) + " bytes of shared memory, got " +
                                  std::to_string(facts.st_size) +
-                                 "\nhint: do all ranks run the same version of Horovod?"};
+                                 "\nhint: install the same version of Horovod for all ranks"};
   }
   // If the file could be truncated under the mapping, an access would end this process by SIGBUS.
   const int seals = fcntl(memfd, F_GET_SEALS);
