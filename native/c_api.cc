@@ -179,8 +179,10 @@ int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, i
         need({HVD_NEED(transport), HVD_NEED(host_of_rank), HVD_NEED(members), HVD_NEED(name), HVD_NEED(linked)}));
     if (world_size < 1 || nmembers < 1) return {HVD_INVALID_ARGUMENT, "expected a world with members, got none"};
     const std::vector<int> ranks(members, members + nmembers);
-    if (!std::ranges::all_of(ranks, [&](int member) { return member >= 0 && member < world_size; })) {
-      return {HVD_INVALID_ARGUMENT, "a member is no rank of this world"};
+    const auto outside = std::ranges::find_if(ranks, [&](int rank) { return rank < 0 || rank >= world_size; });
+    if (outside != ranks.end()) {
+      return {HVD_INVALID_ARGUMENT, "process set member " + std::to_string(*outside) + " is out of range for " +
+                                        std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks")};
     }
     if (!std::ranges::all_of(std::span(host_of_rank, static_cast<size_t>(world_size)),
                              [&](int host) { return host >= 0 && host < world_size; })) {

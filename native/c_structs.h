@@ -50,7 +50,7 @@ Status read_structs(const void* given, uint32_t count, uint32_t stride, size_t f
   return {};
 }
 
-// What fits into the caller's struct, whose `size` stays.
+// Copies as many fields as fit into the caller's struct. Its `size` stays.
 template <class Struct>
 void write_struct(const Struct& ours, Struct* given) {
   const size_t end = std::min<size_t>(given->size, sizeof(Struct));

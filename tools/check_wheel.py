@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a wheel runs on every machine that its name promises; tools/wheels asks for each wheel that it builds.
+"""Checks that a wheel runs on every machine that its name promises; tools/wheels runs it for each wheel that it builds.
 
     python tools/check_wheel.py WHEEL    the faults, one a line; exit code 1 if there are any
 
-auditwheel tells whether the C library may be as old as the name says. The rest is about a library of ours: it is for
-this processor, needs nothing but the C library, exports the C interface alone, and does not know of any Python.
+auditwheel tells if the C library may be as old as the name says. The other checks are about Horovod's libraries: each
+is for this processor, needs nothing but the C library, exports the C interface alone, and does not depend on Python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def readelf(*arguments: str | Path) -> str:
 
 
 def faults_of_library(library: Path, processor: str) -> list[str]:
-    """What is wrong with a library of ours, one sentence each."""
+    """List the faults of one of Horovod's libraries, one sentence each."""
     faults = []
     machine = re.search(r"Machine:\s+(.*)", readelf("--file-header", library))
     if machine is None or MACHINES[processor] not in machine[1]:

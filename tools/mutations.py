@@ -325,7 +325,7 @@ MUTATIONS = (
         (native("leader_test", "a_recalled_count"),),
     ),
     Mutation(
-        "nobody-is-asked-who-waits",
+        "hosts-are-not-asked-who-waits",
         "native/engine/stall.cc",
         "leader_.ask_who_waits();",
         "",
@@ -381,7 +381,7 @@ MUTATIONS = (
         "native/negotiation/tally.h",
         "next_round(before) | (before & kRecalledBit)",
         "next_round(before)",
-        "a join that meets a round just complete leaves the entry on the fast way, where nobody decides",
+        "a join that meets a round just complete leaves the entry on the fast way, where no rank decides",
         (native("negotiation_model_test", "three_ranks_of_one_host_that_join"),),
     ),
     Mutation(
@@ -470,7 +470,7 @@ MUTATIONS = (
         "src/horovod/core/process_sets.py",
         "return contexts.current().place(_registered_number(self))[0] > 1",
         "return (self.size() or 1) > 1",
-        "ranks of a set that nobody has registered train by themselves",
+        "ranks of a set that is not registered train by themselves",
         (python("tests/frameworks/test_torch_process_sets.py", "-k", "not_registered"),),
     ),
     Mutation(
@@ -490,7 +490,7 @@ MUTATIONS = (
         (python("tests/frameworks/test_torch_optimizer.py::test_gradients_are_reduced_when_backward_returns"),),
     ),
     Mutation(
-        "nobody-is-missed",
+        "silence-is-not-missed",
         "native/engine/monitor.cc",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs ||",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs * 1000 ||",
@@ -502,7 +502,7 @@ MUTATIONS = (
         "native/engine/monitor.cc",
         "if (state == 't') {",
         "if (state == 'u') {",
-        "whoever attaches a debugger loses the job",
+        "attaching a debugger ends the job",
         (native("monitor_test", "a_process_that_a_debugger_holds_is_no_loss"),),
     ),
     Mutation(
@@ -592,8 +592,8 @@ MUTATIONS = (
     Mutation(
         "launcher-ends-with-its-terminal",
         "src/horovod/launcher/job/supervision.py",
-        "with contextlib.suppress(OSError):  # nobody",
-        "with contextlib.suppress(BrokenPipeError):  # nobody",
+        "with contextlib.suppress(OSError):",
+        "with contextlib.suppress(BrokenPipeError):",
         "ranks are killed without a word if horovodrun's terminal is closed",
         (python("tests/processes/test_terminal.py", "-k", "terminal_is_closed"),),
     ),
@@ -714,7 +714,7 @@ MUTATIONS = (
         "src/horovod/world/channel.py",
         'if not hmac.compare_digest(proof, _proof(secret, b"client", purpose, nonces)):',
         'if not hmac.compare_digest(proof, proof or _proof(secret, b"client", purpose, nonces)):',
-        "a server takes whoever knows the protocol",
+        "a server accepts any client that knows the protocol",
         (python("tests/unit/test_channel.py"),),
     ),
     # ranks that other launchers start
@@ -775,7 +775,7 @@ MUTATIONS = (
         (python("tests/unit/test_places.py"),),
     ),
     Mutation(
-        "nobody-notices-ends-in-init",
+        "ends-in-init-are-not-noticed",
         "src/horovod/world/rendezvous_server.py",
         "if self._notices_ends and not self._closing and connection.starting is not None:",
         "if self._closing and connection.starting is not None:",
@@ -945,11 +945,11 @@ MUTATIONS = (
         (native("engine_test", "reducescatter"),),
     ),
     Mutation(
-        "sets-count-everybody",
+        "sets-count-all-ranks-here",
         "native/negotiation/spread.cc",
         "static_cast<uint32_t>(set->second.members.size())",
         "static_cast<uint32_t>(map_.ranks_here.size())",
-        "a set's tally waits for ranks that are no members",
+        "a set's tally waits for ranks that are not its members",
         (
             native("engine_sets_test", "every_operation_works_over_a_set"),
             native("sets_model_test", "a_set_without_the_leader"),
@@ -1050,7 +1050,7 @@ MUTATIONS = (
         "native/engine/share_memory.cc",
         "for (const auto* link : sharing.links) send_refusal(link->fd, cause);",
         "",
-        "a rank that cannot share memory tells nobody why",
+        "a rank that cannot share memory tells no peer why",
         (python("tests/processes/test_limits.py", "-k", "named_by_every_rank"),),
     ),
     Mutation(
@@ -1414,7 +1414,7 @@ MUTATIONS = (
         "src/horovod/tensorflow/adasum_optimizer.py",
         'use_resource=hasattr(variable, "handle")',
         "use_resource=True",
-        "in a graph of TensorFlow 1 a start moves with its variable, and nobody moves",
+        "in a graph of TensorFlow 1 a start moves with its variable, so that no variable moves",
         (python("tests/frameworks/test_tensorflow_adasum.py", "-k", "combine_their_steps and False-1"),),
     ),
     Mutation(
@@ -1430,7 +1430,7 @@ MUTATIONS = (
         "src/horovod/world/tunnel.py",
         "_attach(one, _SO_ATTACH_FILTER, [*program, drop])",
         "_attach(one, _SO_ATTACH_FILTER, [keep])",
-        "whoever connects to a server of TensorFlow's data service runs a dataset as the job's user",
+        "any client of a server of TensorFlow's data service runs a dataset as the job's user",
         (python("tests/unit/test_tunnel.py", "-k", "has_the_key"),),
     ),
     Mutation(
@@ -1713,7 +1713,7 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "tensorflow-result-without-memory-told-to-nobody",
+        "tensorflow-result-without-memory-is-not-told",
         "native/shims/tensorflow/kernel.cc",
         "    shims::refuse(invocation->engine, collective.name, collective.process_set, tf.Message(status.get()));\n",
         "",
@@ -2153,7 +2153,7 @@ MUTATIONS = (
         (python("tests/unit/test_membership.py", "-k", "reserve"),),
     ),
     Mutation(
-        "elastic-nobody-has-attended",
+        "elastic-attendance-is-forgotten",
         "src/horovod/elastic/decide/membership.py",
         "    turn.set(attended=True)\n",
         "",
@@ -2629,7 +2629,7 @@ def check_unbroken(scratch: Scratch, chosen: list[Mutation]) -> dict[Test, float
 
 
 def try_mutation(scratch: Scratch, mutation: Mutation, seconds: dict[Test, float]) -> list[str]:
-    """What each test made of it. The copy is as before afterwards. `seconds`: of the unbroken copy."""
+    """Return each test's outcome. The copy is as before afterwards. `seconds`: of the unbroken copy."""
     paths = [scratch.folder / file for file in dict.fromkeys(edit[0] for edit in mutation.edits())]
     originals = [(path, path.read_text(encoding="utf-8"), path.stat()) for path in paths]
     compiled = mutation.file.startswith("native/")
@@ -2655,7 +2655,7 @@ def try_mutation(scratch: Scratch, mutation: Mutation, seconds: dict[Test, float
 
 
 def edit(path: Path, text: str, replacement: str, name: str) -> None:
-    """Replace what stands in the file exactly once."""
+    """Replace a text that the file must contain exactly once."""
     original = path.read_text(encoding="utf-8")
     if original.count(text) != 1:
         raise StaleTable(f"{name}: {path.name} holds the text {original.count(text)} times, not 1")
@@ -2663,7 +2663,7 @@ def edit(path: Path, text: str, replacement: str, name: str) -> None:
 
 
 def reported(outcome: str, output: str, report: str) -> str:
-    """What a test came to; one that should end with a sanitizer's report, and does not, noticed nothing."""
+    """Return a test's outcome; a test that should end with a sanitizer's report, and does not, noticed nothing."""
     if not report:
         return outcome
     return f"reported: {report}" if report in output and outcome != "ok" else "ok"

@@ -18,7 +18,7 @@ def parser(text: str, checkpoints: str, **numbers: tuple[int, str]) -> argparse.
 
 
 def elastic(text: str, **numbers: tuple[int, str]) -> argparse.Namespace:
-    """What was given to an elastic example. `numbers`: as above."""
+    """Parse the arguments of an elastic example. `numbers`: as above."""
     made = argparse.ArgumentParser(description=text)
     made.add_argument("--data-dir", help="folder with the four MNIST files; by default the cache")
     for name, (default, meaning) in numbers.items():

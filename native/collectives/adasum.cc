@@ -75,7 +75,7 @@ class Combination {
   Share share(const Slice& tensor, int member) const { return share_of(tensor.count, members_, member, kShareUnit); }
   Real* vector_of(int member) const { return reinterpret_cast<Real*>(vectors_.get()) + member * own_; }
 
-  // This member's share of everybody's tensors, as vectors of Real.
+  // Collects this member's share of all members' tensors, as vectors of Real.
   Status collect() {
     const auto size = static_cast<size_t>(members_);
     const Bytes packed = exchanged_bytes(static_cast<size_t>(count_ * element_bytes_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a communicator can do by its other operations (step 7).
+// The operations that a communicator builds from its other operations (step 7).
 #include "collectives/communicator.h"
 
 #include <algorithm>

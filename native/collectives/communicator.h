@@ -56,7 +56,7 @@ class Communicator {
 
   // Reduces the concatenation of the slices element by element over the members, in the order of levels.h.
   virtual Status allreduce(std::span<const Slice> slices, const Reduction& reduction) = 0;
-  // Copies the root member's input into everybody's output. At the root, output may equal input or differ.
+  // Copies the root member's input into every member's output. At the root, output may equal input or differ.
   virtual Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) = 0;
   // Every member gives `bytes` (at most 64 KiB) and receives all members' in order: size() * bytes. For small facts.
   virtual Status exchange(const void* mine, size_t bytes, void* all) = 0;
@@ -73,8 +73,8 @@ class Communicator {
   // The same as an allreduce, in pieces. The default moves nothing before a piece is finished.
   virtual std::unique_ptr<PiecewiseAllreduce> allreduce_in_pieces(std::span<const Slice> slices,
                                                                   const Reduction& reduction, Cut cut);
-  // parts[m]: what member m has for everybody, equally long on all members: m's input, everybody's output. At m, they
-  // may be the same memory. The default is a broadcast from each member.
+  // Copies every member's part to all members. parts[m] is member m's input and every member's output, equally long on
+  // all members. At m, input and output may be the same memory. The default is a broadcast from each member.
   virtual Status share(std::span<const std::vector<Slice>> parts, size_t element_bytes);
 
   // From any thread, also while another is inside an operation. JSON members (without braces) for hvd_statistics, for

@@ -91,8 +91,8 @@ class DirectExchange final : public PiecewiseAllreduce {
     return Status();
   }
 
-  // In the order of the chunks, as the links carry them. A peer's result is expected when its turn comes, and not only
-  // when mine has been folded: MPI copies what nobody expects once more.
+  // Follows the order of the chunks, as the links carry them. A peer's result is expected when its turn comes, even if
+  // this member's share is not folded yet: MPI copies a message once more if it arrives before its receive.
   void queue_what_is_due() {
     for (;;) {
       const int64_t most_shared = std::min(chunks_, folded_ + ahead_);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h).
 //
-// gathered  small: everybody sends its whole input to everybody and folds; one message's latency.
-// direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Everybody sends share j
+// gathered  small: each member sends its whole input to all others and folds; one message's latency.
+// direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Each member sends share j
 //           straight to member j, which folds the shares as soon as the last has come, and sends the result straight
 //           back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links, both ways.
 //

@@ -22,7 +22,7 @@ struct Tree {
 };
 
 // By places; the root's is 0. A binomial tree takes log2(size) steps, in each of which the root sends everything again.
-// A line takes a step for each chunk and each further place, and nobody sends anything twice. Whichever is shorter.
+// A line takes a step for each chunk and each further place, but each member sends its data only once. The faster wins.
 Tree tree_of(int size, int place, int64_t chunks) {
   const int steps = std::bit_width(static_cast<unsigned>(size - 1));
   if (chunks + size - 2 < chunks * steps) {

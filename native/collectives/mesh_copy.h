@@ -2,10 +2,9 @@
 // Broadcast, allgather (which exchange is a case of) and barrier over a Mesh (step 7).
 //
 // The members are counted from the root. A small broadcast runs down a binomial tree: a member's parent is its number
-// with the lowest bit cleared. A large one runs along the line, so that nobody sends anything twice. Chunks are handed
-// on as they arrive. Allgather sends straight to
-// everybody. Barrier is a dissemination: in turn t a byte goes to the member 2^t further on; after log2(n) turns
-// everybody has heard of everybody.
+// with the lowest bit cleared. A large one runs along the line, so that each member sends the data only once. Members
+// hand chunks on as they arrive. Allgather sends straight to all members. Barrier is a dissemination: in turn t each
+// member sends a byte to the member 2^t further on. After log2(n) turns all members have heard of each other.
 #pragma once
 
 #include <span>

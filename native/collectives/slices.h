@@ -46,7 +46,7 @@ class SliceList {
     }
   }
 
-  // What lies in such a range, place by place.
+  // The inputs in such a range, one span for each place.
   std::vector<std::span<const std::byte>> inputs(int64_t begin, int64_t count) const {
     std::vector<std::span<const std::byte>> parts;
     for_range(begin, count, [&](const std::byte* input, std::byte*, size_t, int64_t length) {

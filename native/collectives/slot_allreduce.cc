@@ -51,7 +51,7 @@ class TwoShot {
   Share share(int64_t k, int member) const {
     return share_of(elements(k), ring_.size(), member, static_cast<int64_t>(kShareUnitBytes) / element_bytes_);
   }
-  // The peers in an order that starts behind this member, so that not everybody reads the same one at once.
+  // The peers in an order that starts behind this member, so that the members do not all read the same peer at once.
   int peer(int step) const { return (ring_.member() + step) % ring_.size(); }
 
   bool fill(int64_t k) {

@@ -2,7 +2,7 @@
 // Allreduce over a SlotRing (step 7): three algorithms for three sizes, all giving the same fold in member order.
 //
 // tiny      at most kTinyBytes: the payload travels in the flag's own cache line; one line transfer.
-// one-shot  one chunk: everybody copies its input into its slot, then folds all slots into its own output.
+// one-shot  one chunk: each member copies its input into its slot, then folds all slots into its own output.
 // two-shot  in each chunk every member owns a *share*: copy the peers' shares in, fold one's own share into the output
 //           and the result slot, copy the peers' shares of the result out. The three stages run as a pipeline over the
 //           chunks. The slots are the fusion buffer: tensors are gathered into and scattered from them directly.

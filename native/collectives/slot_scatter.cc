@@ -121,7 +121,7 @@ Status slot_alltoall(SlotRing& ring, const Kernels& kernels, const void* mine, s
     for (int to = 0; to < size; ++to) longest = to == m ? longest : std::max(longest, between(m, to));
   }
   const int64_t chunks = (longest + section_bytes - 1) / section_bytes;
-  // As in an allgather, nobody waits for a member that has nothing for it.
+  // As in an allgather, a member does not wait for peers that have no data for it.
   for (int64_t k = 0; k < chunks + 1; ++k) {
     const uint32_t chunk = ring.next_chunk() + static_cast<uint32_t>(k);
     const int64_t begin = k * section_bytes;

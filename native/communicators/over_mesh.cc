@@ -13,7 +13,7 @@ namespace hvd {
 
 namespace {
 
-// Below, a second message's latency costs more than sending everything to everybody.
+// Below this size, a second message's latency costs more than sending the whole input to every member.
 constexpr size_t kGatheredBytes = size_t{16} << 10;
 
 }  // namespace

@@ -3,8 +3,9 @@
 // each is made. One row answers everything that is asked about one: the engine, the links that the start opens,
 // `--check-build` and mpi_built(). The engine names no concrete class.
 //
-// A new communicator is one file or folder here, and one line in rows.h. Everything in a row is called by any thread,
-// blocks nobody and fails with nothing but what it returns; `make` alone may wait for the other members.
+// A new communicator is one file or folder here, and one line in rows.h. Any thread may call the functions of a row.
+// They never block, except that `make` may wait for the other members, and they report failures only by what they
+// return.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +29,7 @@ struct CommunicatorSettings {
   Stores stores = Stores::kMeasured;
 };
 
-// Whom a communicator joins.
+// The ranks that a communicator joins.
 struct Members {
   std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
   int member = 0;          // this rank's
@@ -40,7 +41,7 @@ struct Members {
 // The members that are `places` of these (ascending), this rank among them.
 Members some_of(const Members& members, std::span<const int> places);
 
-// What it is made from.
+// The resources that a communicator is made from.
 struct CommunicatorParts {
   std::byte* area = nullptr;  // shared_bytes of zeros, aligned to 4096, the same memory for all members of a host
   std::shared_ptr<DataLinks> links;
@@ -58,7 +59,7 @@ struct CommunicatorRow {
   std::string (*why_unfit)(const Topology& members);
   // Zeroed memory that the members on this member's host need among them.
   size_t (*shared_bytes)(const Topology& members, int member);
-  // Whether these two members need a data link.
+  // True if these two members need a data link.
   bool (*needs_link)(const Topology& members, int a, int b);
   // Collective over the members.
   Status (*make)(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out);

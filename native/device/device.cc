@@ -29,7 +29,7 @@ static_assert(sizeof(Piece) == 24 && sizeof(Table) == 24 * kPiecesOfLaunch);
 
 bool is_wide(const void* address) { return reinterpret_cast<uintptr_t>(address) % kWide == 0; }
 
-// Where nobody can be told.
+// Warns of an error in a place that cannot return one.
 void report(const Status& status) {
   if (!status.ok()) warn(status.text(), false);
 }

@@ -26,8 +26,8 @@ Status device_of(const std::string& library, const void* address, int* device);
 // The number of a stream's device. A default stream is the current context's; an error if this thread has none.
 Status device_of_stream(const std::string& library, Stream stream, int* device);
 
-// A moment in a stream. It goes back to the device's pool in the end, which is no harm to streams that wait for it:
-// they wait for what it stood for when they were told to.
+// A moment in a stream. Its destructor returns it to the device's pool. That does not disturb streams that still wait
+// for it: they wait for the moment that it marked when the wait was enqueued.
 class Event {
  public:
   Event() = default;
@@ -104,7 +104,7 @@ class Staging {
   Stream stream_ = nullptr;
 };
 
-// What one launch does to a piece: to[i] = from[i], or from[i] * factor for `count` elements.
+// A piece of a launch, which sets to[i] = from[i], or from[i] * factor, for `count` elements.
 struct Piece {
   const std::byte* from;
   std::byte* to;

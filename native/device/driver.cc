@@ -116,7 +116,7 @@ Current::Current(const Driver& driver, Context context) : driver_(driver) {
 
 Current::~Current() {
   if (!status_.ok()) return;
-  // Nobody can be told of a failure here; the next call on this thread meets it again.
+  // A destructor cannot report a failure; the next call on this thread meets it again.
   Context popped = nullptr;
   (void)driver_.call().exchange_capture_mode(&mode_);
   (void)driver_.call().pop(&popped);

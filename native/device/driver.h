@@ -33,7 +33,7 @@ constexpr unsigned kDisableTiming = 2;  // of an event
 constexpr unsigned kPortable = 1;       // of registered host memory: for all contexts
 constexpr int kRelaxedCapture = 2;
 
-// What is asked about an address.
+// The attributes of an address that are queried.
 constexpr int kMemoryType = 2, kDeviceOrdinal = 9, kIsManaged = 8;
 constexpr unsigned kDeviceMemory = 2;
 
@@ -88,7 +88,7 @@ class Driver {
   int version() const { return version_; }  // 1000 * major + 10 * minor
   // Initialises CUDA on its first call, and counts the devices.
   Status count_devices(int* count) const;
-  // What a call's return value means.
+  // Translates the return value of a call.
   Status checked(Result code, const char* doing) const;
 
  private:

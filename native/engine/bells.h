@@ -170,14 +170,14 @@ class Bells final : public Waker {
   void watch(const std::vector<int>& sockets);
   bool watches_sockets() const { return !sockets_.empty(); }
   void unwatch(int socket);  // a closed one would wake for ever
-  // Whether sleepers wake for room in its send buffer as well. May be said from any thread, for the next sleep.
+  // Sets if sleepers wake for room in its send buffer as well, from the next sleep on. Any thread.
   void watch_for_room(int socket, bool wanted);
 
   // Wakes the sleeper of that rank. Call it after the work has been written; any thread.
   void ring(uint32_t local_rank) override;
   void ring_others() override;
   void ring_own() { ring(local_rank_); }
-  void ring_own_engine();  // whoever is announced
+  void ring_own_engine();  // even if another sleeper is announced
 
   struct Sleep {
     int64_t timeout_ns = 0;     // 0: there is work, do not sleep
@@ -199,7 +199,7 @@ class Bells final : public Waker {
     }
     return reason;
   }
-  // A caller drives from now on: nobody needs to be rung.
+  // A caller drives from now on: no thread needs to be rung.
   void hide_engine() { doorbell(local_rank_).sleeping.store(static_cast<uint32_t>(Sleeper::kNobody)); }
   // A thread that had the token and did not sleep gives the bell back to the engine's thread, and with it the work that
   // has come since.

@@ -66,7 +66,7 @@ class SegmentBoard final : public Board {
     return true;
   }
 
-  // A caller of this rank waits, or does no longer. Which rank it is, only a leader among several wants to know.
+  // A caller of this rank starts to wait, or ends. Only with several hosts, the leader needs to know which rank it is.
   void begin_waiting() {
     if (across_hosts_) segment_.rank(local_rank_).waiting.fetch_add(1);
     segment_.header().waiting.fetch_add(1);
@@ -75,7 +75,7 @@ class SegmentBoard final : public Board {
     if (across_hosts_) segment_.rank(local_rank_).waiting.fetch_sub(1);
     segment_.header().waiting.fetch_sub(1);
   }
-  // What did not fit into the ring.
+  // Writes the messages that did not fit into the ring before.
   bool pump() { return to_leader_.pump(); }
   bool can_pump() const { return to_leader_.can_pump(); }
 

@@ -94,7 +94,7 @@ class DeviceBatches {
     size_t index, input_bytes, output_bytes;  // the latter of results whose size is known
     std::byte *input, *output;                // in the staging memory
   };
-  // What the batch has on one GPU of this process.
+  // The batch's share on one GPU of this process.
   struct Part {
     std::vector<Tensor> tensors;
     cuda::Stream stream = nullptr;
@@ -103,7 +103,7 @@ class DeviceBatches {
   };
   using Parts = std::map<cuda::Device*, Part>;
   static Parts parts_of(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  // What of NCCL carries the batch, null: nothing. The same answer on all members.
+  // Chooses the NCCL communicator of the batch; null if NCCL does not run it. The same choice on all members.
   Status choose(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   Status look_for_inputs(bool* ready) const;
   Status meet(ProcessSet* set, ProcessSet::OnGpu::Way* way, GpuWay wanted);

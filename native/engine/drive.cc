@@ -229,7 +229,7 @@ void Engine::go_on() {
   running_.calls.clear();
 }
 
-// Whether a call of tensors has left with its last batch.
+// True if a call of tensors has left with its last batch.
 bool Engine::has_run(size_t call) const {
   return running_.calls[call]->done.load() ||
          (running_.tensors_left[call] == 0 && running_.calls[call]->on_device != nullptr);
@@ -304,10 +304,10 @@ void Engine::communicator_failed(const Status& status, const std::string& doing)
     return;
   }
   // A rank inside a collective reads no control link. Closing ours gets those out of it that would wait for this rank,
-  // rank 0 above all, through which the cause reaches everybody.
+  // rank 0 above all, which passes the cause to all ranks.
   drop_host_communicators();
-  // What only this rank has met needs no other's word. Another rank's end is seen by the monitor, or told over the
-  // links of the host's leader; both may be a moment behind the communicator.
+  // A failure met by this rank alone needs no confirmation. The end of another rank is reported by the monitor or over
+  // the links of the host's leader; both may be a moment behind the communicator.
   while (status.code() == HVD_RANK_LOST && !ending_->poisoned() && now_ns() < deadline) {
     if (service_ == nullptr || service_->is_alone()) {
       sleep_ms(1);
@@ -362,8 +362,8 @@ void Engine::launched(const SubmissionPtr& submission) {
   say(finished);
 }
 
-// What has ended on GPUs since. False: nothing has. Who drives without a pause looks at most every 10 us: on an H200 a
-// look takes 0.2 us, and up to 0.8 if another thread calls the driver.
+// Completes finished GPU work; returns false if there was none. Without a pause between calls, it looks at most every
+// 10 us: on an H200 a look takes 0.2 us, and up to 0.8 if another thread calls the driver.
 bool Engine::finish_launched() {
   constexpr uint64_t kPauseNs = 10'000;
   if (launched_.is_empty()) return false;
@@ -447,7 +447,7 @@ bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
   return true;
 }
 
-// Whether drive() would move something.
+// True if drive() would make progress.
 bool Engine::has_work() {
   Record record;
   const bool has_record = !suspended_.load() && segment_->peek(cursor_.load(), &record);
@@ -470,11 +470,11 @@ static void pin_thread(const EngineSettings& settings) {
 
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
-  constexpr int64_t kPendingIdsNs = 10000000;  // nobody rings for the last reader of a RETIRE
+  constexpr int64_t kPendingIdsNs = 10000000;  // the last reader of a RETIRE does not ring
   const auto look = [this]() -> Bells::Sleep {
     const Bells::Sleep stay_awake;
     if (ending_->stopped()) return stay_awake;
-    // Who has the token looks when it drops it; a stop drives by itself; an abort is handled once.
+    // The token's holder looks for work when it drops the token; a stop drives by itself; an abort is handled once.
     const bool mine =
         !wakeup_->somebody_drives() && !ending_->stopping() && !(ending_->poisoned() && ending_->is_spread());
     const bool due = open_.since_ns() != 0 && board_->anybody_waits();

@@ -48,8 +48,8 @@ void Ending::note_left(uint32_t rank) {
   if (rank >= left_.size()) return;
   left_[rank] = true;
   if (static_cast<int>(rank) == map_.rank) segment_.rank(map_.local_rank).left.store(1);
-  int nobody = -1;
-  first_left_.compare_exchange_strong(nobody, static_cast<int>(rank));
+  int none = -1;
+  first_left_.compare_exchange_strong(none, static_cast<int>(rank));
 }
 
 bool Ending::begin_stop(uint64_t deadline_ns) {

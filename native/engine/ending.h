@@ -34,13 +34,13 @@ class Ending {
   void poison_if_failed(const Status& outcome) {
     if (!outcome.ok()) poison(outcome);
   }
-  // With what another process says is the cause.
+  // Takes over the cause that another process reports.
   void take_abort(int from, const std::string& payload);
   bool poisoned() const { return segment_.header().abort.load() != 0; }
   Status cause() const { return segment_.cause(); }
   Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_}; }
   int poison_fd() const { return poison_fd_; }  // readable once poisoned
-  // Whether the caller has to spread the cause: true for the first that asks.
+  // True if the caller has to spread the cause: for the first caller.
   bool begin_spreading() { return !spread_.exchange(true); }
   bool is_spread() const { return spread_.load(); }
 

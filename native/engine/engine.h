@@ -2,13 +2,13 @@
 // The engine: takes requests (step 4), agrees with the other ranks what runs next (5), runs batches (6, 7) and
 // completes handles (8). One engine is one generation of one process.
 //
-// Who drives. The thread that holds the driver's token makes progress. A caller inside wait() or poll() drives itself,
-// which saves two thread hand-overs; the engine's own thread sleeps and drives only if nobody waits. Only the holder
+// The driver: the thread that holds the driver's token makes progress. A caller inside wait() or poll() drives itself,
+// which saves two thread hand-overs; the engine's own thread sleeps and drives only if no caller waits. Only the holder
 // touches the state under "token" below. mutex_ guards the state that users' threads share with it; it is never held
 // across a wait, a collective or a callback.
 //
-// What runs. Nothing starts before every member has submitted all of it, and every rank follows its host's log, so the
-// holder may block inside a collective: only a death interrupts it, by poisoning the generation.
+// The order: an operation starts only after every member has submitted all of it, and every rank follows its host's
+// log. So the holder may block inside a collective: only a death interrupts it, by poisoning the generation.
 //
 // negotiation/ decides what runs next: the member knows this rank's names and calls, the leader serves a host. The
 // engine gives both their ports (board.h, bells.h, control_links.h) and feeds them: calls from submit.cc, records from

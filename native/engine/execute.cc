@@ -51,7 +51,7 @@ Status Execution::allocate(int64_t bytes, const Prepared& prepared, Gathered* re
     return carrier_->device->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)), carrier_->stream,
                                       &result->on_device);
   }
-  if (prepared.device != nullptr && bytes > 0) {  // pinned: the copy onto the GPU then keeps nobody waiting
+  if (prepared.device != nullptr && bytes > 0) {  // pinned: then no thread waits for the copy to the GPU
     cuda::Stream stream = nullptr;
     HVD_RETURN_IF_ERROR(prepared.device->stream(0, &stream));
     return prepared.device->lend(static_cast<size_t>(bytes), stream, &result->staged);
@@ -192,7 +192,7 @@ Status Execution::run_allgather(Submission* submission) {
   return {};
 }
 
-// Everybody's splits first; then all know how much goes between any two members.
+// Exchanges all members' splits first, so that each member knows how much goes between any two of them.
 Status Execution::run_alltoall(Submission* submission) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
   const ProcessSet& set = *submission->prepared->set;

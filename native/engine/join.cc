@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Join (steps 4 and 5): a rank that has run out of data says so, gives zeros to the others' allreduces, and waits until
-// all have joined. What else can be done meanwhile, and that nobody waits for it, is the coordinator's business.
+// all have joined. The coordinator decides which operations still run meanwhile, and that none of them waits for it.
 #include "engine/engine.h"
 
 namespace hvd {

@@ -64,7 +64,7 @@ Status Engine::give_up(const Status& why) {
   const std::string prefix = names_somebody ? "" : "rank " + std::to_string(map_.rank) + " could not start: ";
   const Status cause(why.code(), prefix + why.text(), why.failed_rank() >= 0 ? why.failed_rank() : map_.rank);
   if (segment_ != nullptr) segment_->poison(cause.code(), map_.rank, cause.text());
-  ControlLinks links;  // those that nobody has taken over yet
+  ControlLinks links;  // those that this engine still owns
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_CONTROL || link.fd < 0) continue;
     links.add(std::exchange(link.fd, -1), link.peer, topology_.host_of(link.peer));
@@ -104,8 +104,8 @@ void Engine::make_ports() {
   wakeup_ = std::make_unique<Wakeup>(*board_, *bells_, *ending_, static_cast<Driver&>(*this));
 }
 
-// What differs between a world on one host and one on several is chosen at the start: here who publishes what is
-// complete, above how its ranks are counted, in share_memory.cc what wakes the leader.
+// The differences between a world on one host and one on several are chosen at the start: the publisher of complete
+// entries here, the count of their ranks above, and the leader's wake-up in share_memory.cc.
 void Engine::make_negotiation() {
   const EngineSettings& settings = options_.settings;
   Readers& readers = *this;
@@ -215,7 +215,7 @@ Status Engine::stop(uint32_t timeout_ms) {
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
-  // What GPUs still do for this rank belongs to it, and ends soon or with an error that has been told.
+  // GPUs may still work for this rank. That work ends soon, or with an error that has been reported.
   if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms)); !settled.ok()) {
     warn("what was launched on a GPU has not ended: " + settled.text());
   }

@@ -54,7 +54,7 @@ std::string loss(const Monitor::Peer& peer, char state, uint64_t silent_ns) {
     case 'X':
       return who + " has ended without leaving the job";
     case '\0':
-      return who + " has given no sign of life for " + time + ", and the kernel does not know it here";
+      return who + " has given no sign of life for " + time + ", and its process does not exist on this host";
     default:
       return who + " is frozen: it has given no sign of life for " + time + " (state " + state +
              ")\nhint: the machine may be short of memory or processors; HOROVOD_FROZEN_TIMEOUT_SECONDS sets the limit";

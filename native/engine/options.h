@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine is started with.
+// The options that an engine is started with.
 #pragma once
 
 #include <cstdint>

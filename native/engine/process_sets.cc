@@ -2,15 +2,15 @@
 // Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
 // make the change between the same two batches.
 //
-// Adding. The number is the lowest free one, the same on all ranks. The host's leader takes memory for the
-// communicator, if that wants some of the host, and says where; the members map it and say so; only when all could do,
-// the communicator is made, which nothing but a death can prevent. A failure before is everybody's, and the job goes
-// on.
+// Adding. The number is the lowest free one, the same on all ranks. If the communicator needs shared memory, the host's
+// leader allocates it and tells the members where; they map it and report success. Only if all could map it, the
+// communicator is made, which nothing but a death can prevent. An earlier failure is raised on all ranks, and the job
+// goes on.
 //
-// Removing. Each rank closes the set, so that nothing new comes in, and says whether something is in flight in it. If
-// so anywhere, all reopen it and the removal fails. Otherwise no tally, no coordinator's entry, no ring and no link
-// holds anything of the set: whatever was submitted has been decided, run and completed. So the number may come back
-// with other members.
+// Removing. Each rank closes the set, so that nothing new comes in, and reports if anything of it is in flight. If so
+// on any rank, all reopen the set, and the removal fails. Otherwise all its operations have been decided, run and
+// completed, so that no tally, coordinator's entry, ring or link holds anything of the set. Its number is free for
+// other members.
 #include <cstring>
 
 #include "engine/engine.h"
@@ -206,7 +206,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
   nccl::close_all(removed->gpu.in_levels.carriers, nccl::kPatienceToCloseMs);
   removed->gpu = {};
   removed->area.reset();
-  // Nobody has it mapped any more.
+  // After this barrier, no rank has the area mapped any more.
   HVD_RETURN_IF_ERROR(world_->communicator->barrier());
   if (shares_memory && map_.is_leader()) segment_->release_area(offset);
   return {};

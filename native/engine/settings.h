@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine can be told. The names are those of hvd_setting; Python's settings/table.py is where users meet them.
+// The settings of an engine. The names are those of hvd_setting; users find them in Python's settings/table.py.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct EngineSettings {
   uint64_t fusion_threshold_bytes = 128u << 20;
   bool groups_apart = false;                // a grouped request is fused with no other
   int engine_cpu = -1;                      // the engine's thread runs there alone; -1: anywhere
-  double cycle_time_ms = 1.0;               // how long what is ready may linger for company while nobody waits for it
+  double cycle_time_ms = 1.0;               // a ready tensor that no thread waits for may linger this long for company
   uint64_t close_bytes = 1u << 20;          // ... unless this much is ready
   uint32_t cached_names = kMaxCachedNames;  // with the fast way; 0: none
   uint64_t stall_warning_ms = 60000;        // 0: no stall reports

@@ -51,8 +51,8 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
          list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
 }
 
-// The operations that have been waited for at least `limit_s`. The time for which the whole job was suspended (Ctrl-Z
-// and fg), until `resumed_s`, is nobody's stall.
+// The operations that have been waited for at least `limit_s`. The time until `resumed_s`, during which the whole job
+// was suspended (Ctrl-Z and fg), does not count.
 Groups stalled_for(const std::vector<Undecided>& waiting, double resumed_s, double limit_s) {
   const double now = now_seconds();
   Groups stalled;
@@ -74,7 +74,7 @@ std::vector<int> all_missing(const Groups& stalled) {
   return all;
 }
 
-// Whether every rank that is missing somewhere waits itself, for something else.
+// True if every rank that is missing somewhere waits itself, for something else.
 bool is_crossed(const Groups& stalled) {
   return std::ranges::all_of(all_missing(stalled), [&](int rank) {
     return std::ranges::any_of(stalled, [rank](const auto& entry) {

@@ -91,7 +91,7 @@ struct Submission : Contribution {
   std::atomic<bool> done{false};
 
   bool is_launched() const { return on_device != nullptr && on_device->is_launched.load(); }
-  // What its caller waits for first.
+  // The flag that its caller waits for first.
   const std::atomic<bool>& has_left() const { return on_device == nullptr ? done : on_device->is_launched; }
 };
 

@@ -195,7 +195,7 @@ Status Engine::find_set_for_use(int32_t number, const std::string& what, std::sh
   HVD_RETURN_IF_ERROR(find_any_set(number, out).while_doing(what));
   const std::vector<int>& ranks = (*out)->ranks;
   if ((*out)->member >= 0) return {};
-  return invalid(what + ": this rank is no member of process set " + std::to_string(number) + ", which has the ranks " +
+  return invalid(what + ": this rank is not in process set " + std::to_string(number) + ", which has the ranks " +
                  describe_shape({ranks.begin(), ranks.end()}));
 }
 
@@ -335,7 +335,7 @@ void Engine::announce(const Member::Announcement& announcement, bool driving) {
     return;
   }
   if (!announcement.completed.has_value()) return;
-  fault_point("count");  // all have arrived, and nobody has been told
+  fault_point("count");  // all have arrived, and no rank has been told
   publisher_->announce(*announcement.completed, driving);
 }
 

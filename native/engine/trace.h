@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the timeline shows of submissions: NEGOTIATE_<OP> until it is ready, then <OP>, in it QUEUE and the
-// communicator. Of one submission by one thread at a time, in order: the submitter's, then the driver's.
+// The timeline's events of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, which contains QUEUE and the
+// communicator's event. One thread at a time records a submission's events, in order: the submitter, then the driver.
 #pragma once
 
 #include <string>

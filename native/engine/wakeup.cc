@@ -78,7 +78,7 @@ void Wakeup::wait(const std::atomic<bool>& done, uint64_t deadline_ns) {
       out_of_time = !sleep_on_bell(deadline_ns);
       drop_token();
     } else if (!spin(turn)) {
-      // Whoever has the token may sleep, and was not rung for what this thread submitted to drive it itself.
+      // The token's holder may sleep, and was not rung: this thread submitted its work in order to drive it itself.
       if (!std::exchange(rung_own, true)) bells_.ring_own();
       out_of_time = !sleep_until_completion(done, leave_it);
     }

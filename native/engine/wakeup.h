@@ -16,8 +16,8 @@
 
 namespace hvd {
 
-// Whether this very thread is inside a certain stretch of its engine's code. One thread at a time can be (the holder of
-// the driver's token), so one word tells it; any thread may ask. Relaxed: a thread asks about nothing but itself.
+// Tells if the calling thread is inside a certain stretch of its engine's code. Only one thread at a time can be (the
+// holder of the driver's token), so one word holds it. Any thread may ask; relaxed, since it asks only about itself.
 class OnThread {
  public:
   bool is_here() const { return thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
@@ -40,7 +40,7 @@ class OnThread {
   std::atomic<std::thread::id> thread_{};
 };
 
-// What there is to do for whoever holds the token: the engine.
+// The work of the token's holder, which the engine implements.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -65,7 +65,7 @@ class Wakeup {
   // there are any and something is on its way.
   void hand_over();
 
-  // A caller drives while this lives, if nobody else does.
+  // A caller drives while this lives, if no other thread does.
   class Turn {
    public:
     explicit Turn(Wakeup& wakeup);
@@ -93,7 +93,7 @@ class Wakeup {
   bool callers_wait() const { return callers_.load() > 0; }
   // Between these two. Returns at the deadline or a signal as well.
   void wait(const std::atomic<bool>& done, uint64_t deadline_ns);
-  void completed();  // something is done: whoever does not drive looks
+  void completed();  // something is done: wakes the callers that wait without driving
 
   // How often the engine's thread has woken up: statistics.
   void note_engine_wake() { engine_wakes_.fetch_add(1, std::memory_order_relaxed); }

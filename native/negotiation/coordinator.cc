@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kShownRanks = 8;
 
-// `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. Where every rank waits for one of them but
-// not all for the same, nobody will ever be served, and saying so beats a stall.
+// `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. If every rank waits for one of them, but
+// not all for the same, none of these operations can ever run, and an error beats a stall.
 std::string subject_of(const std::string& name) {
   const size_t dot = name.find('.');
   return dot == std::string::npos ? name : name.substr(dot + 1);
@@ -50,8 +50,8 @@ void Coordinator::add_set(int32_t set, std::vector<int> ranks) {
 void Coordinator::remove_set(int32_t set) {
   Set& removed = sets_[set];
   removed.ranks.clear();
-  // Whoever has the number next has other members, who must hear of each name's definition anew. All ranks have read
-  // the log so far, so the ids are free at once; but not one that hosts were asked about and will answer for.
+  // The number's next set has other members, which need a new definition of each name. All ranks have read the log so
+  // far, so the ids are free at once, except an id that hosts were asked about and will still answer for.
   std::vector<size_t> indices;
   for (const auto& [name, index] : removed.by_name) indices.push_back(index);
   std::sort(indices.begin(), indices.end());
@@ -155,7 +155,7 @@ void Coordinator::recall(Entry* entry, Effects* effects) {
   const Set& set = sets_[entry->set];
   for (int host = 0; host < hosts(); ++host) {
     if (entry->host_ready[host]) entry->counted += set.members_of_host[host];
-    // An undefined entry has never been counted anywhere: there is nothing to recall. Nor where nobody is a member.
+    // There is nothing to recall of an undefined entry, which was never counted, or on a host without members.
     const bool counts = entry->defined() && set.members_of_host[host] > 0;
     entry->host_answered[host] = !counts;
     entry->answers_missing += counts ? 1 : 0;

@@ -106,7 +106,7 @@ class Coordinator {
   bool refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
   // The rank will submit nothing more until all have joined.
   bool join(int rank, CountedIn counted, double now, Effects* effects);
-  // These two return false, and do nothing, for an entry that nobody has defined or a count that a host cannot have.
+  // These two return false, and do nothing, for an undefined entry or for a count that a host cannot have.
   bool host_ready(int host, uint32_t id, double now, Effects* effects);
   // A host's answer to a recall: its ranks that had arrived the fast way.
   bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
@@ -122,7 +122,7 @@ class Coordinator {
   int hosts() const { return hosts_; }
   bool has_joined(int rank) const { return joined_[static_cast<size_t>(rank)]; }
   std::vector<Undecided> undecided() const;
-  // Whether the host has members of the entry's set: only such a host counts, and is asked.
+  // True if the host has members of the entry's set: only such a host counts, and is asked.
   bool counts_on(uint32_t id, int host) const;
   // The entry of an id, and its ranks. False for an unknown id.
   bool describe(uint32_t id, Undecided* item, std::vector<int>* ranks) const;

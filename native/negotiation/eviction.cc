@@ -25,7 +25,7 @@ bool Coordinator::take_id(uint32_t* id) {
 
 void Coordinator::run_once(std::vector<Decision> decisions, Effects* effects) {
   uint32_t id = kNoId;
-  // What is retired gives its bytes back soon.
+  // Retired entries give their bytes back soon, so it is worth waiting for them.
   const uint64_t wanted = Arena::piece_bytes(decisions.front().payload.size());
   const bool has_bytes = retiring_ == 0 || bytes_ + wanted <= limits_.all_bytes();
   if (!waiting_.empty() || !has_bytes || !take_id(&id)) {

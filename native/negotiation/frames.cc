@@ -275,7 +275,7 @@ bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
   const auto code = reader.get<int32_t>();
   out->rank = reader.get<int32_t>();
   out->text = reader.get_string();
-  // A code that means "all is well" or "not yet" would end nothing, and leave everybody waiting.
+  // A code that means "all is well" or "not yet" would end nothing, and all ranks would go on waiting.
   const bool is_none = code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL;
   if (!is_whole(reader) || (is_none && code != HVD_DEVICE_LOST && code != HVD_DEADLOCK)) return false;
   out->code = static_cast<hvd_code>(code);

@@ -7,9 +7,9 @@
 namespace hvd {
 namespace {
 
-// So long after the first request they go up as they are. This is no time that work takes on some machine: whatever
-// can run is complete without it. What waits for it is an error or a stall report, which a person reads, and a rank
-// that comes later than this costs one more message.
+// This long after the first request, the requests go up even if some are missing. The limit does not depend on the
+// machine: operations that can run are complete without it. Only errors and stall reports, which a person reads, wait
+// for it, and a rank that comes later than this costs one more message.
 constexpr uint64_t kHoldNs = 10000000;
 
 }  // namespace

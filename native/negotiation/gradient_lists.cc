@@ -36,7 +36,7 @@ Lists lists_in(const std::vector<Undecided>& waiting) {
   return lists;
 }
 
-// Whether every rank that is missing in one waits in another, and has not begun this one.
+// True if every rank that is missing in one list waits in another, and has not begun this one.
 bool are_crossed(const Lists& lists) {
   return std::ranges::all_of(lists, [&](const auto& entry) {
     const List& list = entry.second;

@@ -41,7 +41,7 @@ void Coordinator::end_if_all_joined(Effects* effects) {
   effects->decisions.push_back({RecordKind::kJoin, static_cast<uint32_t>(last_joined_), false, {}});
 }
 
-// Whether a rank that has joined still contributes data: it submitted before.
+// True if a rank that has joined still contributes data, because it submitted before.
 bool Coordinator::has_arrived(const Entry& entry, int rank) const {
   const auto host = static_cast<size_t>(host_of_rank_[rank]);
   if (entry.slow.contains(rank) || entry.host_ready[host]) return true;

@@ -10,7 +10,7 @@ Status unreadable_from(int from, int to, const std::string& what, size_t bytes) 
   return {HVD_RANK_LOST,
           "rank " + std::to_string(from) + " sent rank " + std::to_string(to) + " " + what +
               (bytes == 0 ? "" : " of " + std::to_string(bytes) + " bytes") +
-              " that cannot be read\nhint: do all ranks run the same version of Horovod?",
+              " that cannot be read\nhint: install the same version of Horovod for all ranks",
           from};
 }
 
@@ -61,7 +61,7 @@ void Leader::remove_set(int32_t set) {
   }
 }
 
-// Whether the frame is one that this rank may send, about itself.
+// True if this rank may send the frame: it is about the rank itself.
 bool Leader::is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const {
   RefuseFrame refusal;
   JoinFrame join;
@@ -135,8 +135,8 @@ void Leader::send_requests(const std::vector<RequestFrame>& requests) {
   pending_.hold_until(gathering_->due_ns());
 }
 
-// What is complete here waits for company until enough has come together, it has become old enough, or nothing more can
-// come from the ranks that brought it, because each of them waits.
+// True if it is time to send the complete entries up: they are large or old enough, or the ranks that submitted them
+// all wait, so that nothing more can come from these.
 bool Leader::is_time(const Pending::Contents& pending) const {
   if (pending.ids.empty()) return false;
   if (pending.urgent || pending.bytes >= settings_.close_bytes) return true;

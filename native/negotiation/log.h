@@ -46,7 +46,7 @@ class Log {
     return true;
   }
 
-  // False when somebody else's record stands at `position`.
+  // False if another writer's record is at `position`.
   template <class SlotOf>
   static bool try_append_at(SlotOf&& slot, Word tail, uint64_t position, Record record) {
     Word word = slot(position % kSlots);

@@ -67,7 +67,7 @@ class Member {
   bool is_duplicate(EntryRef entry) const;        // a call, and not a refusal, is in flight under the name
   std::string name_in_flight(int32_t set) const;  // some name in flight in the set; empty: none
 
-  // What the caller must do once it has unlocked.
+  // The caller's tasks once it has unlocked.
   struct Announcement {
     std::optional<Completed> completed;  // give it to the publisher
     bool asked_leader = false;           // a frame went to the leader: ring it
@@ -89,7 +89,7 @@ class Member {
   Announcement say_join();
   bool has_joined() const { return join_ != nullptr; }
 
-  // What a record means for this rank.
+  // The meaning of a record for this rank.
   struct Applied {
     enum class What : uint8_t { kNothing, kReady, kZeros, kFailed, kJoined } what = What::kNothing;
     ContributionPtr call;  // kReady, kFailed, kJoined

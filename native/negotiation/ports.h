@@ -92,7 +92,7 @@ class Waker {
 
 // The host's ranks as readers of its log. Blocks until the condition holds, and reads on meanwhile, because the slowest
 // reader may be this very rank. `driving`: the caller holds the driver's token. False: the generation has ended, and
-// nobody needs what the caller wanted to write.
+// the caller's record is not needed any more.
 class Readers {
  public:
   virtual ~Readers() = default;

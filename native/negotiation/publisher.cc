@@ -6,14 +6,13 @@
 
 namespace hvd {
 
-// Wakes those who have to act on the record now: everybody once a batch is due, otherwise this rank's engine thread,
-// which waits for more tensors and then closes the batch. The rank that opens a batch does that for all that follows in
-// it: the record before tells whether this one opens a batch. (The count of bytes could not: it and the log do not
-// change at one time.)
+// Wakes the threads that have to act on the record now: all ranks once a batch is due, otherwise this rank's engine
+// thread, which waits for more tensors and then closes the batch. The rank that opens a batch closes it, too. The
+// previous record tells if this one opens a batch. (The count of bytes cannot: it and the log do not change at once.)
 void LogPublisher::announce(const Completed& entry, bool driving) {
   if (!wait_for_room(driving)) return;
   const uint64_t position = board_.append({RecordKind::kReady, entry.id});
-  fault_point("append");  // it can be read, and nobody has been woken for it
+  fault_point("append");  // it can be read, and no thread has been woken for it
   const uint64_t before = board_.add_ready_bytes(entry.bytes);
   const bool due = before + entry.bytes >= close_bytes_ || board_.anybody_waits();
   const bool opens = position == 0 || !board_.is_ready_record(position - 1);

@@ -2,7 +2,7 @@
 // Publishes an entry that all members on this host have submitted (step 5). There are two ways; a member gets one of
 // them when it is made:
 //
-//   LogPublisher     one host: nobody needs to be asked. READY goes straight into the host's log.
+//   LogPublisher     one host: READY goes straight into the host's log, without asking another rank.
 //   LeaderPublisher  several hosts: the host's leader tells rank 0, which answers with READY when all hosts are there.
 //
 // Any thread. announce() of a LogPublisher may block until the log has room; the rest never blocks.
@@ -33,9 +33,10 @@ class Publisher {
   virtual void announce(const Completed& entry, bool driving) = 0;
   // This rank leaves the job. Under the driver's token.
   virtual void leave() = 0;
-  // Whether any rank of this host may end a batch; otherwise rank 0 does.
+  // True if any rank of this host may end a batch; otherwise rank 0 does.
   virtual bool ends_batches() const = 0;
-  // Whether the way that this rank's leaving has to take is gone. `left`: by rank, which have left.
+  // True if this rank cannot announce its leaving any more, because rank 0 or its host's leader has left. `left`: by
+  // rank, which have left.
   virtual bool is_cut_off(const std::vector<bool>& left) const = 0;
 };
 

@@ -153,9 +153,9 @@ Status Segment::attach(int memfd, uint64_t generation, uint32_t local_size, size
     close(memfd);
     return {HVD_UNAVAILABLE, "expects " + std::to_string(bytes) + " bytes of shared memory, got " +
                                  std::to_string(facts.st_size) +
-                                 "\nhint: do all ranks run the same version of Horovod?"};
+                                 "\nhint: install the same version of Horovod for all ranks"};
   }
-  // What could be cut off under a mapping would end this process by SIGBUS.
+  // If the file could be truncated under the mapping, an access would end this process by SIGBUS.
   const int seals = fcntl(memfd, F_GET_SEALS);
   const bool is_sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
   if (!is_sealed && !is_nameless_file(facts)) {
@@ -180,7 +180,7 @@ Status Segment::map(int memfd, size_t bytes, uint32_t local_size, std::unique_pt
     close(memfd);
     return status;
   }
-  // A forked child is no rank: without the mapping it cannot write into its parent's job, and forks faster.
+  // A forked child is not a rank: without the mapping it cannot write into its parent's job, and it forks faster.
   madvise(base, bytes, MADV_DONTFORK);
   out->reset(new Segment(memfd, static_cast<std::byte*>(base), bytes, local_size));
   return {};
@@ -228,7 +228,7 @@ Status Segment::take_area(size_t bytes, uint64_t* offset) {
 void Segment::release_area(uint64_t offset) {
   for (Area& area : areas_) {
     if (area.offset != offset || !area.taken) continue;
-    // What cannot be punched out would not be zeros when it is taken again: such an area is lost.
+    // If the hole cannot be punched, the area would not be zeros when it is taken again. It then stays taken for good.
     const auto begin = static_cast<off_t>(area.offset), length = static_cast<off_t>(area.bytes);
     area.taken = fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length) != 0;
   }

@@ -116,20 +116,20 @@ class Segment {
   uint64_t append(Record record) { return Log<SharedWord>::append(Slots{log_}, tail_word(), record); }
   // False while the slowest rank is almost a lap behind: an append would overwrite what it has not read.
   bool log_has_room();
-  // Whether the ranks of the host, or those of them that have joined, have acted on all records before this position.
+  // True if the ranks of the host, or those of them that have joined, have acted on all records before this position.
   bool all_have_read(uint64_t end) const { return slowest_cursor(false) >= end; }
   bool joined_have_read(uint64_t end) const { return slowest_cursor(true) >= end; }
 
   // Leader only. False where the arena is full.
   bool write_definition(uint32_t id, std::string_view text) { return write(&definitions_[id], text); }
   bool write_error(uint32_t id, std::string_view text) { return write(&errors_[id], text); }
-  // Once nobody will read them any more.
+  // Frees the texts; no rank may read them any more.
   void release_texts(uint32_t id);
   std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
   std::string_view error(uint32_t id) const { return read(errors_[id]); }
 
   // Further memory, for the transports of process sets. Leader only: finds `bytes` of zeros, allocated for good, at
-  // `offset`; gives them back once nobody maps them.
+  // `offset`; gives them back once no rank maps them.
   Status take_area(size_t bytes, uint64_t* offset);
   void release_area(uint64_t offset);
   // By any rank. Ranks in one process get one mapping.

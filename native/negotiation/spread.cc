@@ -123,8 +123,8 @@ bool Leader::write(const Decision& decision, Status* failure) {
   const bool has_text = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
   if (has_text) {
     assign(decision);
-    // Who has joined may not have read the last text. The others have: they have submitted since, or this would not
-    // have been decided.
+    // Ranks that have joined may not have read the last text. The other ranks have read it: they have submitted since,
+    // or this would not have been decided.
     const auto have_read = [&] { return board_.joined_have_read(text_read_at_[id]); };
     if (!readers_.wait_until(have_read, true)) return false;
     const bool stored = decision.kind == RecordKind::kDefine ? board_.write_definition(id, decision.payload)

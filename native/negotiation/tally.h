@@ -87,8 +87,8 @@ class Tally {
     return across_hosts_ ? Recalled{round, 0, true} : Recalled{round + 1, 0, false};
   }
 
-  // From now on nobody is counted here, until the next reset. False, and nothing is done, where somebody has been
-  // counted or the entry is recalled.
+  // Stops counting until the next reset. Returns false, and does nothing, if a rank has been counted or the entry is
+  // recalled.
   bool retire() {
     uint64_t before = word_.load();
     do {

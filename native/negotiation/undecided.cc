@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the coordinator tells about itself: what is undecided and who is missing, for stall reports; what an id stands
-// for; its whole state, for the model checks.
+// The coordinator's reports about itself: undecided entries and their missing ranks, for stall reports; the meaning of
+// an id; its whole state, for the model checks.
 #include <algorithm>
 
 #include "negotiation/coordinator.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for what, and where ranks stand: the facts of stall reports. A host's in-flight rows tell which of its
-// ranks wait for an entry that is defined; of a name that is new only the coordinator knows.
+// The facts of stall reports: which ranks wait for which entries, and which are blocked. A host's in-flight
+// rows tell which of its ranks wait for a defined entry; only the coordinator knows the ranks that wait for a new name.
 #include <algorithm>
 #include <utility>
 

@@ -90,7 +90,7 @@ struct TensorSpec {
 };
 
 constexpr bool reduces(hvd_kind kind) { return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER; }
-// Whether ranks may give different numbers of rows.
+// True if ranks may give different numbers of rows.
 constexpr bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
 // Reducescatter deals rows in member order; the first members get one more where they do not come out even.
 constexpr int64_t rows_of_member(int64_t rows, int members, int member) {

@@ -2,8 +2,8 @@
 // Fault points: named moments at which a test ends or stops this process, or another one such as the launcher.
 //
 // Switched on by a setting and not by a special build, so that the tests run the library that ships. While it is off
-// (HOROVOD_FAULT_POINT is not set), a point costs one load of a word that nobody writes and a branch that is never
-// taken. Anybody who can set a rank's environment owns its process and could end it anyway.
+// (HOROVOD_FAULT_POINT is not set), a point costs one load of a word that never changes and a branch that is never
+// taken. A user who can set a rank's environment owns its process and could end it anyway.
 //
 // A specification is POINT[@N]:ACTION[=PID]: at the Nth pass (1 by default) through POINT, do ACTION, which is
 // kill (SIGKILL), stop (SIGSTOP), or exitN (the process ends at once with code N), to this process, or the signal to

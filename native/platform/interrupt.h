@@ -12,7 +12,7 @@ namespace hvd {
 
 struct Interrupt {
   const std::atomic<uint64_t>* word = nullptr;
-  int event_fd = -1;  // -1 if nobody polls sockets
+  int event_fd = -1;  // -1 if no thread polls sockets
 
   bool raised() const { return word != nullptr && word->load(std::memory_order_acquire) != 0; }
 };

@@ -11,7 +11,7 @@ namespace hvd {
 
 // From now on, for all memory of the types below.
 void keep_memory();
-// Whether `memory` stays; if not, the caller frees it.
+// True if `memory` is kept; if not, the caller frees it.
 bool keeps(void* memory);
 
 template <class T>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel knows of other processes on this machine.
+// The kernel's knowledge of other processes on this machine.
 #pragma once
 
 #include <cstdint>

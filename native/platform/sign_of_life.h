@@ -17,7 +17,7 @@ struct SignOfLife {
 // Makes the kernel ask several times within the timeout, even if this process sends nothing.
 void ask_for_signs_of_life(int fd, uint64_t lost_timeout_ms);
 
-// Nothing if `fd` is no TCP connection.
+// Empty if `fd` is not a TCP connection.
 std::optional<SignOfLife> sign_of_life(int fd);
 
 }  // namespace hvd

@@ -20,11 +20,11 @@ class [[nodiscard]] Status {
   int failed_rank() const { return failed_rank_; }
   const std::string& text() const { return text_; }
 
-  // The word that `horovodrun --explain` knows a code by; nullptr if it is no failure, or a wrong argument, whose text
-  // says it all.
+  // The word that `horovodrun --explain` knows a code by. nullptr for success and for a wrong argument, which its text
+  // explains in full.
   static const char* name_of(int code);
 
-  // What was being done when this happened; reads top-down: "allreduce of `grad.3`: rank 2 closed the connection".
+  // Adds the action that failed in front of the text: "allreduce of `grad.3`: rank 2 closed the connection".
   Status while_doing(const std::string& what) && {
     if (!ok()) text_ = what + ": " + text_;
     return std::move(*this);

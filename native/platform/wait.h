@@ -4,7 +4,7 @@
 //
 // Any thread or process that maps the flag may wait; counters wrap, so distances must stay below 2^31. A waiter pauses,
 // then yields, then sleeps on a shared futex for at most 100 ms at a time and looks at the interrupt in between; the
-// publisher makes a system call only while somebody sleeps. Ordering: writes before publish() are visible after
+// publisher makes a system call only while a waiter sleeps. Ordering: writes before publish() are visible after
 // wait_until().
 #pragma once
 
@@ -36,8 +36,8 @@ inline bool reached(const Signal& signal, uint32_t target) {
 }
 
 void wake_sleepers(Signal& signal);
-// Stores the value, then wakes whoever sleeps. Sequential consistency orders the store before the look at `waiters`, as
-// the sleeper orders its announcement before its last look at the value.
+// Stores the value, then wakes the sleepers. Sequential consistency orders the store before the look at `waiters`, as a
+// sleeper orders its announcement before its last look at the value.
 inline void publish(Signal& signal, uint32_t value) {
   signal.value.store(value, std::memory_order_seq_cst);
   if (signal.waiters.load(std::memory_order_seq_cst) != 0) wake_sleepers(signal);

@@ -5,7 +5,7 @@
 // A *unit* is HVD_VECTOR_BYTES bytes of one input: one vector of float32 or float64, or two vectors of float32 widened
 // from halves. Whatever does not fill a unit goes through a padded one, so an element's arithmetic never depends on its
 // place. Nothing here may come from a standard-library template: a copy of it compiled for a wide instruction set could
-// be the one the linker keeps for everybody.
+// be the one that the linker keeps for all callers.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -46,7 +46,7 @@ constexpr size_t element_size(DataType dtype) {
 struct Reduction {
   DataType dtype = HVD_FLOAT32;
   ReduceOp op =
-      HVD_SUM;  // never HVD_AVERAGE: that is HVD_SUM with a divisor; HVD_ADASUM is no fold: collectives/adasum.h
+      HVD_SUM;  // never HVD_AVERAGE: that is HVD_SUM with a divisor; HVD_ADASUM is not a fold: collectives/adasum.h
   double prescale = 1.0;
   double postscale = 1.0;
   int64_t divisor = 1;

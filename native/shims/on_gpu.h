@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shims do with requests on tensors of a GPU.
+// The shims' common steps for requests on tensors of a GPU.
 #pragma once
 
 #include <algorithm>

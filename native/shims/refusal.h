@@ -14,13 +14,13 @@ inline void refuse(hvd_context* context, const std::string& name, int32_t proces
   hvd_refuse(context, name.empty() ? nullptr : name.c_str(), process_set, why, nullptr);
 }
 
-// Whether the call was wrong, or this rank or its GPU could not prepare it: no peer knows of that.
+// True if the call was wrong, or if this rank or its GPU could not prepare it: the peers do not know of that yet.
 inline bool is_of_this_rank(int code) {
   return code == HVD_INVALID_ARGUMENT || code == HVD_UNAVAILABLE || code == HVD_OUT_OF_MEMORY || code == HVD_INTERNAL ||
          code == HVD_DEVICE_LOST;
 }
 
-// For a request that the engine did not take. Nothing if `status` is no error of this rank's call alone.
+// Tells the peers that the engine did not take a request. Does nothing unless this rank's call alone has failed.
 inline void tell_refusal(hvd_context* context, const std::string& name, int32_t process_set, const hvd_status& status) {
   if (!is_of_this_rank(status.code)) return;
   // The text for the peers begins with rank and operation, too.

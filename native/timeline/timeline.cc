@@ -248,7 +248,7 @@ bool Timeline::put(const std::string& lines) {
   }
   const bool whole = write_at(fd_, text, end);
   const int error = errno;
-  // What there was no room for is taken back: its place had an end before.
+  // If the disk had no room for all of it, the end is written back to where it was before.
   if (!whole) write_at(fd_, std::string(kEnd), end);
   // The leftovers of a killed writer must not show behind a shorter text.
   const size_t length = whole ? text.size() : kEnd.size();

@@ -7,7 +7,7 @@
 // the file, overwrites the closing bracket with its events and closes the array again, in one call. If a kill in the
 // middle of that has torn the file, the next writer cuts it back to the last whole line.
 //
-// While it is off, recording costs a load of a word that nobody writes and a branch.
+// While it is off, recording costs a load of a word that never changes and a branch.
 #pragma once
 
 #include <array>

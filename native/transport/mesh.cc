@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every Mesh does in the same way (step 7).
+// The code that every Mesh shares (step 7).
 #include "transport/mesh.h"
 
 namespace hvd {

@@ -52,13 +52,13 @@ class Mesh {
   virtual void send_parts(int peer, int link, std::span<const Input> parts) = 0;
   virtual void receive_parts(int peer, int link, std::span<const Output> parts, int64_t tag) = 0;
   bool idle() const { return pending_ == 0; }
-  // How many messages have been queued for peers, and whether those of a link, to any peer, that came before such a
-  // number have left: peers get them although nothing is called here for a while.
+  // How many messages have been queued for peers, and whether all messages of a link before such a number have left, to
+  // every peer: peers then get them even if nothing is called here for a while.
   uint64_t queued() const { return queued_; }
   virtual bool have_left(int link, uint64_t before) const = 0;
   // Until at least one byte has moved; appends to `arrivals`. Not to be called when idle.
   virtual Status advance(std::vector<Arrival>* arrivals) = 0;
-  // What can move without waiting.
+  // Moves what it can without waiting.
   virtual Status move(std::vector<Arrival>* arrivals) = 0;
   // Until everything that was queued has been sent and received; tags are not reported.
   Status drain();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls through the wall: when hvd_run_entry leaves a handle, and who frees a context that is held.
+// Calls through the wall: the handle of hvd_run_entry, the owner of a held context, and what hvd_plan refuses.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -194,6 +194,16 @@ TEST(a_held_context_outlives_its_stop_and_free) {
   hvd_release(held, handle);
   EXPECT(hvd_poll(held, handle, &status) == HVD_INVALID_ARGUMENT);
   hvd_free(held);
+}
+
+TEST(a_plan_names_the_member_that_is_out_of_range) {
+  const int32_t host_of_rank[] = {0, 0, 0, 0};
+  const int32_t members[] = {0, 7};
+  char name[32] = {};
+  uint8_t linked[4] = {};
+  hvd_status status = fresh();
+  EXPECT(hvd_plan("auto", 0, host_of_rank, 4, members, 2, 0, name, linked, &status) == HVD_INVALID_ARGUMENT);
+  EXPECT(std::string(status.text) == "process set member 7 is out of range for 4 ranks");
 }
 
 TEST_MAIN

@@ -185,7 +185,7 @@ TEST(a_silent_peer_of_another_pid_namespace_is_not_taken_for_a_stranger) {
   Monitor::Options options = peer(stranger, 700);
   options.peers[0].is_known = false;
   Watching watching(std::move(options));
-  EXPECT(holds(watching.heard.wait(6), "and the kernel does not know it here"));
+  EXPECT(holds(watching.heard.wait(6), "and its process does not exist on this host"));
 }
 
 TEST(a_silent_process_is_named_as_frozen) {

@@ -112,7 +112,7 @@ def by_keras(on_cpu: bool) -> Any:
 
 
 def trained_by_keras(hvd: Any) -> list[Any]:
-    """What is wrong: the loss that does not fall, or weights that differ between ranks. Keras compiles for GPUs."""
+    """Train, and list the faults: a loss that does not fall, or weights that differ. Keras compiles for GPUs."""
     import keras
     import numpy as np
 

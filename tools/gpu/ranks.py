@@ -97,13 +97,13 @@ def wrong_values(hvd: Any, gpu: Any) -> list[str]:
     for dtype in (*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         for count in (1, 1000, 300_000):
             mine = [(torch.arange(count) % 5 + r + 1).to(dtype) for r in range(size)]
-            everybody = torch.stack(mine).double()
+            inputs = torch.stack(mine).double()
             for op, wanted in (
-                ("Sum", everybody.sum(0)),
-                ("Average", everybody.mean(0) if size == 2 and dtype.is_floating_point else None),
-                ("Min", everybody.amin(0)),
-                ("Max", everybody.amax(0)),
-                ("Product", everybody.prod(0) if count == 1 else None),
+                ("Sum", inputs.sum(0)),
+                ("Average", inputs.mean(0) if size == 2 and dtype.is_floating_point else None),
+                ("Min", inputs.amin(0)),
+                ("Max", inputs.amax(0)),
+                ("Product", inputs.prod(0) if count == 1 else None),
             ):
                 if wanted is not None:
                     what = f"{op} {dtype} {count}"

@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kAhead = 4;  // pieces under way before the first one comes back
 constexpr int64_t kLeastPieces = 8;
 constexpr int64_t kUnitBytes = 64;  // parts, and shares of hosts, begin on cache lines
-// What one host sends to another of a part: the pieces are small enough to overlap, and large enough that a system call
-// moves much.
+// The piece of a part that one host sends to another: small enough that pieces overlap, and large enough that a system
+// call moves much.
 constexpr int64_t kLeastShareBytes = int64_t{32} << 10, kShareBytes = int64_t{256} << 10;
 
 }  // namespace

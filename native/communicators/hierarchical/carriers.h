@@ -22,16 +22,16 @@ class CarrierChoice {
   static constexpr uint32_t kTrial = 8;      // operations; half of them each way, the first of which opens links
   static constexpr uint32_t kPeriod = 1024;  // from trial to trial
 
-  // Whether the next operation, of so many bytes, is shared by all carriers.
+  // True if all carriers share the next operation, which has so many bytes.
   bool shares(size_t bytes) const { return of(bytes).is_shared(); }
-  // After it. True: the trial is over; the members have to decide() by the slowest member's best().
+  // Records that operation's time. True if the trial is over: then the members decide() by the slowest member's best().
   bool add(size_t bytes, uint64_t ns);
   struct Times {
     uint64_t alone = UINT64_MAX, shared = UINT64_MAX;  // nanoseconds a mebibyte
   };
   Times best(size_t bytes) const { return of(bytes).best; }
   void decide(size_t bytes, Times slowest);
-  // JSON: by the largest size of a magnitude, whether its operations are shared, and what both ways took. Any thread.
+  // JSON, by the largest size of a magnitude: are its operations shared, and how long did both ways take? Any thread.
   std::string describe() const;
 
  private:

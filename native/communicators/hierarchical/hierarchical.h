@@ -16,7 +16,7 @@ using MakeCommunicator = Status (*)(const Members& members, const CommunicatorPa
 // host joins the others. Collective over the members.
 Status make_over_hosts(const Members& members, const CommunicatorParts& parts, MakeCommunicator between,
                        std::unique_ptr<Communicator>* out);
-// What that needs of the host's memory.
+// The shared memory on this member's host that make_over_hosts() needs.
 size_t shared_bytes_over_hosts(const Topology& members, int member);
 
 }  // namespace hvd

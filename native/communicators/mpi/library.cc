@@ -55,7 +55,7 @@ Status use(const hvd_mpi& given) {
     return {};
   }
   why.clear();
-  if (given.path == nullptr) return {};  // it is there, and nobody needs it yet
+  if (given.path == nullptr) return {};  // MPI is available, but not needed yet
   Library library{};
   HVD_RETURN_IF_ERROR(find_all(given.path, &library.call));
   library.world = static_cast<Handle>(given.world);

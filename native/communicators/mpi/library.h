@@ -47,7 +47,7 @@ std::string why_unavailable();
 // Null until `use` was given a world.
 const Library* library();
 
-// What a call's return value means.
+// Translates the return value of a call.
 Status checked(const Library& mpi, int code, const char* function);
 
 }  // namespace hvd::mpi

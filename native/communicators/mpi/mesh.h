@@ -7,8 +7,8 @@
 // than 2 GiB.
 //
 // All calls are non-blocking, and repeated until something has ended. After an interrupt the requests are given up, not
-// finished: MPI may write into their memory whenever somebody calls it. So nobody here calls it any more, the memory is
-// kept (platform/kept_memory.h), and the process should end.
+// finished: MPI may write into their memory during any later call. So the library makes no further calls of MPI and
+// keeps the memory (platform/kept_memory.h), and the process should end.
 #pragma once
 
 #include <algorithm>

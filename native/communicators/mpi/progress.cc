@@ -43,7 +43,7 @@ void Progress::run() {
     int finalized = 0;  // by the script
     if (mpi_.call.Finalized(&finalized) != kSuccess || finalized != 0) return;
     int there = 0;
-    // Any call would do. Nobody sends in the job's own communicator.
+    // Any call would do. This one finds no message: Horovod sends none in the job's own communicator.
     mpi_.call.Iprobe(0, 0, mpi_.world, &there, status);
     if (finished_.exchange(false)) pause = kFirst;
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The thread that lets MPI go on while no operation runs (step 7).
 //
-// MPI calls an operation done when its memory is free. What it has sent may then still lie in a queue of MPI's, which
-// moves only while somebody calls MPI. A peer would wait for it for ever, as this rank waits for the peer elsewhere.
+// MPI calls an operation done when its memory is free. The data may then still be in a queue of MPI's, which moves only
+// during calls of MPI. Without this thread, a peer would wait for the data for ever, while this rank waits for the peer
+// outside of MPI.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // For ever: nobody may call MPI any more. May return before the thread's last call does.
+  // Stops for good, after which MPI must not be called. May return before the thread's last call does.
   void stop() { over_ = true; }
 
   // While it exists, its thread is inside MPI itself.

@@ -83,7 +83,7 @@ struct Scalar {
   alignas(8) std::byte bytes[8] = {};
 };
 
-// What of a factor a half can hold without a loss.
+// True if a half holds the factor exactly.
 bool half_holds(DataType dtype, double factor) {
   if (!is_power_of_two(factor)) return false;
   const int exponent = std::ilogb(factor);
@@ -189,7 +189,7 @@ void Joined::close() {
   const Inside::Scope inside(*inside_);
   const cuda::Current current(device_.driver(), device_.context());
   const bool is_idle = current.status().ok() && call_.finalize(comm_) == kSuccess;
-  (void)(is_idle ? call_.destroy(comm_) : call_.abort(comm_));  // nobody is left to be told
+  (void)(is_idle ? call_.destroy(comm_) : call_.abort(comm_));  // the caller cannot act on an error any more
 }
 
 Status Joined::grouped(const std::function<Status()>& enqueue) {
@@ -316,7 +316,7 @@ Status Joined::alltoall(const void* mine, std::span<const int64_t> bytes, void* 
   });
 }
 
-// What members tell each other before they join.
+// The facts that members exchange before they join.
 struct Card {
   int32_t version = 0;  // 0: it has no NCCL
   int32_t has_gpu = 0;

@@ -22,7 +22,7 @@
 
 namespace hvd::nccl {
 
-// Whether a thread is inside a call of NCCL, which may not return if another rank is gone. Any thread.
+// Counts the threads inside calls of NCCL: such a call may never return if another rank is gone. Any thread.
 class Inside {
  public:
   // For how long; 0: none is.
@@ -56,12 +56,14 @@ class Inside {
 
 class NcclCommunicator : public Communicator {
  public:
-  // Whether what was enqueued still goes well. Any thread.
+  // The first error of the enqueued work, if there is one. Any thread.
   virtual Status health() const = 0;
-  // What is enqueued ends soon, badly, and nothing more is. Returns when the GPU has left it, which may take until the
-  // other members of this host have called it, too, or are gone. Any thread; a second call returns at once.
+  // Aborts: queued work fails soon, and no more is accepted. Returns when the GPU has left the queued work. That may
+  // take until the other members of this host have called abort(), too, or are gone. Any thread; a second call returns
+  // at once.
   virtual void abort() = 0;
-  // In order: what is enqueued has ended. Otherwise as abort(), and after either nothing is left to do.
+  // Ends the communicator after its queued work has finished; otherwise does as abort(). After either nothing is left
+  // to do.
   virtual void close() = 0;
 };
 
@@ -72,7 +74,7 @@ constexpr uint64_t kPatienceToAbortMs = 1000, kPatienceToCloseMs = 3000;
 void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 void close_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms);
 
-// Whether NCCL has a way for it; a question about nothing but the arguments, so all members answer alike.
+// True if NCCL supports the reduction. The answer depends on the arguments alone, so it is the same on all members.
 bool can_reduce(const Reduction& reduction, hvd_kind kind);
 
 struct Parts {

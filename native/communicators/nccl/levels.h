@@ -21,7 +21,7 @@ enum class Levels : uint8_t { kNone, kHierarchical, kTorus };
 bool has_levels(const Topology& members);
 // The members of the process set that reduce with this one across hosts, ascending.
 std::vector<int> across_hosts(const Topology& members, int member);
-// Whether the reduction can be taken apart so; a question about nothing but the arguments.
+// True if the reduction can be split into these levels. The answer depends on the arguments alone.
 bool can_reduce_in_levels(const Reduction& reduction);
 
 // Makes the communicator of across_hosts().

@@ -42,7 +42,7 @@ struct UniqueId {
   char bytes[128];
 };
 
-// What all versions since 2.14 read of it: the first fields, as of 2.17. Later ones take their defaults.
+// The first fields of ncclConfig_t, as of 2.17: all versions since 2.14 read them. Later fields take their defaults.
 struct Config {
   size_t size = 40;
   uint32_t magic = 0xcafebeef;
@@ -104,7 +104,7 @@ class Library {
   const Functions& call() const { return call_; }
   int version() const { return version_; }           // 10000 * major + 100 * minor + patch
   const std::string& path() const { return path_; }  // the file it comes from
-  // What a call's return value means; `comm` may be null.
+  // Translates the return value of a call; `comm` may be null.
   Status checked(Result code, const char* doing, Comm comm) const;
 
  private:

@@ -14,9 +14,9 @@ namespace hvd {
 namespace {
 
 constexpr size_t kLargeBytes = size_t{1} << 20;
-// What measuring may cost a start, and an operation that it comes before. The limit is the caller's, not the machine's:
-// the slower a round is here, the fewer there are, and if members share cores more rounds would tell nothing more. So
-// the figure decides how good the best of the rounds is, and never which way is the better one.
+// The time that measuring may add to a start, and to the operation that it precedes. The limit is the same on every
+// machine: slower rounds mean fewer rounds, and if members share cores, more rounds would tell nothing more. So the
+// limit decides how good the best round is, and never which way is the better one.
 constexpr uint64_t kPatienceNs = 4'000'000;
 constexpr int kLeastRounds = 2;   // one may be spoilt by a member that was not on a core
 constexpr double kBetter = 0.95;  // of the other's time; what is chosen stays if they are about equal

@@ -46,7 +46,7 @@ typedef enum {
   HVD_FORKED = 12,         /* the caller is a forked child */
   HVD_INTERNAL = 13,       /* a defect of this library */
   HVD_REFUSED = 14,        /* another rank's call of the operation was wrong (hvd_refuse); failed_rank made it */
-  HVD_JOINED = 15,         /* a rank has joined and gives no data to the operation, which is no allreduce */
+  HVD_JOINED = 15,         /* a rank has joined and gives no data; only allreduce can do without it */
   HVD_DEVICE_LOST = 16,    /* a rank's GPU cannot be used any more by its process */
   HVD_DEADLOCK = 17        /* ranks wait for each other in different calls, and none of them can submit anything */
 } hvd_code;
@@ -86,9 +86,9 @@ typedef enum {
 
 /* hvd_request.flags */
 enum {
-  HVD_SYNC = 1,  /* the caller waits at once: nobody else needs to be woken for it, and the submission itself already
-                    drives, for some microseconds, which may run the operation */
-  HVD_URGENT = 2 /* do not linger for more tensors: somebody waits for it, though not in hvd_wait */
+  HVD_SYNC = 1,  /* the caller waits at once: no other thread needs to be woken for it, and the submission itself
+                    already drives, for some microseconds, which may run the operation */
+  HVD_URGENT = 2 /* do not linger for more tensors: a thread waits for the result, though not in hvd_wait */
 };
 
 /* What a link is for. Links are connected and authenticated before hvd_start, except those that an opener gives. */
@@ -96,17 +96,17 @@ typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
   HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
   HVD_LINK_DATA = 2,  /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
-  HVD_LINK_BEAT = 3,  /* TCP between rank 0 and another host's leader: signs of life. None: nobody is missed by time */
-  HVD_LINK_OPENER = 4 /* SOCK_SEQPACKET between the library and whoever opens the data links of this rank when they are
-                         first used; `index`: how many each pair has. The library sends a rank (int32), and gets back
-                         that rank with its sockets (SCM_RIGHTS, in the same order at both ends), or, without any, the
-                         reason in words. It closes its end with the context */
+  HVD_LINK_BEAT = 3,  /* TCP between rank 0 and another host's leader: signs of life. Without: silence is not a loss */
+  HVD_LINK_OPENER = 4 /* SOCK_SEQPACKET between the library and the caller's opener, which opens this rank's data links
+                         when they are first used; `index`: how many each pair has. The library sends a rank (int32),
+                         and gets back that rank with its sockets (SCM_RIGHTS, in the same order at both ends), or,
+                         without any, the reason in words. It closes its end with the context */
 } hvd_purpose;
 
 typedef struct hvd_context hvd_context; /* one generation of one process; several may exist */
 /* A prepared request: descriptor built; lives as long as its context, or until hvd_release_entry. */
 typedef struct hvd_entry hvd_entry;
-typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is no handle */
+typedef uint64_t hvd_handle; /* {slot, reuse}: a stale one is an error, never a crash. 0 is not a handle */
 
 typedef struct {
   const char *name, *value;
@@ -186,7 +186,7 @@ typedef struct {
 } hvd_result;
 
 HVD_EXPORT uint32_t hvd_abi_version(void);
-/* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is no failure of its own. */
+/* The word that `horovodrun --explain` knows an hvd_code by; NULL for a code that is not a failure of its own. */
 HVD_EXPORT const char* hvd_code_name(int32_t code);
 /* The version of the CUDA driver (1000 * major + 10 * minor) and of NCCL (10000 * major + 100 * minor + patch) that
    would be used; 0 if there is none that can be, and why in `status`. `library`: a file, or empty for the usual one;
@@ -217,7 +217,7 @@ typedef struct {
   const char* why;     /* not NULL: there is no MPI, and why; nothing else counts */
   const char* path;    /* a loaded module that depends on the MPI; NULL: there is one, but it has not been opened yet */
   const char* version; /* for statistics */
-  uint64_t world;      /* MPI_Comm: the job's ranks in their order; nobody else communicates in it */
+  uint64_t world;      /* MPI_Comm: the job's ranks in their order; for Horovod's use alone */
   uint64_t byte;       /* MPI_BYTE */
 } hvd_mpi;
 /* Before hvd_start; strings are copied. HVD_UNAVAILABLE if a function is missing. */
@@ -238,14 +238,15 @@ HVD_EXPORT void hvd_fail_at_exit(void);
 HVD_EXPORT void hvd_limit_time(uint32_t timeout_ms, const char* text);
 /* For a caller that goes on to use the context while another one may stop and free it: hvd_free is called once more. */
 HVD_EXPORT void hvd_hold(hvd_context* context);
-/* Frees a stopped context, unless somebody holds it. The caller uses it no more; no call of its own may be running. */
+/* Frees a stopped context, or, if it is held, leaves that to the last holder. The caller must not use it any more; none
+   of its own calls may be running. */
 HVD_EXPORT void hvd_free(hvd_context* context);
 /* Ends the generation on every rank with this cause. Never blocks; async-signal-unsafe. */
 HVD_EXPORT void hvd_abort(hvd_context* context, int32_t failed_rank, const char* text);
 
 /* A request that will be submitted many times: everything but the tensor pointers is fixed here. */
 HVD_EXPORT int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** entry, hvd_status* status);
-/* Frees a prepared request before its context; nobody uses it any more. What was submitted of it goes on. */
+/* Frees a prepared request before its context. The entry must not be used any more; its submitted calls go on. */
 HVD_EXPORT void hvd_release_entry(hvd_context* context, hvd_entry* entry);
 /* inputs and outputs: one pointer per tensor of the prepared request. Never blocks on a peer. */
 HVD_EXPORT int hvd_submit_entry(hvd_context* context, hvd_entry* entry, const void* const* inputs, void* const* outputs,
@@ -288,7 +289,7 @@ HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, 
    flight stays its own. */
 HVD_EXPORT int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status);
 
-/* The number of the GPU in whose memory an address lies; HVD_INVALID_ARGUMENT if it is no GPU's memory. */
+/* The number of the GPU whose memory an address is in; HVD_INVALID_ARGUMENT if it is not in a GPU's memory. */
 HVD_EXPORT int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status);
 /* The number of the GPU that a stream (CUstream) belongs to: tensors without elements have no address. A default stream
    is that of the context which is current on the calling thread; an error if none is. */

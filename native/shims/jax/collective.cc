@@ -43,7 +43,7 @@ bool read_attribute(std::string_view name, int32_t type, const void* value, Coll
   return true;
 }
 
-// Those that are no tokens.
+// The buffers that are not tokens.
 std::vector<const Buffer*> without_tokens(const Buffers& buffers) {
   std::vector<const Buffer*> found;
   for (int64_t i = 0; i < buffers.count; ++i) {
@@ -125,7 +125,7 @@ std::string read_frame(const CallFrame& frame, Collective* collective) {
       return "the compiled function holds an unknown kind of `" + std::string(name) + "`";
     }
   }
-  // In front of the operands and behind the results are those that only order the calls; nobody reads them.
+  // The first operands and the last result only order the calls; the operation does not use them.
   auto inputs = without_tokens(frame.operands), outputs = without_tokens(frame.results);
   const auto ordering = static_cast<size_t>(collective->order_operands);
   if (inputs.size() < ordering || inputs.size() - ordering + 1 != outputs.size()) {

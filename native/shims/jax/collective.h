@@ -14,7 +14,7 @@
 
 namespace hvd::jax {
 
-// What the compiled program says of a call, and the tensors of this one.
+// The compiled program's description of a call, and the tensors of this call.
 struct Collective {
   hvd_kind kind = HVD_ALLREDUCE;
   std::string name;  // empty: matched by order
@@ -22,7 +22,7 @@ struct Collective {
   int32_t process_set = 0;
   int32_t root_rank = -1;
   double prescale = 1.0, postscale = 1.0;
-  // Those for whom it was compiled, and this rank's place among them.
+  // The number of members that the program was compiled for, and this rank's place among them.
   int32_t members = 1, member = 0;
   int32_t device = -1;              // the GPU on which the tensors lie; -1: none
   int32_t order_operands = 0;       // 1: the first operand is a value of the call before
@@ -34,9 +34,9 @@ struct Collective {
 // Fills in what the frame holds. Returns why it cannot; empty if it could.
 std::string read_frame(const CallFrame& frame, Collective* collective);
 
-// Whether the size of the results is known only when it is done.
+// True if the size of the results is known only when the operation is done.
 bool is_ragged(hvd_kind kind);
-// Whether every member gave so many rows as this one: only then does the result have the size that XLA knows.
+// True if every member gave as many rows as this one: only then does the result have the size that XLA expects.
 bool rows_are_equal(const Collective& collective, size_t tensor, const hvd_result& result, hvd_status* status);
 
 // XLA asks before it calls. False: this is a call.

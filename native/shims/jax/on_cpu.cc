@@ -134,7 +134,7 @@ Error* run(CallFrame* frame) {
   }
   FutureCreate made{sizeof made, nullptr, nullptr};
   if (Error* const error = frame->api->future_create(&made); error != nullptr) {
-    call.release();  // the engine will write into it; nobody hears of its end
+    call.release();  // the engine will still write into it, so it is never freed
     return error;
   }
   call->future = frame->future = made.future;

@@ -3,7 +3,7 @@
 // its end: the host does not. XLA's thread enqueues a program's work one call after the other, so to return before the
 // launch would gain nothing.
 //
-// What fails after the launch is told by the next call.
+// The next call reports a failure that follows the launch.
 #include <mutex>
 #include <shared_mutex>
 

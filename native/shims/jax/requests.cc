@@ -13,7 +13,7 @@ namespace hvd::jax {
 
 namespace {
 
-constexpr uint32_t kFlags = HVD_SYNC | HVD_URGENT;  // somebody waits, at first in hvd_wait
+constexpr uint32_t kFlags = HVD_SYNC | HVD_URGENT;  // the program waits, at first in hvd_wait
 std::atomic<int64_t> calls{0};
 
 // Two collectives with equal keys have equal requests, but for the addresses.
@@ -38,7 +38,7 @@ bool depends_on_place(hvd_kind kind) {
   return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL || kind == HVD_REDUCESCATTER;
 }
 
-// Whether shapes that were computed when the program was compiled still hold.
+// True if the shapes that were computed when the program was compiled still hold.
 bool is_same_place(const Collective& collective, hvd_status* status) {
   if (!depends_on_place(collective.kind)) return true;
   int32_t members = 0, member = 0;

@@ -27,8 +27,8 @@ struct Generation : shims::Generation {
 };
 Generation& generation();
 
-// Who submits. If `done` is not null, it is called with `user`. On a GPU, the inputs are what `stream` (CUstream) has
-// computed by now.
+// The submitter's side of a call. If `done` is not null, it is called with `user`. On a GPU, the inputs are complete
+// once `stream` (CUstream) has done the work that is queued on it now.
 struct Caller {
   hvd_done_fn done = nullptr;
   void* user = nullptr;

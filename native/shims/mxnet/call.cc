@@ -108,7 +108,7 @@ hvd_status failure(int code, const char* text) {
   return status;
 }
 
-// What arrays that share memory have in common: NDArray::ptr_, as shim.py has checked.
+// The same pointer for arrays that share memory: NDArray::ptr_, as shim.py has checked.
 void* chunk_of(void* array) { return *static_cast<void**>(array); }
 
 // The memory of an array. False if MXNet keeps it in a layout of its own.
@@ -139,7 +139,7 @@ bool submit(Call* call, hvd_status* status) {
     void* const from = call->inputs[i].get();
     void* const to = call->outputs[i].get();
     void* input = nullptr;
-    // Nobody else reads it now.
+    // MXNet runs no other function on this memory now, so its layout may change.
     if (mxnet.reorder != nullptr && chunk_of(from) == chunk_of(to)) mxnet.reorder(chunk_of(from));
     if (!find_memory(from, &input) || !find_memory(to, &call->tensors[i].output)) {
       *status = failure(HVD_INVALID_ARGUMENT, mxnet.last_error());

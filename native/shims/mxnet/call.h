@@ -31,13 +31,13 @@ HVD_EXPORT void hvd_mxnet_use(const hvd_mxnet_api* api);
 // The generation that calls are submitted to: after hvd_start, before hvd_stop (null). Any thread. Returns its number,
 // which the text of an error ends with.
 HVD_EXPORT uint64_t hvd_mxnet_attach(hvd_context* context);
-// Counts the calls of a training step: after the last of them nobody waits for more. Gone with the last of `calls`.
+// Counts the calls of a training step: its last call is not held back for more tensors. Freed with the last of `calls`.
 HVD_EXPORT void* hvd_mxnet_new_step(uint32_t calls);
 // Copies the request, whose tensors' addresses do not count; the arrays have them when the call runs. `outputs`: an
 // array of each tensor, perhaps that of the input, which may have a layout of MXNet's own then. `step`: null, or a step
 // that has fewer calls yet than it counts. Null if MXNet refuses (hvd_mxnet_api.last_error).
 HVD_EXPORT void* hvd_mxnet_new(const hvd_request* request, void* const* inputs, void* const* outputs, void* step);
-// What MXNet calls: EngineAsyncFunc and EngineFuncParamDeleter.
+// The functions that MXNet calls: EngineAsyncFunc and EngineFuncParamDeleter.
 HVD_EXPORT void hvd_mxnet_run(void* run_context, void* on_complete, void* call);
 HVD_EXPORT void hvd_mxnet_delete(void* call);
 // An operation that fails. Many of them, once, make room for the failures of calls (call.cc, `failing`).

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // TensorFlow's "done" of an asynchronous kernel, kept beyond the call that got it.
 //
-// What a kernel gets is the address of a std::function<void()> on TensorFlow's stack, gone when the kernel returns; the
-// C interface has no function to copy it. So it is copied here, by libstdc++'s layout of std::function: 16 bytes of
-// storage, the manager, the invoker. That this is what stands there is checked, not trusted: both must be functions of
+// A kernel gets the address of a std::function<void()> on TensorFlow's stack, gone when the kernel returns, and the C
+// interface has no function to copy it. So it is copied here, by libstdc++'s layout of std::function: 16 bytes of
+// storage, the manager, the invoker. The layout is checked before it is used: manager and invoker must be functions of
 // TensorFlow's own libraries.
 #pragma once
 

@@ -186,7 +186,7 @@ bool submit(Invocation* invocation) {
     request.splits = invocation->splits.data();
     request.nsplits = static_cast<uint32_t>(invocation->splits.size());
   }
-  // Somebody waits for what was called directly; of gradients, for the last one of a step.
+  // The program waits for the result of a direct call, and for the last gradient of a step.
   if (!collective.is_gradient || (collective.step != nullptr && collective.step->ends_now()))
     request.flags = HVD_URGENT;
 

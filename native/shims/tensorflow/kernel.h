@@ -24,7 +24,7 @@ extern shims::Generation generation;
 extern std::atomic<int32_t> local_rank, local_size;
 // Where kernels on a GPU take its stream; null: they get their tensors in host memory.
 extern std::atomic<EigenDevice> eigen_device;
-// Whether they would get them on the GPU with another setting.
+// True if these kernels could get their tensors on the GPU with another setting.
 extern std::atomic<bool> may_stay_on_gpu;
 
 // A node's attributes. Fixed for the kernel's life.
@@ -35,7 +35,7 @@ struct Collective {
   int32_t op = HVD_SUM;
   int32_t root_rank = -1;
   double prescale = 1.0, postscale = 1.0;
-  int first_tensor = 0;  // inputs before it are no tensors of the operation
+  int first_tensor = 0;  // inputs before it are not tensors of the operation
   bool is_gradient = false;
   bool on_gpu = false;         // a kernel for a GPU, whose tensors are there if eigen_device is set
   std::shared_ptr<Step> step;  // gradients: the others of the same step
@@ -64,7 +64,7 @@ class Kernel {
   Entry entry_;
 };
 
-// What HorovodPlace tells: "rank", "size", "included" in a process set; "local_rank", "local_size".
+// A question to HorovodPlace: "rank", "size", "included" in a process set; "local_rank", "local_size".
 struct PlaceQuery {
   std::string what;
   int32_t process_set;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which gradient is the last of its step: the engine need not linger for more after it, as everybody waits for it.
-// Nobody relies on the count: where a step broke off, the next ones only linger for the wrong one.
+// Finds the last gradient of a step: the engine does not linger for more tensors after it, as all ranks wait for it.
+// Results never depend on the count: if a step breaks off, the next steps only linger after the wrong gradient.
 #pragma once
 
 #include <atomic>

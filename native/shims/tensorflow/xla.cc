@@ -184,7 +184,7 @@ void call_on_cuda(void* stream, void** buffers, const char* opaque, size_t lengt
               xla_status);
 }
 
-// Whether the error's place is what fail() takes it for: XLA itself must read what was written.
+// True if fail() writes an error in the right place: XLA itself must read back the text.
 bool status_is_understood() {
   TheirStatus probe{};
   if (message_of_status(&probe).present) return false;
@@ -226,7 +226,7 @@ bool register_target() {
 
 extern "C" {
 
-// Whether steps that XLA compiles can hold a reduction in this TensorFlow.
+// True if steps that XLA compiles can contain a reduction in this TensorFlow.
 HVD_EXPORT int hvd_tensorflow_xla_available(void) {
   static const bool available = hvd::tensorflow::register_target();
   return available ? 1 : 0;

@@ -10,18 +10,19 @@
 //   copied    it has read every result slot it needs.
 //
 // The rule of reuse. A member may write input slot c mod kSlots when every other member has consumed chunk c - kSlots,
-// and result slot c mod kSlots when every other member has copied chunk c - kSlots. Nobody waits at the end of an
-// operation. It holds between operations of all kinds because
+// and result slot c mod kSlots when every other member has copied chunk c - kSlots. Members do not wait for each other
+// at the end of an operation. The rule holds between operations of all kinds because
 //   1. every operation leaves `consumed` at its end for each member, fillers and idlers included, except that
-//   2. an operation of one chunk in which everybody waits for everybody's `filled` publishes only that: seeing a
+//   2. an operation of one chunk in which each member waits for all members' `filled` publishes only that: seeing a
 //      member's `filled` of such an operation proves that it has left all earlier ones, which all_arrived() records. So
 //      after it, only its own chunk is unproven, and the next operation of any kind either proves it (1, 2) or needs no
 //      more than kSlots - 1.
 //   3. result slots are written only after every member's `filled` of the same chunk has been seen, so earlier
 //      operations are over; `copied` needs to be right inside an operation only.
-// A *tiny* operation carries its payload in the flag's own line, two lines a member used in turn. Everybody waits for
-// everybody, so a member that writes line t has seen everybody's t - 1, hence everybody is done with t - 2, the line's
-// former content. Tiny operations and chunks share nothing, so they may follow each other in any order.
+// A *tiny* operation carries its payload in the flag's own line; each member has two lines and uses them in turn. In a
+// tiny operation each member waits for all others. So a member that writes line t has seen the others' t - 1, hence all
+// members are done with t - 2, the line's former content. Tiny operations and chunks share nothing, so they may follow
+// each other in any order.
 //
 // The area is owned by the caller and must outlive the ring. One thread at a time; waits block until the interrupt is
 // raised.

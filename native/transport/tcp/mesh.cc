@@ -36,8 +36,8 @@ constexpr uint64_t kAskMs = 1500;                  // the kernel asks an idle pe
 constexpr size_t kMaxPieces = 16;                  // of one system call
 constexpr size_t kMaxCallBytes = size_t{1} << 20;  // so that no link keeps the others waiting
 
-// What a socket may hold beyond what is under way, if there are several peers: the kernel would take megabytes, and a
-// turn would be over long before the network has carried it. Enough to keep a link busy until this process runs again.
+// The unsent bytes that a socket may hold if there are several peers. The kernel would take megabytes, and a turn would
+// be over long before the network has carried it. This is enough to keep a link busy until this process runs again.
 constexpr int kUnsentBytes = 128 << 10;
 
 std::string text_of(int error) { return std::generic_category().message(error); }
@@ -69,7 +69,7 @@ Status prepare_socket(int fd, uint64_t lost_timeout_ms) {
   socklen_t length = sizeof domain;
   if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) < 0) {
     return Status(HVD_INVALID_ARGUMENT,
-                  "data link with descriptor " + std::to_string(fd) + " is no socket: " + text_of(errno));
+                  "data link with descriptor " + std::to_string(fd) + " is not a socket: " + text_of(errno));
   }
   const int on = 1;
   if ((domain == AF_INET || domain == AF_INET6) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) < 0) {
@@ -231,7 +231,7 @@ Status TcpMesh::lost(const Link& link, const std::string& why) const {
   return Status(HVD_RANK_LOST, std::string(operation_) + " over TCP: rank " + std::to_string(rank) + " " + why, rank);
 }
 
-// What the kernel has taken goes out by itself.
+// True if the kernel has taken the link's messages before this number, to every peer: it sends them by itself.
 bool TcpMesh::have_left(int link, uint64_t before) const {
   for (int peer = 0; peer < size_; ++peer) {
     const std::deque<Outgoing>& outgoing = links_[place(peer, link)].outgoing;
@@ -297,7 +297,7 @@ Status TcpMesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* m
 }
 
 Status TcpMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
-  // Peers in an order that starts behind this member, so that not everybody sends to the same one at once.
+  // Peers in an order that starts behind this member, so that the members do not all send to the same peer at once.
   for (int step = 1; step < size_; ++step) {
     const int to = (member_ + step) % size_, from = (member_ + size_ - step) % size_;
     for (int i = 0; i < links_per_peer_; ++i) {
