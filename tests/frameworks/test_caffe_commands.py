@@ -231,7 +231,7 @@ def test_the_mnist_tool_refuses_other_files(tmp_path: Path, capfd: pytest.Captur
     images = idx(tmp_path, "images", np.zeros((3, 4, 4), np.uint8))
     labels = idx(tmp_path, "labels", np.zeros(2, np.uint8))
     assert main([images, labels, str(tmp_path / "db")]) == 134
-    assert "these are no images and labels" in capfd.readouterr().err
+    assert "these are not MNIST's image and label files" in capfd.readouterr().err
     assert main([images, str(tmp_path / "missing"), str(tmp_path / "db")]) == 134
 
 

@@ -299,7 +299,7 @@ def test_when_all_are_lost_the_job_may_start_afresh(tmp_path: Path) -> None:
         job.wait_for_world(2)
         (found,) = job.wait_for_line(r"enter (\d+) 0 \d 0 ")
         assert int(found[1]) == 2
-        assert "nobody holds the state: all start afresh" in job.finish()
+        assert "no worker holds the state: all start over" in job.finish()
 
 
 def test_too_few_slots_for_too_long_end_the_job(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
         (memory.IN_CGROUP, "was killed by SIGKILL: out of memory", "the job's memory limit", "rank-out-of-memory"),
         (memory.ON_MACHINE, "was killed by SIGKILL", "for lack of memory", "rank-out-of-memory"),
         (
-            memory.NOBODY,
+            memory.NO_PROCESS,
             "was killed by SIGKILL",
             "memory did not run out; the process itself or somebody",
             "rank-killed",
@@ -257,7 +257,7 @@ def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:
         "2026-01-02 03:04:05.678901: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary",
     ]
     fatal = "F0000 00:00:1732222222.123456  1234 tensor.cc:844] Check failed: dtype"
-    text = report(Cause(0, -9), [RankExit(0, -9, 1.0, memory=memory.NOBODY)], "h", said(*logged))
+    text = report(Cause(0, -9), [RankExit(0, -9, 1.0, memory=memory.NO_PROCESS)], "h", said(*logged))
     assert "stderr" not in text and "cuInit" not in text
     text = report(Cause(0, -6), [RankExit(0, -6, 1.0)], "h", said(*logged, fatal))
     assert text.splitlines()[:2] == ["horovodrun: the last lines of rank 0's stderr:", f"    {fatal}"]

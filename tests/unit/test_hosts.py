@@ -102,7 +102,7 @@ def test_a_name_that_ssh_would_take_for_a_flag_is_no_host() -> None:
 
 
 def test_a_repeated_host_is_an_error() -> None:
-    said = "host a, b stands in the list more than once\nhint: write it once, with all of its slots: a:3,b:2"
+    said = "host a, b is listed more than once\nhint: write it once, with all of its slots: a:3,b:2"
     with pytest.raises(HostsError, match=said):
         parse_hosts("a:1,b:1,a:2,b,c:9")
 

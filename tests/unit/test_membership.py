@@ -310,7 +310,7 @@ def test_without_a_holder_the_state_is_lost_or_all_start_afresh(restart: bool) -
     assert driver.outcome == ("" if restart else "elastic-state-lost")
     if restart:
         assert driver.ranks == [2] and driver.record.base == (3, 0) and driver.record.sync
-        assert driver.record.reason.endswith("nobody holds the state: all start afresh")
+        assert driver.record.reason.endswith("no worker holds the state: all start over")
 
 
 def test_members_that_never_had_a_cut_hold_the_state_all_the_same() -> None:
@@ -354,7 +354,7 @@ def test_a_wait_for_the_only_ones_with_the_state_says_so() -> None:
     assert driver.ranks == [0, 1] and driver.record.base == (1, 1)
     driver.on(m.Attend(1, 2, m.NO_STATE, False))  # its synchronisation has failed
     wait = waits(driver.job, driver.rules)
-    assert wait == ("workers of generation 2: 0 on a; nobody else has the state", m.Timer.STRAGGLERS)
+    assert wait == ("workers of generation 2: 0 on a; no other worker has the state", m.Timer.STRAGGLERS)
 
 
 def test_too_few_slots_for_too_long_end_the_job_with_the_flag() -> None:

@@ -28,13 +28,13 @@ MACHINE = {"proc/vmstat": "nr_free_pages 1\noom_kill 9\n"}
 def test_a_kill_within_the_jobs_limit_is_told_from_one_elsewhere(tmp_path: Path, layout: dict[str, str]) -> None:
     write(tmp_path, {**layout, **MACHINE})
     counter = memory.KillCounter(tmp_path)
-    assert counter.scope_of_kill() == memory.NOBODY
+    assert counter.scope_of_kill() == memory.NO_PROCESS
     write(tmp_path, {"proc/vmstat": "oom_kill 10\n"})
     assert counter.scope_of_kill() == memory.ON_MACHINE
     name = next(name for name in layout if name.startswith("sys"))
     write(tmp_path, {name: layout[name].replace("oom_kill 2", "oom_kill 3"), "proc/vmstat": "oom_kill 11\n"})
     assert counter.scope_of_kill() == memory.IN_CGROUP
-    assert counter.scope_of_kill() == memory.NOBODY, "one kill, one process"
+    assert counter.scope_of_kill() == memory.NO_PROCESS, "one kill, one process"
 
 
 def test_a_kernel_that_shows_no_counter_is_not_taken_for_one_that_counted_none(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _warm_up() -> None:
 
 
 def hop_changed(before_ns: int | None, after_ns: int | None) -> bool:
-    """Whether the two figures are of different placements. None and 0 stand for "not measured"."""
+    """True if the two figures come from different placements. None and 0 mean "not measured"."""
     if not before_ns or not after_ns:
         return bool(before_ns) != bool(after_ns)
     return max(before_ns, after_ns) > _HOP_FACTOR * min(before_ns, after_ns)

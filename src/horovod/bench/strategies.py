@@ -29,7 +29,7 @@ from horovod.bench.record import write_record
 __all__ = ["STRATEGIES", "resnet50_bytes", "run"]
 
 Array = np.ndarray[Any, Any]
-# What an allreduce between hosts is, by the communicator that does it.
+# The way of an allreduce between hosts, by the communicator that runs it.
 _OURS = {"tcp": "direct exchange", "hierarchical": "hierarchical"}
 
 
@@ -108,7 +108,7 @@ STRATEGIES: dict[str, Callable[[Array], Array]] = {
 
 
 def interface_bytes() -> tuple[int, int]:
-    """What this host's interfaces have received and sent, but for the loopback."""
+    """The bytes that this host's interfaces have received and sent, without the loopback."""
     rows = [line.replace(":", " ").split() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     outside = [row for row in rows if row[0] != "lo"]
     return sum(int(row[1]) for row in outside), sum(int(row[9]) for row in outside)

@@ -40,7 +40,7 @@ _PACKED_DATA = bytes([5 << 3 | 2])  # field 5, followed by its length
 
 @dataclass
 class State:
-    """What a .solverstate holds. `history`: one array a parameter, or two for AdaDelta and Adam."""
+    """The contents of a .solverstate. `history`: one array for each parameter, two with AdaDelta and Adam."""
 
     iteration: int
     learned_net: str
@@ -75,7 +75,7 @@ def replacing(path: str) -> Iterator[str]:
 
 
 def _room(path: str) -> str:
-    """Whether the disk is full: LMDB calls that an input/output error."""
+    """A note that the disk is full, or "". LMDB reports a full disk as an input/output error."""
     with suppress(OSError):
         free_bytes = shutil.disk_usage(os.path.dirname(path) or ".").free
         return f"; the disk is full: {free_bytes} bytes are left" if free_bytes < _LITTLE_BYTES else ""

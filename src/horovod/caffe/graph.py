@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads what in a net. A layer in place gives its blob a new version, which later layers read."""
+"""The readers of each blob of a net. A layer in place gives its blob a new version, which later layers read."""
 
 from __future__ import annotations
 

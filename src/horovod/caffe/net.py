@@ -221,7 +221,7 @@ class Net:
         return math.prod(self.shapes[name])
 
     def times(self, output: str) -> float:
-        """What an output is multiplied by before ranks take its mean: a loss that is a sum stays one."""
+        """The factor for an output before ranks take its mean, so that a loss that is a sum stays a sum."""
         layer = next(layer for layer in reversed(self.layers) if output in layer.proto.top)
         return 1.0 if layer.is_mean else float(self.context.replicas.size)
 

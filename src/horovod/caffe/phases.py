@@ -15,7 +15,7 @@ __all__ = ["NetState", "filtered"]
 
 @dataclass(frozen=True)
 class NetState:
-    """What rules are compared with. `phase`: 0 is TRAIN, 1 is TEST."""
+    """The state that rules are compared with. `phase`: 0 is TRAIN, 1 is TEST."""
 
     phase: int
     level: int = 0
@@ -30,7 +30,7 @@ class NetState:
         return cls(merged.phase, merged.level, tuple(merged.stage))
 
     def meets(self, rule: Any) -> bool:
-        """Whether every condition of the NetStateRule holds."""
+        """True if every condition of the NetStateRule holds."""
         return (
             (not rule.HasField("phase") or rule.phase == self.phase)
             and (not rule.HasField("min_level") or self.level >= rule.min_level)

@@ -15,7 +15,7 @@ __all__ = ["Progress", "Rates"]
 
 @dataclass
 class Progress:
-    """What a policy remembers, and a solver state keeps."""
+    """The memory of a policy. A solver state keeps it."""
 
     current_step: int = 0
     minimum_loss: float = math.inf
@@ -44,7 +44,7 @@ class Rates:
 
     @property
     def follows_loss(self) -> bool:
-        """Whether rate() needs the loss."""
+        """True if rate() needs the loss."""
         return bool(self._solver.lr_policy == "plateau")
 
     def rate(self, iteration: int, loss: float = math.inf) -> float:

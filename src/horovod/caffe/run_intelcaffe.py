@@ -106,7 +106,7 @@ def hosts_of(path: str) -> list[str]:
 
 
 def caffe_arguments(options: argparse.Namespace) -> list[str]:
-    """What caffe is called with. Raises CaffeError."""
+    """The arguments of the caffe command. Raises CaffeError."""
     if options.mode == "train":
         if not options.solver:
             raise CaffeError("--mode train needs --solver")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SIGINT and SIGHUP do to a training or test run: stop, snapshot, or nothing."""
+"""The effect of SIGINT and SIGHUP on a training or test run: stop, snapshot, or nothing."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class Signals:
         self._wanted = max(self._wanted, self._effects[signal.Signals(number)])
 
     def agreed(self) -> int:
-        """What to do now: the strongest that a signal of any rank asks for. All ranks call it, in each iteration."""
+        """The strongest action that a signal of any rank asks for. All ranks call this in each iteration."""
         wanted, self._wanted = self._wanted, NONE
         return int(self._replicas.largest(torch.tensor([wanted], dtype=torch.int32), "caffe.signals")[0])

@@ -61,7 +61,7 @@ class CaffeOptimizer(torch.optim.Optimizer):
             _RULES[self._solver.type](self, weight, gradient, index, rate)
 
     def _clipping(self) -> float:
-        """What gradients are multiplied by so that their common norm stays within clip_gradients."""
+        """The factor for the gradients that keeps their common norm within clip_gradients."""
         limit = self._solver.clip_gradients
         if limit < 0:
             return 1.0

@@ -80,7 +80,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether horovod.<ext_base_name> can be used: it exists, its framework is installed, and the native core opens."""
+    """True if horovod.<ext_base_name> can be used: it exists, its framework is installed, and the native core opens."""
     try:
         check_extension(ext_base_name, "", "")
     except ImportError as error:
@@ -104,7 +104,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether that framework sees a GPU in this process. `ext_base_name` may hold the package's full name."""
+    """True if that framework sees a GPU in this process. `ext_base_name` may be the package's full name."""
     framework = ext_base_name.removeprefix("horovod.").partition(".")[0]
     if framework not in _SEES_GPUS or importlib.util.find_spec(framework) is None:
         return False
@@ -146,7 +146,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether iter(x) works."""
+    """True if iter(x) works."""
     try:
         iter(x)
     except TypeError:
@@ -155,9 +155,9 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version `ver` is `target` or later, by the numbers that it begins with.
+    """True if version `ver` is `target` or later, by the numbers that it begins with.
 
-    Raises ValueError if a version begins with none.
+    Raises ValueError if a version does not begin with a number.
     """
     return _numbers(ver) >= _numbers(target)
 
@@ -173,7 +173,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether `num_rank` is a power of two."""
+    """True if `num_rank` is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

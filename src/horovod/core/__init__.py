@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation means, once for all frameworks; imports no framework.
+"""The meaning of operations, once for all frameworks; imports no framework.
 
 `import horovod.core as hvd` is also the package for programs that have NumPy arrays and no framework: init, rank, size
 and all operations. They are loaded when first used, so that the launcher, which needs the settings only, stays light.

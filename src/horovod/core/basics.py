@@ -123,7 +123,7 @@ def _of_generation(timeline: str, generation: int) -> str:
 
 
 def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignment | None = None) -> None:
-    """What init does. The caller holds the lock."""
+    """Does the work of init. The caller holds the lock."""
     global _registered
     sets = [] if process_sets is None or process_sets == "dynamic" else _checked_sets(process_sets)
     if mpi.are_communicators(comm):
@@ -196,7 +196,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host runs equally many ranks."""
+    """True if all hosts run the same number of ranks."""
     hosts = list(current().world.host_of_rank)
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
@@ -217,17 +217,17 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether data goes through MPI, which then serves many threads. Raises ValueError before init."""
+    """True if MPI carries the data; it then serves many threads. Raises ValueError before init."""
     return current().world.transport in communicators.BY_MPI
 
 
 def mpi_enabled() -> bool:
-    """Whether data goes through MPI."""
+    """True if MPI carries the data."""
     return is_initialized() and mpi_threads_supported()
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used."""
+    """True if MPI can be used."""
     return communicators.is_built("mpi")
 
 
@@ -247,22 +247,22 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL can be used."""
+    """True if IBM's DDL can be used."""
     return communicators.is_built("ddl")
 
 
 def ccl_built() -> bool:
-    """Whether Intel's oneCCL can be used."""
+    """True if Intel's oneCCL can be used."""
     return communicators.is_built("ccl")
 
 
 def cuda_built() -> bool:
-    """Whether this machine has a CUDA driver that can be used. Looks for no GPU."""
+    """True if this machine has a CUDA driver that can be used. Does not look for a GPU."""
     return gpus.cuda_version() > 0
 
 
 def rocm_built() -> bool:
-    """Whether AMD's ROCm can be used: no."""
+    """False: AMD's ROCm cannot be used."""
     return False
 
 

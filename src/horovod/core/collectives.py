@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every operation means, once for all frameworks: step 3 of a gradient's way.
+"""The meaning of every operation, once for all frameworks: step 3 of a gradient's way.
 
 Words. An *operation* is one call of one rank; ranks meet by *name* (`allreduce.<name>`), unnamed ones by their order. A
 *request* is what crosses into the native core; its *key* fixes everything in it but the addresses. A repeated call with

@@ -92,7 +92,7 @@ def casting(
 def compressed(
     tensors: Iterable[Any], compression: type[Compressor], tell: Callable[[Exception], None]
 ) -> list[tuple[Any, Any]]:
-    """What to send for each tensor, and what decompress needs.
+    """Compresses each tensor. Returns what to send for it, and what decompress needs.
 
     `tell(error)`: tells the other ranks, which wait for this one's tensors, that they will not come.
     """

@@ -49,7 +49,7 @@ _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
 def _is_of_the_script(error: BaseException) -> bool:
-    """Whether it was raised in a file that is no installed package's, such as a method of the script's own class."""
+    """True if it was raised outside installed packages, for example in a method of the script's own class."""
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
@@ -152,7 +152,7 @@ class Context:
         return pointer.value
 
     def _start_own_timeline(self, settings: Settings) -> None:
-        """In a later world of an elastic job, a file that cannot be written is no reason to end the training."""
+        """Starts the file of the settings. In a later world of an elastic job, a failure does not end the training."""
         try:
             self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
         except InvalidRequestError as error:
@@ -210,7 +210,7 @@ class Context:
     def stop(self) -> None:
         """Leaves the job in order.
 
-        Idempotent. Errors while leaving are written to stderr, as nobody can act on them. If operations on a GPU have
+        Idempotent. Errors while leaving go to stderr, as no caller can act on them. If operations on a GPU have
         failed after their calls had returned, and no call has raised it, the process' exit code will be 1.
         """
         if not self.running:
@@ -223,7 +223,7 @@ class Context:
             return  # a forked child: the engine's thread lives in the parent only
         self._warn_of_replicas()
         was_told = self.was_told
-        self.end_seen()  # so that the job learns it even if only a native shim was told, or nobody
+        self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all
         status = native.Status()
         try:
             # The other ranks' GPUs may need this rank's for as long as its own queue is, or theirs.
@@ -255,7 +255,7 @@ class Context:
         self.library.hvd_abort(self.pointer, failed_rank, text.encode(errors="backslashreplace"))
 
     def __del__(self) -> None:
-        # Operations keep their context alive, so nobody else can be inside a call here.
+        # Operations keep their context alive, so no other thread can be inside a call here.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
             self.requests.pointer = None
             self.library.hvd_free(self.pointer)
@@ -298,7 +298,7 @@ class Context:
         return "" if problem == why else f" (the other ranks could not be told: {problem})"
 
     def _without_place(self, text: str) -> str:
-        """What the native core says, without the rank and the operation, which it says as well."""
+        """The native core's text without the rank and the operation, which the core puts in front of it again."""
         return re.sub(rf"^rank {self.rank}, (?:unnamed \w+|`.*?`(?: \(\d+ bytes\))?): ", "", text)
 
     def raise_failure(self, code: int, status: native.Status) -> NoReturn:
@@ -316,7 +316,7 @@ class Context:
         return native.error_of(code, text, failed_rank)
 
     def _is_over(self) -> bool:
-        """Whether the generation has ended. Errors of one call, such as shapes that differ, leave it running."""
+        """True if the generation has ended. Errors of one call, such as shapes that differ, leave it running."""
         return self.library.hvd_settle(self.pointer, 0, None) not in (native.OK, native.PENDING)
 
     def end_seen(self) -> Exception | None:
@@ -392,7 +392,7 @@ def enter(context: Context | Planned | None) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init has succeeded and shutdown has not been called since."""
+    """True if init has succeeded and shutdown has not been called since."""
     return _current is not None
 
 
@@ -409,7 +409,7 @@ def let_grow() -> None:
 
 
 def may_grow() -> bool:
-    """Whether there may be peers in a later generation, although there are none now."""
+    """True if a later generation may have peers, although this one has none."""
     return _grows
 
 

@@ -111,12 +111,12 @@ class PeerRefusedError(MismatchError):
 
 
 class RankJoinedError(MismatchError):
-    """A rank has joined, so it gives no data to this operation, which is no allreduce."""
+    """A rank has joined, so it has no data for this operation, which is not an allreduce."""
 
     code = "joined"
 
 
-# What the text says, wherever it has come through, if no rank need be lost: one cannot be reached (data_links.py).
+# A text with these words says that a rank cannot be reached (data_links.py), so no rank need be lost.
 NOT_REACHED = "hint: if that rank has not ended, a firewall"
 
 

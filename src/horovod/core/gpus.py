@@ -50,7 +50,7 @@ class Gpu(Protocol):
 class OnGpu:
     """A staged tensor (core/tensors.py) in a GPU's memory: dense and row-major.
 
-    `dtype` is that of the tensor together with its GPU, so that two places make two keys. `is_private`: nobody else
+    `dtype` stands for the tensor's dtype and its GPU, so that each GPU has keys of its own. `is_private`: no other code
     sees this memory. The adapter that makes it also takes it wherever it takes a staged tensor.
     """
 
@@ -100,12 +100,12 @@ class StreamHandle(c_uint64):
         return handle
 
     def waiter(self, context: Any) -> Any:
-        """What to call in place of context.wait, with the same arguments."""
+        """A function to call in place of context.wait, with the same arguments."""
         stream = self.waiting = self.gpu.current_stream()
         return functools.partial(_wait_on, context.wait_on_stream, c_void_p(stream))
 
     def has_ended(self, context: Any) -> bool:
-        """Whether the tensors of the call, for which a stream waits, need to be kept no longer."""
+        """True if the tensors of a call, for which a stream waits, need not be kept any longer."""
         if self.waiting == self.stream:
             return True
         return bool(context.library.hvd_poll(context.pointer, self, None) != native.PENDING)
@@ -116,7 +116,7 @@ def _wait_on(function: Any, stream: c_void_p, argument: Any, handle: StreamHandl
     return code
 
 
-# What this machine has
+# CUDA and NCCL on this machine
 
 
 @functools.cache

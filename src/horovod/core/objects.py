@@ -28,7 +28,7 @@ def broadcast_object(
     size_name, data_name = (None, None) if name is None else (f"{name}.sz", f"{name}.t")
     is_root = context.rank() == root_rank
     payload = _pickled(obj, "broadcast", size_name, process_set) if is_root else b""
-    # The size first: nobody else knows how much memory the object takes.
+    # The size first: only the root knows how much memory the object takes.
     length = np.array([len(payload)], np.int64)
     collectives.broadcast(length, root_rank, size_name, process_set, True, SYNC).wait()
     data = np.frombuffer(payload, np.uint8).copy() if is_root else np.empty(int(length[0]), np.uint8)

@@ -231,7 +231,7 @@ class Operation:
             _forget_done()
 
     def done(self) -> bool:
-        """Whether wait() would return at once; it may still raise. May run collectives on this thread."""
+        """True if wait() would return or raise at once. May run collectives on this thread."""
         context = self.context
         code = context.library.hvd_poll_launch(context.pointer, self.handle, native.scratch.status_address)
         return bool(code != native.PENDING)
@@ -299,7 +299,7 @@ def register(operation: Operation) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return at once.
+    """True if synchronize(handle) would return at once.
 
     Raises ValueError for a handle that is unknown or was waited for.
     """

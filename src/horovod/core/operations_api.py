@@ -355,16 +355,13 @@ class Operations(Generic[T]):
         """An operation writes into `tensors`: it has started, or starts now."""
 
     def _is_group(self, tensors: Any) -> bool:
-        """Whether they can be compressed. The collectives refuse anything else, so that peers are told."""
+        """True if they can be compressed. The collectives refuse anything else, so that peers are told."""
         return isinstance(tensors, (list, tuple))
 
     def check_compression(
         self, compression: Any, label: str, name: str | None, process_set: ProcessSet = global_process_set
     ) -> type[Compressor]:
-        """Raises ValueError for what is no compressor, and tells the peers that the call of `label` will not come.
-
-        Returns the compressor.
-        """
+        """Returns the compressor. Raises ValueError for anything else, and tells the peers: `label` will not come."""
         why = None if compression is NoneCompressor else why_no_compressor(compression)
         if why is None:
             return compression  # type: ignore[no-any-return]

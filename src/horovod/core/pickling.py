@@ -22,7 +22,7 @@ loads = pickle.loads
 
 
 def dumps(value: Any) -> bytes:
-    """What `loads` makes the value of. Raises whatever the value's own code raises."""
+    """The bytes from which `loads` makes the value. Raises any error that the value's own code raises."""
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()

@@ -94,18 +94,18 @@ class ProcessSet:
         context = contexts.current()
         _, index = context.place(self.process_set_id)
         if index < 0:
-            raise InvalidRequestError(f"rank {context.rank} is no member of {self}")
+            raise InvalidRequestError(f"rank {context.rank} is not in {self}")
         return index
 
     def included(self) -> bool:
-        """Whether this process is a member. Raises NotInitializedError before init."""
+        """True if this process is in the set. Raises NotInitializedError before init."""
         return contexts.rank() in (self.ranks or ())
 
     def has_peers(self) -> bool:
-        """Whether this process is a member and there are others.
+        """True if this process is in the set and has peers there.
 
         Raises InvalidRequestError if the set is not registered, unless it lists ranks and this one is not among them:
-        where nothing needs to be sent, no operation would say so.
+        without peers nothing is sent, so no operation would report it.
         """
         if self.ranks and not self.included():
             return False
@@ -179,7 +179,7 @@ def number_of(process_set: ProcessSet | None) -> int:
     number = _registered_number(process_set)
     context = contexts.current()
     if context.place(number)[1] < 0:
-        raise NotAMemberError(f"rank {context.rank} is no member of {process_set}")
+        raise NotAMemberError(f"rank {context.rank} is not in {process_set}")
     return number
 
 

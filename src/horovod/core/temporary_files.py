@@ -57,7 +57,7 @@ def say_no_init() -> None:
 
 
 def has_no_init(directory: str) -> bool:
-    """Whether a process that has ended has said so."""
+    """True if a process of the job has called say_no_init."""
     return Path(directory, _NO_INIT).exists()
 
 
@@ -67,5 +67,5 @@ def share_job_directory() -> None:
     if directory and os.path.isdir(directory):
         from multiprocessing import process
 
-        # What multiprocessing itself sets at the first need; workers inherit it. There is no public way.
+        # multiprocessing itself sets this when it first needs it; workers inherit it. There is no public way.
         process.current_process()._config.setdefault("tempdir", directory)  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ class Adapter(Protocol[T]):
         ...
 
     def is_complex(self, tensor: Any) -> bool:
-        """Whether the elements of a tensor are complex. Such a tensor is always staged as another object."""
+        """True if the elements of a tensor are complex. Such a tensor is always staged as another object."""
         ...
 
     def dtype_of(self, staged: Any) -> int:

@@ -31,7 +31,7 @@ def broadcast_arrays(arrays: Sequence[Array], root_rank: int, name: str) -> list
     others = [index for index in range(len(received)) if index not in set(strings)]
 
     def start(index: int) -> Any:
-        # What a byte means does not matter here.
+        # As bytes: their meaning does not matter here.
         data = received[index].reshape(-1).view(np.uint8)
         return collectives.broadcast(data, root_rank, f"{name}.{index}", global_process_set, True)
 
@@ -44,12 +44,12 @@ def broadcast_arrays(arrays: Sequence[Array], root_rank: int, name: str) -> list
 
 
 def _check_alike(described: list[tuple[tuple[int, ...], str]], name: str) -> None:
-    everybody = allgather_object(described, f"{name}.shapes")
-    for rank, theirs in enumerate(everybody):
-        if theirs != everybody[0]:
-            seen = next((pair for pair in zip(everybody[0], theirs, strict=False) if pair[0] != pair[1]), None)
+    all_described = allgather_object(described, f"{name}.shapes")
+    for rank, theirs in enumerate(all_described):
+        if theirs != all_described[0]:
+            seen = next((pair for pair in zip(all_described[0], theirs, strict=False) if pair[0] != pair[1]), None)
             difference = (
-                f"{len(everybody[0])} and {counted(len(theirs), 'variable')}"
+                f"{len(all_described[0])} and {counted(len(theirs), 'variable')}"
                 if seen is None
                 else f"{seen[0]}, {seen[1]}"
             )

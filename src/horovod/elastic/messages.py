@@ -51,11 +51,11 @@ __all__ = [
 Place = tuple[str, int]
 WHOLE_HOST = -1
 
-# (generation, number of the cut in it). Cut 0 is the state that a world began with, if nobody had one.
+# (generation, number of the cut in it). Cut 0 is the state that a world began with, if no worker had one.
 StateId = tuple[int, int]
 NO_STATE: StateId = (0, 0)
 
-# What has changed about the hosts, added up: the values of Horovod's HostUpdateResult.
+# Changes of the hosts, added up: the values of Horovod's HostUpdateResult.
 REMOVED, ADDED = 1, 2
 
 
@@ -69,7 +69,7 @@ class Worker(NamedTuple):
         return self.host, self.slot
 
 
-# What a worker is told.
+# Messages to a worker.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Stack:
 class Left:
     """A member's process is gone, with success. It has finished its share, unless the others have to meet again.
 
-    If they have, whoever sends this sends Ended, too; no world forms before that.
+    If they have, the sender sends Ended, too; no world forms before that.
     """
 
     worker: int
@@ -193,7 +193,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """What discovery lists now: every host with the number of its slots."""
+    """The hosts that discovery lists now, each with the number of its slots."""
 
     hosts: tuple[tuple[str, int], ...]
 
@@ -206,7 +206,7 @@ class Pardoned:
 
 
 class Timer(enum.Enum):
-    """What may take too long."""
+    """The waits that may take too long."""
 
     SETTLE = "settle"  # joiners that are ready wait for others
     STRAGGLERS = "stragglers"  # members of the last world do not come

@@ -23,7 +23,7 @@ from horovod.elastic.messages import (
 
 __all__ = ["Said", "WordError", "packed", "unpacked_message", "unpacked_said"]
 
-# What workers say of themselves.
+# Words of workers about themselves.
 Said = Attend | Finished | Raised | Stack
 
 _MESSAGES: dict[str, type] = {
@@ -48,13 +48,13 @@ def packed(word: Message | Said) -> dict[str, Any]:
 
 
 def unpacked_message(data: Any) -> Message:
-    """What a worker is told. Raises WordError."""
+    """A message to a worker. Raises WordError."""
     message: Message = _unpacked(data, _MESSAGES)
     return message
 
 
 def unpacked_said(data: Any, worker: int) -> Said:
-    """What a worker says of itself. Raises WordError, also for a word of another worker."""
+    """A word of a worker about itself. Raises WordError, also for a word of another worker."""
     said: Said = _unpacked(data, _SAID)
     if said.worker != worker:
         raise WordError(f"worker {worker} speaks for worker {said.worker}")

@@ -68,7 +68,7 @@ class GradientList(abc.ABC):
 
     @abc.abstractmethod
     def is_sparse(self, gradient: Any) -> bool:
-        """Whether it has indices and values."""
+        """True if it has indices and values."""
 
     @abc.abstractmethod
     def to_dense(self, gradient: Any) -> Any:
@@ -85,7 +85,7 @@ class GradientList(abc.ABC):
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:  # noqa: B027
         """Tells the others, in reduce_dense with these arguments, that this rank does not come.
 
-        Nothing while a step is compiled: nobody waits yet.
+        Does nothing while a step is compiled: no rank waits yet.
         """
 
     def members(self) -> Any:
@@ -111,7 +111,7 @@ class GradientList(abc.ABC):
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank takes part and has peers."""
+        """True if this rank takes part and has peers, or reduces even alone."""
         process_set = self.options.process_set
         return process_set.may_have_peers() or (self.even_alone and process_set.included())
 

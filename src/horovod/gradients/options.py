@@ -78,7 +78,7 @@ class ReductionOptions:
 
     @property
     def is_adasum(self) -> bool:
-        """Whether the ranks' own steps are combined, not their gradients."""
+        """True if the ranks' own steps are combined, not their gradients."""
         return self.op == Adasum
 
 

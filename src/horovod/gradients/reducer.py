@@ -10,7 +10,7 @@ reduced, so that all ranks agree without asking each other. One that has got no 
     an optimizer would move a parameter by a gradient of zeros, through its momentum for example. Otherwise the result
     becomes the gradient;
   zeros, to which the result is added, if its gradient is still the one that the last round left: that value is
-    everybody's already, and reducing it again would count it once per rank. What the user changes in it before the
+    reduced already, and reducing it again would count it once per rank. What the user changes in it before the
     step, by clipping for example, makes no difference;
   its gradient, if it is any other (accumulated in earlier passes, or set by the user, in place as well).
 
@@ -49,7 +49,7 @@ class Gradients(Protocol[P_contra, T]):
     """How a framework's package reads and writes the gradient of a parameter."""
 
     def wanted(self, parameter: P_contra) -> bool:
-        """Whether the parameter is being trained: a frozen one needs no gradient."""
+        """True if the parameter is being trained: a frozen one needs no gradient."""
         ...
 
     def current(self, parameter: P_contra) -> object | None:
@@ -73,7 +73,7 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def is_nothing(self, reduced: T) -> bool:
-        """Whether a result shows that no rank has a gradient. All ranks see the same."""
+        """True if a result shows that no rank has a gradient. All ranks get the same answer."""
         ...
 
     def clear(self, parameter: P_contra) -> None:
@@ -89,7 +89,7 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def any(self, reduced: T) -> object:
-        """Whether an element differs from zero, as the truth of some object, which may be costly to learn."""
+        """An object that is true if an element differs from zero. Its truth may be costly to learn."""
         ...
 
 
@@ -247,13 +247,13 @@ class GradientReducer(Generic[P, T]):
         """The gradients have been used, or cleared: counts start again."""
         for slot in self._slots:
             if self._round_done:
-                # What has changed it since, such as clipping, has done so on all ranks.
+                # Changes since the round, such as clipping, were made on all ranks.
                 slot.version += self._changes(slot) or 0
             slot.begin()
         self._round_done = False
 
     def abandon(self) -> None:
-        """Gives up what is in flight: its generation is over, and nobody uses the results."""
+        """Gives up what is in flight: its generation is over, and its results are not used."""
         in_flight, self._in_flight = self._in_flight, []
         for slot in in_flight:
             with contextlib.suppress(Exception):  # whatever it is, the results are not wanted
@@ -263,7 +263,7 @@ class GradientReducer(Generic[P, T]):
         self.begin_step()
 
     def _was_cleared(self, slot: _Slot[P]) -> bool:
-        """Whether this pass has added to a gradient that was cleared after the round. If so, all that were are."""
+        """True if this pass has added to a gradient that was cleared after the round. Then the others begin anew."""
         changes = self._changes(slot)
         if changes is None:
             return True
@@ -286,9 +286,9 @@ class GradientReducer(Generic[P, T]):
         return self._gradients.version(slot.parameter) - slot.version
 
     def _was_replaced(self, slot: _Slot[P]) -> bool:
-        """Whether another object is the gradient, which the script may have computed on this rank alone.
+        """True if the script has replaced the gradient, perhaps with one that it computed on this rank alone.
 
-        All ranks run the same script, so it is so on all. If it was made of the average, the average of that is equal.
+        All ranks run the same script, so all have replaced it. One that was made of the average is its own average.
         """
         current = self._gradients.current(slot.parameter)
         return self.reduces_again and current is not None and current is not slot.reduced()
@@ -297,7 +297,7 @@ class GradientReducer(Generic[P, T]):
         gradients, parameter = self._gradients, slot.parameter
         if gradients.current(parameter) is None:
             self._start(slot, gradients.nothing(parameter), own=False)
-        elif self._is_everybodys(slot):
+        elif self._is_reduced(slot):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
             if 0 < slot.passes < self.passes_per_step and gradients.version(parameter) != slot.after_pass:
@@ -309,8 +309,8 @@ class GradientReducer(Generic[P, T]):
                 )
             self._start(slot, gradients.dense(parameter), own=slot.kept or slot.passes > 0)
 
-    def _is_everybodys(self, slot: _Slot[P]) -> bool:
-        """Whether the gradient is still the one that the last round left."""
+    def _is_reduced(self, slot: _Slot[P]) -> bool:
+        """True if the gradient is still the one that the last round left."""
         changes = self._changes(slot)
         if changes is None or slot.kept:
             return False

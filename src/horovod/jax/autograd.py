@@ -58,7 +58,7 @@ ad.primitive_jvps[collective_p] = _derivative
 
 
 def _transposed(cotangents: Sequence[Any], *tensors: Any, kind: int, name: str | None, op: int, **params: Any) -> Any:
-    """Linear in all tensors. The cotangents of results that nobody used are zeros."""
+    """The gradient: every operation is linear in all tensors. The cotangents of unused results are zeros."""
     given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
     base = name.removesuffix(".forward") if name is not None else None
     call = {

@@ -3,7 +3,7 @@
 
 All tensors of a call are one call of the native handler (native/shims/jax). What calls one by one may run in any order,
 and so wait for each other on different ranks; therefore a program's calls have an order. An `ordered` call has an
-effect: JAX keeps it even if nobody uses its result, and gives its order to all programs and their inner functions. But
+effect: JAX keeps it even if its result is not used, and gives its order to all programs and their inner functions. But
 JAX starts programs with effects slowly, by 17 microseconds an argument. A call that is not ordered has no effect: that
 is for gradients, whose results are always used, in a function that no other calls. In addition each call of a
 function's body takes a value of the one before.
@@ -155,7 +155,7 @@ def _checked(result: Any, rows: Sequence[Any], expected: int, label: str) -> Any
 
 
 def _is_call(operation: Any) -> bool:
-    """Whether it calls the handler."""
+    """True if the operation calls the handler."""
     if operation.operation.name != "stablehlo.custom_call":
         return False
     return bool(mlir.ir.StringAttr(operation.attributes["call_target_name"]).value == TARGET)
@@ -265,7 +265,7 @@ def _lower(
 
 
 def _of_tree(keys: Sequence[str]) -> dict[str, str]:
-    """What native/shims/jax/tree.h reads."""
+    """The attributes that native/shims/jax/tree.h reads."""
     size = -(-len(keys) // _PARTS)
     parts = [keys[start : start + size] for start in range(0, size * _PARTS, size)]  # the last may be empty
     checksums = [zlib.crc32("\n".join(part).encode()) for part in parts]

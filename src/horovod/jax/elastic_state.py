@@ -37,7 +37,7 @@ class JaxState(HandledState):
         super().__init__(_broadcast_values, rank, handlers, **plain)
 
     def save(self) -> None:
-        # What a step has computed that failed must not take the place of what is saved.
+        # The values of a step that fails must not replace the saved ones.
         leaves = [leaf for value in self._values().values() for leaf in _leaves(value)]
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
         super().save()
@@ -86,7 +86,7 @@ def _broadcast_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _broadcast_tree(tree: Any, name: str) -> Any:
-    """Rank 0's tree on every rank. The structure goes first, so nobody need know it."""
+    """Rank 0's tree on every rank. The structure is sent first, so the other ranks need not know it."""
     is_root = rank() == 0
     leaves = _leaves(tree) if is_root else []
     described = None

@@ -27,7 +27,7 @@ class SyncBatchNorm(nnx.BatchNorm):
     The ranks may have different numbers of rows. Options and variables are those of flax' own layer, but for those that
     combine devices (axis_name), choose another arithmetic (use_fast_variance, promote_dtype) or leave values out
     (mask). It is local with use_running_average, with one rank, and on a rank that is not a member of the set. Raises
-    ValueError for an input that is no floating-point array.
+    ValueError for an input that is not a floating-point array.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ def _accumulating(transformation: Any, passes: int, is_average: bool) -> Any:
 
 
 def _is_empty(gradient: Any) -> bool:
-    """Whether it is the gradient of integers, which holds nothing."""
+    """True if it is the gradient of integers, which holds nothing."""
     return bool(getattr(gradient, "dtype", None) == jax.dtypes.float0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX must know of the native handler (native/shims/jax), and what differs between JAX's releases.
+"""The native handler (native/shims/jax) as JAX sees it, and the differences between JAX's releases.
 
 The handler is a part of the native core. It is registered once, and told which generation runs.
 """
@@ -98,7 +98,7 @@ def _let_functions_fail_alone() -> None:
     def take_first(tokens: Any, effect: Any, devices: Any) -> Any:
         last = tokens.current_tokens.pop(effect, None) if effect == ordered_effect else None
         if last is not None and last._buf.devices() != set(devices):
-            with contextlib.suppress(RuntimeError):  # which whoever uses the function's results will be told
+            with contextlib.suppress(RuntimeError):  # the user of the function's results gets it
                 last.block_until_ready()
         return take(tokens, effect, devices)
 
@@ -112,12 +112,12 @@ _eager_state = _trace_state(convention="flax")
 
 
 def is_eager() -> bool:
-    """Whether what is called now runs now: nothing is traced, differentiated or mapped."""
+    """True if a call made now runs now: nothing is traced, differentiated or mapped."""
     return bool(_trace_state(convention="flax") == _eager_state)
 
 
 def is_outermost(tensors: Sequence[Any]) -> bool:
-    """Whether what is traced now is a function's own body, which no other traced function calls. False if unknown.
+    """True if a function's own body is being traced, and no other traced function calls it. False if unknown.
 
     Then each of its operations is in one program once.
     """
@@ -186,7 +186,7 @@ def finish() -> None:
         waited_for += jax.live_arrays("cpu")
     for array in waited_for:
         if not array.is_deleted():
-            with contextlib.suppress(RuntimeError):  # which whoever uses the array will be told
+            with contextlib.suppress(RuntimeError):  # the user of the array gets it
                 array.block_until_ready()
 
 
@@ -196,10 +196,10 @@ _LATER_FAILURES = 100  # chosen: more than are called before a failure is known
 def forget_failures() -> None:
     """Blocks until what has failed has no effect on functions that are called from now on.
 
-    Before JAX 0.5 a function fails if the one that its thread has called before it has failed and nobody knows it yet.
+    Before JAX 0.5 a function fails if its thread's previous call has failed and the failure is not known yet.
     """
     for _ in range(_LATER_FAILURES):
-        with contextlib.suppress(RuntimeError):  # which whoever uses those functions' results will be told
+        with contextlib.suppress(RuntimeError):  # the user of those functions' results gets it
             _nothing().block_until_ready()
             return
 

@@ -28,7 +28,7 @@ class SyncBatchNorm(nn.Module):
     The ranks may have different numbers of rows. Variables have the names of flax' own layer: collection `batch_stats`
     with `mean` and `var`, parameters `scale` and `bias`, whose gradients are this rank's part, as those of any other
     layer. It is local with use_running_average, with one rank, and on a rank that is not a member of the set. Raises
-    ValueError for an input that is no floating-point array.
+    ValueError for an input that is not a floating-point array.
     """
 
     use_running_average: bool | None = None

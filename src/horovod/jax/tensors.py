@@ -127,7 +127,7 @@ def with_arrays(leaves: Sequence[Any]) -> list[Any]:
 
 
 def carried(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """What travels for a tensor that is only moved, and what makes such a tensor of the result.
+    """The form in which a tensor that is only moved is sent, and a function that restores it from the result.
 
     Keys of jax.random travel as their numbers.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX holds of a function that it traces: calls that need an order, and calls that peers wait for (step 3).
+"""A look into functions that JAX traces: calls that need an order, and calls that peers wait for (step 3).
 
 JAX keeps what it has traced. Gradients of a function that was traced by itself have no effect (compiled.py). If another
 traced function calls it later, maybe twice, they get one then: that alone gives these calls an order.
@@ -106,7 +106,7 @@ def _shown(label: str, name: Any) -> str:
 
 
 def _frames() -> list[Any]:
-    """What has been traced so far of the functions that are being traced, the outermost first."""
+    """The frames of the functions that are being traced: the operations so far. The outermost comes first."""
     trace: Any = tracing.trace_ctx.trace
     frames: list[Any] = []
     while trace is not None:

@@ -133,11 +133,11 @@ class MetricAverage:
         if not logs:
             return
         numeric = sorted(name for name, value in logs.items() if _is_number(value))
-        everybody = allgather_object(numeric, "MetricAverageCallback.names")
-        for rank, theirs in enumerate(everybody):
-            if theirs != everybody[0]:
+        all_names = allgather_object(numeric, "MetricAverageCallback.names")
+        for rank, theirs in enumerate(all_names):
+            if theirs != all_names[0]:
                 raise MismatchError(
-                    f"MetricAverageCallback: rank 0 has the metrics {everybody[0]}, rank {rank} {theirs}\n"
+                    f"MetricAverageCallback: rank 0 has the metrics {all_names[0]}, rank {rank} {theirs}\n"
                     "hint: give all ranks the same metrics and validation data, or none"
                 )
         values = np.array([float(logs[name]) for name in numeric], np.float64)

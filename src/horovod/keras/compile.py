@@ -24,7 +24,7 @@ __all__ = ["accept_old_arguments", "has_own_step", "switch_off_jit", "watch_comp
 
 
 def has_own_step(model: Any) -> bool:
-    """Whether train_step() is the script's own. Then it may reduce by itself; Keras' own cannot."""
+    """True if train_step() is the script's own. Then it may reduce by itself; Keras' own cannot."""
     step = getattr(type(model), "train_step", None)
     return getattr(step, "__module__", "").split(".")[0] not in ("keras", "tf_keras")
 

@@ -224,7 +224,7 @@ def reducing(optimizer: Any) -> Any:
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether DistributedOptimizer has made it distributed."""
+    """True if DistributedOptimizer has made it distributed."""
     return isinstance(reducing(optimizer), _Distributed)
 
 

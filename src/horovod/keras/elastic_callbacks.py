@@ -124,7 +124,7 @@ class UpdateBatch(_Counter):
             _end_epoch_of_data()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """No batch of the next epoch is done. The training goes on, unless somebody else has stopped it."""
+        """No batch of the next epoch is done. The training goes on, unless other code has stopped it."""
         self._hvd_epoch_done(epoch)
 
     @property
@@ -157,7 +157,7 @@ class UpdateEpoch(_Counter):
         self._hvd_first: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """What fit() calls its first epoch stands for `state.epoch`."""
+        """The first epoch of this fit() is `state.epoch`, whatever number fit() gives it."""
         super().on_train_begin(logs)
         self.initial_epoch, self._hvd_first = self.state.epoch, None
 

@@ -77,7 +77,7 @@ def _refused(error: Exception, keep: Keep) -> int:
 
 
 def check(arguments: Sequence[str]) -> Job | ForeignCommand:
-    """What main would run. Raises ValueError for a command line that main would not run, with what it would say."""
+    """Parses a command line into the job that main() runs. Raises ValueError with the text of main()'s error."""
     try:
         return _Plan(parse(arguments), current_environment()).ready()
     except _ERRORS as error:
@@ -85,7 +85,7 @@ def check(arguments: Sequence[str]) -> Job | ForeignCommand:
 
 
 def _answer(text: str) -> int:
-    """Prints what was asked for. Somebody who reads only its beginning, as `head` does, is content."""
+    """Prints what was asked for. A reader that takes only the beginning, as `head` does, is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -143,7 +143,7 @@ class _Plan:
         self.said_of_hosts: tuple[str, ...] = ()  # by --verbose, once `ready`
 
     def without_effect(self) -> list[str]:
-        """What was asked for and does nothing, a line for each reason."""
+        """The given options that do nothing, a line for each reason."""
         options = self._options
         given = [*options.without_effect, *self._file.without_effect, *misspelt(self._environment)]
         if self._controller == "gloo":
@@ -210,7 +210,7 @@ class _Plan:
         return next(iter(chosen), self._file.controller or "gloo")
 
     def _job_environment(self) -> dict[str, str]:
-        """What the ranks get besides their identity."""
+        """The ranks' environment without their identity."""
         environment = {**self._environment, **environment_of(**self._given)}
         for name in environment_of(elastic=True, worker=0, joins=True):
             environment.pop(name, None)  # that of an elastic job, whose worker this job may be
@@ -259,7 +259,7 @@ class _Plan:
 
 
 def _words(hosts: HostList) -> tuple[str, ...]:
-    """What --verbose says of the hosts."""
+    """The notes of --verbose on the hosts."""
     listed = ",".join(f"{host.name}:{host.slots}" for host in hosts.hosts)
     notes = [f"hosts {listed}, from {hosts.origin}"]
     if not all(is_local(host.name) for host in hosts.hosts):

@@ -78,7 +78,7 @@ class Lmdb:
         return map(self.__getitem__, range(len(self)))
 
     def close(self) -> None:
-        """Closes the files, if nobody else reads them. Once."""
+        """Closes this reader, and the files with the last one. Call it once."""
         with _lock:
             environment, readers = _open[self._place]
             _open[self._place] = (environment, readers - 1)

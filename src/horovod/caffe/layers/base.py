@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every layer is, and the registry of types.
+"""The base of all layers, and the registry of types.
 
 A net is built on tensors without memory (torch's device `meta`): setup() declares the blobs for the bottoms' shapes,
-and forward() then tells the tops' shapes. So a layer says once what it does, and forward() may not depend on values.
+and forward() then gives the tops' shapes. So a layer describes itself once, and forward() may not depend on values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRAIN, TEST = 0, 1
 
 @dataclass
 class Context:
-    """What a layer needs to know about its net."""
+    """The facts about a net that its layers need."""
 
     phase: int
     origin: Origin
@@ -64,7 +64,7 @@ class Layer:
         self.training = context.phase == TRAIN
         self.blobs: list[Tensor] = []
         self.fillers: list[Any] = []
-        self.overwrites = False  # set by the net: the top may take the bottom's memory, nobody else reads that
+        self.overwrites = False  # set by the net: the top may take the bottom's memory, as no other layer reads it
         self.check_counts()
 
     def setup(self, bottoms: list[Tensor]) -> None:

@@ -256,7 +256,7 @@ class DummyData(Layer):
 
 @layer("Input")
 class Input(Layer):
-    """What the caller gives to Net.forward(); zeros before the first time."""
+    """The arrays that the caller gives to Net.forward(); zeros before the first call."""
 
     bottoms, tops = (0, 0), (1, None)
 

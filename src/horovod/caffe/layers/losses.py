@@ -50,7 +50,7 @@ class _Normalized(Loss):
         self.ignored: int | None = param.ignore_label if param.HasField("ignore_label") else None
 
     def divisor(self, outer: int, labels: Tensor) -> float | Tensor:
-        """What this rank's sum is divided by, as if the others' divisors were the same."""
+        """The divisor of this rank's sum, as if all ranks had the same one."""
         if self.mode == "NONE":
             return 1.0
         if self.mode == "BATCH_SIZE":
@@ -74,7 +74,7 @@ def split_axes(scores: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tenso
 
 
 def check_labels(labels: Tensor, classes: int, ignored: int | None) -> None:
-    """Raises CaffeError for a label that is no class."""
+    """Raises CaffeError for a label that is not a class."""
     if labels.is_meta:
         return
     low, high = (int(value) for value in torch.aminmax(labels)) if labels.numel() else (0, 0)

@@ -21,7 +21,7 @@ class _Neuron(Layer):
         return [self.value(bottoms[0])]
 
     def value(self, x: Tensor) -> Tensor:
-        """What becomes of the bottom."""
+        """The top for the bottom `x`."""
         raise NotImplementedError
 
 

@@ -105,7 +105,7 @@ class WindowData(Batches):
     def _place(
         self, window: Window, image: Image, mirrored: bool
     ) -> tuple[int, int, int, int, tuple[int, int], tuple[int, int]]:
-        """What is cut out, the size that it gets, and where it stands in the crop."""
+        """The box to cut out, the size to scale it to, and its place in the crop."""
         param, crop = self.proto.window_data_param, self.crop
         left, top, right, bottom = window.box
         if not param.context_pad and param.crop_mode == "warp":

@@ -28,9 +28,7 @@ def records(images: bytes, labels: bytes) -> Iterator[tuple[bytes, Any]]:
         raise CaffeError(f"the files are too short for MNIST's form: {error}") from error
     size = height * width
     if kind != _IMAGES or label_kind != _LABELS or count != label_count:
-        raise CaffeError(
-            f"these are no images and labels of MNIST's form: {kind}, {label_kind}, {count}, {label_count}"
-        )
+        raise CaffeError(f"these are not MNIST's image and label files: {kind}, {label_kind}, {count}, {label_count}")
     if len(images) != 16 + count * size or len(labels) != 8 + count:
         raise CaffeError("the files are cut off")
     datum = message("Datum")(channels=1, height=height, width=width)

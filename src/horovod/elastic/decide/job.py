@@ -58,11 +58,12 @@ BLAME_HOST, BLAME_WORKER = "host", "worker"
 
 
 class Rules(NamedTuple):
-    """What the job was started with. `cooldown`: whether hosts that have failed come back after a time.
+    """The rules that the job was started with.
 
     `spares`: how many workers beyond `max_np`, which must be given then, wait in reserve. `blame`: what is not used
-    again after a failure, the whole host or the worker's slot. `restart`: whether to start afresh when nobody holds the
-    state any more. `settle`: whether a joiner that is ready waits for others.
+    again after a failure, the whole host or the worker's slot. `cooldown`: failed hosts come back after a time.
+    `restart`: the job starts over when no worker holds the state any more. `settle`: a joiner that is ready waits for
+    others.
     """
 
     np: int
@@ -81,7 +82,7 @@ class Job(NamedTuple):
 
     phase: str = GATHER
     generation: int = 0
-    # The newest world. `fresh`: the next one begins without a state, so nobody need hold one.
+    # The newest world. `fresh`: the next one begins without a state, so no worker need hold one.
     record: World | None = None
     members: frozenset[int] = frozenset()
     fresh: bool = True
@@ -115,7 +116,7 @@ class Job(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What the driver waits for, and the timer that ends it, None if something else does.
+    """A wait of the driver, and the timer that ends it, None if something else does.
 
     A timer runs on as long as `timer` and the generation stay the same.
     """
@@ -136,7 +137,7 @@ def holds_state(job: Job, number: int) -> bool:
 
 
 def is_full(job: Job, rules: Rules) -> bool:
-    """Whether the newest world has all the workers that it may have: whoever is ready now waits in reserve."""
+    """True if the newest world has all the workers that it may have: others that are ready wait in reserve."""
     staying = sum(worker.number in job.members and worker.place in job.listed for worker in job.workers)
     return rules.max_np is not None and staying >= rules.max_np
 
@@ -157,7 +158,7 @@ def one_apart(job: Job) -> tuple[int, int] | None:
 
 
 def raised_with_state(job: Job) -> tuple[tuple[int, StateId, str], ...]:
-    """What was raised, but not by those that were about to join. A cut since then says that the job is well."""
+    """The errors of workers that held a state. After a cut, which shows that the job is well, only these count."""
     return tuple(item for item in job.raised if item[1] != NO_STATE)
 
 
@@ -177,14 +178,14 @@ def unfinished(job: Job) -> list[Worker]:
 
 
 def waits(job: Job, rules: Rules) -> Waits | None:
-    """What the driver waits for, None if for nothing."""
+    """The wait that the driver is in, or None."""
     if job.phase == LIVE:
         return _waits_of_live(job)
     if job.phase != GATHER:
         return None
     late = missing(job)
     if late:
-        alone = "" if any(holds_state(job, number) for number, _ in job.waiting) else "; nobody else has the state"
+        alone = "" if any(holds_state(job, number) for number, _ in job.waiting) else "; no other worker has the state"
         return Waits(f"workers of generation {job.generation}: {names(late)}{alone}", Timer.STRAGGLERS)
     least, slots = needed(job, rules), len(job.listed)
     if slots < least:
@@ -193,12 +194,12 @@ def waits(job: Job, rules: Rules) -> Waits | None:
         return Waits(f"{lacking}: {slots} can be used, {least} needed ({flag})", Timer.SLOTS)
     held = dict(job.waiting)
     coming = [worker for worker in job.workers if worker.number not in held]
-    # The first world is that of all that were started, and the driver ends whoever takes too long.
+    # The first world has all workers that were started, and the driver ends those that take too long.
     return Waits(f"workers that start or end: {names(coming)}", Timer.STARTS if job.generation else None)
 
 
 def _waits_of_live(job: Job) -> Waits | None:
-    # A joiner that has gone again interrupts nobody.
+    # A joiner that has gone again does not interrupt the members.
     if job.settling and any(number not in job.members for number, _ in job.waiting):
         return Waits("other workers that are about to be ready", Timer.SETTLE)
     if job.finished - job.left:
@@ -211,7 +212,7 @@ def _waits_of_live(job: Job) -> Waits | None:
 
 
 def reasons(job: Job) -> str:
-    """What has happened since the last world began; of much, the last."""
+    """The events since the last world began; if there are many, the last ones."""
     more = len(job.reasons) - _SHOWN_REASONS
     return " and ".join(job.reasons[-_SHOWN_REASONS:]) + (f" (and {more} more before)" if more > 0 else "")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in which world: the driver of an elastic job as one pure function, from a state and an event to orders.
+"""The membership of worlds: the driver of an elastic job as one pure function, from a state and an event to orders.
 
     job, orders = step(job, event, rules)
 
-It reads no clock and opens nothing. Whoever calls it carries the orders out, and runs the timers that `waits` names.
+It reads no clock and opens nothing. The caller carries the orders out, and runs the timers that `waits` names.
 Every event is legal in every phase. tests/unit/test_membership_model.py runs this file against all interleavings of
 workers that crash, freeze, reconnect, leave and join.
 
@@ -12,7 +12,7 @@ LIVE: the newest world runs. GATHER: it is over, and its members are coming. OVE
   Only this function makes generations. All members of one get the same record, which also says whether to sync.
   What a worker said before it read of the newest world never counts: it is told of that world again.
   A world forms only when every member of the last one has come or is known to be gone.
-  A joiner disturbs nobody before it is ready; the others then leave their world together, at a cut, in order.
+  A joiner does not disturb the others before it is ready; they then leave their world together, at a cut, in order.
   All continue from the newest state that any of them holds.
 """
 
@@ -95,7 +95,7 @@ def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[Job, tuple[
 
 
 def step(job: Job, event: Event, rules: Rules) -> tuple[Job, tuple[Order, ...]]:
-    """What an event makes of the job, and what is to be done, in this order."""
+    """Applies an event to the job. Returns the new state, and the orders in the sequence to carry them out."""
     turn = _Turn(job, rules)
     _HANDLERS[type(event)](turn, event)
     if turn.job.phase == GATHER:
@@ -123,11 +123,11 @@ class _Turn:
                 self.tell(worker.number, message)
 
 
-# What workers say
+# Words of workers
 
 
 def _answered(turn: _Turn, event: Attend | Finished | Attached) -> bool:
-    """Whether the event needs no more than an answer: it is late, or the worker may have missed what it was told."""
+    """Answers a late event, or a worker that may have missed a message. True if the event needs no more than that."""
     job, number = turn.job, event.worker
     if all(worker.number != number for worker in job.workers):
         return True  # its end was seen already
@@ -206,7 +206,7 @@ def _wait(turn: _Turn, event: Attend | Finished) -> None:
     turn.set(waiting=tuple(sorted(waiting.items())), come=turn.job.come | {event.worker})
 
 
-# What happens to processes and hosts
+# Ends of processes, and changes of hosts
 
 
 def _left(turn: _Turn, event: Left) -> None:
@@ -244,7 +244,7 @@ def _ended(turn: _Turn, event: Ended) -> None:
 
 
 def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
-    """Withholds the place of a failed worker, or its whole host. Whoever has left discovery is not blamed."""
+    """Withholds the place of a failed worker, or its whole host, unless discovery has dropped the place."""
     job, host = turn.job, worker.host
     if worker.place not in job.listed:
         return
@@ -334,7 +334,7 @@ def _chosen(turn: _Turn, held: dict[int, StateId]) -> list[Worker]:
         elif not members:
             return []  # it would only give the state to itself
         else:
-            # Its place is gone, but nobody else has the state: it stays until the next cut.
+            # Its place is gone, but no other worker has the state: it stays until the next cut.
             members.append(max(donors, key=lambda worker: (held[worker.number], -worker.number)))
     if len(members) < needed(job, turn.rules):
         return []
@@ -406,7 +406,7 @@ def _form(turn: _Turn) -> None:
 
 
 def _broke_by_itself(job: Job, newest: StateId) -> bool:
-    """Whether the last world was lost before anybody had a cut of it, and nothing from outside explains that."""
+    """True if the last world was lost before any worker had a cut of it, and nothing from outside explains that."""
     return job.lost and job.calm and job.record is not None and newest <= job.record.base
 
 
@@ -428,7 +428,7 @@ def _end_one_that_is_apart(turn: _Turn, members: list[Worker]) -> bool:
 
 
 def _leave_world(turn: _Turn, orderly: bool) -> None:
-    """Who leaves at a cut is followed by all others without being told. A loss is told to all."""
+    """Ends the newest world. A loss is told to all members; at a cut all of them leave by themselves."""
     if not orderly and not turn.job.lost:
         turn.tell_members(Lost(turn.job.generation))
     turn.set(phase=GATHER, lost=turn.job.lost or not orderly, settling=False)
@@ -456,7 +456,7 @@ def _lose_state(turn: _Turn) -> None:
         _finish(turn, STATE_LOST, what + because(turn.job))
         return
     turn.set(phase=GATHER, members=frozenset(), fresh=True, finished=frozenset(), left=frozenset(), lost=False)
-    turn.set(announced=0, settling=False, reasons=(*turn.job.reasons, "nobody holds the state: all start afresh"))
+    turn.set(announced=0, settling=False, reasons=(*turn.job.reasons, "no worker holds the state: all start over"))
 
 
 def _finish(turn: _Turn, outcome: str, text: str) -> None:
@@ -478,7 +478,7 @@ def _late(turn: _Turn, event: Timeout) -> None:
         turn.set(settling=False)
         _announce(turn, ADDED)
     elif event.timer == Timer.STRAGGLERS:
-        # Their ends are awaited before the next world forms: nobody may be left who believes in the last one.
+        # Their ends are awaited before the next world forms: no worker may be left that believes in the last one.
         turn.orders.extend(Kill(worker.number) for worker in missing(job))
     elif event.timer == Timer.ENDS:
         rule = "all ranks must make the same number of steps and commits"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets which rank in a generation. Pure.
+"""The order of ranks in a generation. Pure.
 
-Rank 0 is whose state all others continue from. Its host comes first, then the others by age; inside a host, rank 0
-comes first, then the others by slot. So a worker keeps its rank as long as nothing before it changes.
+Rank 0 is the one whose state all others continue from. Its host comes first, then the others by age; inside a host,
+rank 0 comes first, then the others by slot. So a worker keeps its rank as long as nothing before it changes.
 
 A local rank is a worker's number among the workers of its host, by slot, whatever the ranks are. So it stays the same,
 and with it the device that a script chooses by it, unless a lower slot becomes empty or is filled.

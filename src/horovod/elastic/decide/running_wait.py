@@ -36,7 +36,7 @@ class RunningWait:
         self._ask_at: float | None = None
 
     def follow(self, wait: Waits | None, generation: int, now: float) -> None:
-        """What is waited for now."""
+        """Sets the wait that the driver is in now, None for none."""
         clock = None if wait is None else (_ONE_CLOCK.get(wait.timer, wait.timer) if wait.timer else None, generation)
         if wait is None or clock != self._clock:
             limit_s = None if wait is None or wait.timer is None else self._limits_s[wait.timer]
@@ -53,7 +53,7 @@ class RunningWait:
         return [at for at in (self._until, self._tell_at, self._ask_at) if at is not None]
 
     def news(self, now: float) -> str:
-        """What is to be said of it, once; else empty."""
+        """The line that reports a long wait, once; else empty."""
         if self._wait is None or self._tell_at is None or now < self._tell_at:
             return ""
         self._tell_at = None
@@ -63,7 +63,7 @@ class RunningWait:
         return f"waiting for {self._wait.text}{end}"
 
     def is_to_ask(self, now: float) -> bool:
-        """Whether those that are waited for are to be asked where their scripts are, once."""
+        """True, once, when the workers that are waited for should be asked where their scripts are."""
         if self._ask_at is None or now < self._ask_at:
             return False
         self._ask_at = None

@@ -148,7 +148,7 @@ def parse(output: str, default_slots: int | None, source: str) -> dict[str, int]
 
 
 def asked(discovery: HostDiscovery) -> Hosts:
-    """What it says now, checked. Raises DiscoveryError, also for whatever a subclass raises."""
+    """The hosts that discovery finds now, checked. Raises DiscoveryError, also for any error of a subclass."""
     what = f"{type(discovery).__name__}.find_available_hosts_and_slots()"
     try:
         found: Any = discovery.find_available_hosts_and_slots()

@@ -73,7 +73,7 @@ class Limits:
 
 
 class Hands(Protocol):
-    """What the driver asks the launcher to do."""
+    """The actions that the driver asks of the launcher."""
 
     def start(self, worker: Worker, planned: Identity, joins: bool) -> None:
         """Starts a process. `planned`: where it will be, most likely. `joins`: a job that runs already."""
@@ -141,12 +141,12 @@ class Driver:
         self.job, orders = step(self.job, event, self._rules)
         is_over = any(isinstance(order, End) for order in orders)
         for order in orders:
-            if not (is_over and isinstance(order, Withhold)):  # nobody will use that place again
+            if not (is_over and isinstance(order, Withhold)):  # that place is not used again
                 self._carry_out(order, event, before)
         while self._left_well and self.job.phase != LIVE:
             self._end(self._left_well.popitem()[1])
         if self.job.phase == OVER:
-            self._raised.clear()  # all have been told to stop, and whoever does not is ended soon
+            self._raised.clear()  # all have been told to stop, and those that do not are ended soon
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
     def is_said(self, said: Said) -> None:
@@ -224,7 +224,7 @@ class Driver:
                 self._hands.over(outcome, text)
 
     def _planned(self, worker: Worker) -> Identity:
-        """Its place if all that are started now, and nobody else, were in the next world, as far as there is room."""
+        """The worker's place in a next world of all workers that are started now, as far as there is room."""
         job = self.job
         others = [other for other in job.workers if other.number not in job.told and other != worker]
         # A joiner is never rank 0: scripts write on rank 0, and it would write a second time.
@@ -239,7 +239,7 @@ class Driver:
         return dataclasses.replace(planned, local_rank=worker.slot, local_size=max(planned.local_size, worker.slot + 1))
 
     def _has_left(self, number: int, lost: Lost, before: World | None) -> None:
-        """Whoever still forms this world waits for a worker that has left it."""
+        """Tells the other members, which may still form this world, that a worker has left it."""
         if before is None or before.generation != lost.generation:
             return
         if any(member.number == number for member in before.members):
@@ -357,7 +357,7 @@ class Driver:
 
 @dataclasses.dataclass
 class _RaisedIn:
-    """What a worker's training function has raised, and when."""
+    """An exception that a worker's training function has raised, and when."""
 
     at: float
     error: str

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training continues from: states, and handlers for values that are changed in place."""
+"""The states that training continues from, and handlers for values that are changed in place."""

@@ -68,7 +68,7 @@ class _Optimizer(VariablesHandler):
 
 
 def _with_rate(optimizer: Any) -> list[Any]:
-    """What it changes in a step, and its learning rate: tf-keras does not count that in. Schedules have no variable."""
+    """The optimizer's variables and its learning rate, which tf-keras leaves out. A schedule is not a variable."""
     variables = optimizer_variables(optimizer)
     rate = getattr(optimizer, "learning_rate", None)
     return variables if not hasattr(rate, "assign") or any(one is rate for one in variables) else [*variables, rate]

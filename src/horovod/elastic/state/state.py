@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training continues from: State, which users subclass, and ObjectState, whose values are attributes.
+"""The states that training continues from: users subclass State; ObjectState has values that are its attributes.
 
 Three copies of a state matter. The *live* one is what the script trains. The *saved* one is a rank's own copy of it,
 made by save(). restore() copies it back into the live one. sync() sends rank 0's live one to all ranks, which then save
@@ -134,7 +134,7 @@ class State:
             session.cuts += 1
             if interrupted and not saved:
                 settle_gpus()
-                self.save()  # training goes on from here, whoever is lost until then
+                self.save()  # training goes on from here, even if a worker is lost meanwhile
             # A commit of the user's own has saved, but has not said so.
             if interrupted or type(self).commit is not State.commit:
                 session.held = (session.world.generation, session.cuts)
@@ -147,7 +147,7 @@ class State:
 class ObjectState(State):
     """A state whose values are the keywords that it is given, and attributes: `state.epoch += 1`.
 
-    They are copied deeply, and pickled on their way to other ranks. A name that begins with an underscore is no value.
+    They are copied deeply, and pickled on their way to other ranks. Names that begin with an underscore are not values.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
@@ -202,7 +202,7 @@ def _can_copy(value: Any) -> bool:
 
 
 def _highest(value: int) -> int:
-    """The highest of the ranks' values. A rank alone needs nobody."""
+    """The highest of the ranks' values. A single rank sends nothing."""
     if not is_initialized() or size() == 1:
         return value
     import numpy as np

@@ -68,7 +68,7 @@ _TRIES = 3
 
 
 def init(settings: Settings, enter: basics.Enter) -> None:
-    """What hvd.init() does in an elastic job: the first workers enter the first world, one that joins later none."""
+    """Does hvd.init() in an elastic job: the first workers enter the first world, one that joins later none."""
     context.let_grow()
     session = sessions.current()
     if session is not None:  # the script has shut its world down by itself
@@ -190,14 +190,14 @@ class DriverSession:
         return () if self.world is None else tuple(self.world.members[rank].number for rank in sorted(self._unreached))
 
     def _gives_up(self, error: StartError | HorovodInternalError, failures: int) -> bool:
-        """Whether another try has no sense. Who holds the state is slow to give up: another rank may be the reason."""
+        """True if another try makes no sense. A worker with the state gives up late: another rank may be the reason."""
         is_own = isinstance(error, StartError) and error.code in _OWN_FAULTS and not error.of_peer
         if self._has_been_in:
             return is_own and failures >= _TRIES
         return is_own or failures >= _TRIES
 
     def _is_over(self, generation: int) -> bool:
-        """Whether the others go on in another world. The caller holds the lock."""
+        """True if the others go on in another world. The caller holds the lock."""
         return self._lost >= generation or (self._next is not None and self._next.generation > generation)
 
     def _next_world(self, left: int) -> World:
@@ -258,7 +258,7 @@ class DriverSession:
                     self._hear(message)
 
     def _forget_silent(self, error: ChannelError) -> None:
-        """What stands between two machines may drop a connection without a word to either side."""
+        """Closes a connection without answers: a device between two machines may drop it and tell neither side."""
         if isinstance(error, NoAnswerError):
             self._launcher.close()
 

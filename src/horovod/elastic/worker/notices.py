@@ -21,7 +21,7 @@ _log = logging.getLogger("horovod")
 
 
 class HostUpdateResult(enum.IntFlag):
-    """What has changed about the hosts."""
+    """The changes of the hosts."""
 
     no_update = 0
     removed = REMOVED
@@ -70,7 +70,7 @@ class WorkerNotificationManager:
                 _log.exception("horovod: warning: %s.on_hosts_updated failed", type(listener).__name__)
 
     def tell(self, timestamp: int, update_res: int) -> None:
-        """handle_hosts_updated in a thread of its own: whatever a listener does keeps nobody else waiting."""
+        """Calls handle_hosts_updated in a thread of its own: a slow listener must not delay this one."""
         if self._listeners:
             told = (timestamp, update_res)
             threading.Thread(target=self.handle_hosts_updated, args=told, name="horovod-notices", daemon=True).start()

@@ -25,7 +25,7 @@ def order_of(length: int, shuffle: bool, seed: int, epoch: int) -> list[int]:
 
 
 class Partition:
-    """What remains of an epoch, shared out among `ranks`."""
+    """The rest of an epoch, shared out among `ranks`."""
 
     def __init__(self, remaining: Sequence[int], ranks: int) -> None:
         self.remaining = list(remaining)

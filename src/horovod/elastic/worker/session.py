@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's state and the wrapper around its training need of the driver: one session in a process.
+"""The driver as a worker's state and the wrapper around its training see it: one session in a process.
 
-Without a session the job is a static one: nobody joins or leaves it.
+Without a session the job is a static one: workers never join or leave it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Stopped(SystemExit):
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether it says that another worker is gone, after the start or in it: the next world has other members."""
+    """True if it says that another worker is gone, in the start or later: the next world has other members."""
     return isinstance(error, RankLostError) or getattr(error, "code", "") == "start-lost-rank"
 
 
@@ -53,7 +53,7 @@ class Session(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether finish() has returned True: nobody joins or leaves any more."""
+        """True if finish() has returned True: workers do not join or leave any more."""
         ...
 
     def join(self, orderly: bool, why: str = "") -> World:
@@ -67,7 +67,7 @@ class Session(Protocol):
     def finish(self) -> bool:
         """Says that the user's function has returned, and blocks. True: so it has on all members, and the job is done.
 
-        False: somebody was lost meanwhile, so the worker has to join the next world and do the rest of its share.
+        False: a worker was lost meanwhile, so this one has to join the next world and do the rest of its share.
         """
         ...
 

@@ -87,7 +87,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
                 state.restore()
             except HorovodInternalError as error:
                 if isinstance(error, (MismatchError, DeadlockError)) and not isinstance(error, PeerRefusedError):
-                    raise  # nobody is lost: the ranks' calls differ, and would differ again
+                    raise  # no rank is lost: the ranks' calls differ, and would differ again
                 if isinstance(error, DeviceLostError) and error.failed_rank == rank:
                     raise  # this process cannot use the GPU any more; another one may
                 why = sessions.reason_of(error)  # not the error itself: it holds the function's frames
@@ -113,7 +113,7 @@ def _sync(session: Session, state: State, world: World, known: set[int]) -> None
         raise RankLostError(text) from error
     if not getattr(type(state).sync, "saves", False):
         settle_gpus()
-        state.save()  # whoever is lost next, training goes on from here
+        state.save()  # training goes on from here, whichever worker is lost next
     session.held = world.base
 
 

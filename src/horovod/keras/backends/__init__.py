@@ -42,7 +42,7 @@ def of_tensorflow() -> Any:
 
 
 def is_eager() -> bool:
-    """Whether variables have values now: TensorFlow outside of functions, or PyTorch. JAX trains in functions."""
+    """True if variables have values now: TensorFlow outside of functions, or PyTorch. JAX trains in functions."""
     backend = keras.backend.backend()
     return backend == "torch" or (backend == "tensorflow" and bool(current().is_eager()))
 

@@ -61,7 +61,7 @@ accumulation = _Accumulation
 
 
 def can_compile() -> bool:
-    """Whether this TensorFlow's XLA can hold the reductions."""
+    """True if this TensorFlow's XLA can hold the reductions."""
     return xla.problem() is None
 
 
@@ -71,17 +71,17 @@ def layers_of(own: Any) -> list[type]:
 
 
 def is_traced() -> bool:
-    """Whether this is the making of a compiled step, and not its run."""
+    """True while a compiled step is made, false while it runs."""
     return not tf.executing_eagerly()
 
 
 def is_compiled() -> bool:
-    """Whether XLA will compile the step that is being traced."""
+    """True if XLA will compile the step that is being traced."""
     return is_traced() and xla.is_compiling()
 
 
 def is_graph_of_tensorflow_1() -> bool:
-    """Whether no function runs eagerly, from the outermost on."""
+    """True in a graph of TensorFlow 1: even the outermost function does not run eagerly."""
     return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
@@ -114,5 +114,5 @@ class FirstRun:
 
 
 def is_eager() -> bool:
-    """Whether operations run at once."""
+    """True if operations run at once."""
     return bool(tf.executing_eagerly())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an allocation is, and how the files of batch systems are read."""
+"""The type of an allocation, and a reader of batch systems' files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _USUAL = "/etc/mpi/hostfile"
 
 
 def find(environment: Mapping[str, str]) -> Allocation | None:
-    """None outside of a pod: there, these variables are somebody's own default for mpirun."""
+    """None outside of a pod: there, these variables are the user's own defaults for mpirun."""
     if "KUBERNETES_SERVICE_HOST" not in environment:
         return None
     source = next((name for name in _FILES if environment.get(name)), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job of another launcher is, and its command line."""
+"""The job of another launcher, and its command line."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def main() -> int:
     has ranks on other machines: the network interface, the file with the task, and a file for each rank's answer. The
     rest is horovodrun's.
     """
-    # Ctrl-C reaches the caller too, which then asks for the end once; asked twice, nobody would get any grace.
+    # Ctrl-C reaches the caller too, which then asks for the end once; a second request would leave no grace.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
     keep, count = functools.partial(_write, sys.argv[2]), int(sys.argv[3])

@@ -225,7 +225,7 @@ class Agent:
             self._renew_until = self._renew_at + _RENEW_S
 
     def _renew_line(self) -> None:
-        """What stands between two machines may break a connection although both are well."""
+        """Connects to the launcher again: a device between two machines may break a connection while both are well."""
         now = time.monotonic()
         if self._renew_at is None or now < self._renew_at or self._ending:
             return
@@ -239,7 +239,7 @@ class Agent:
             self._renew_at = now + _RENEW_EVERY_S
 
     def _lose_launcher(self) -> None:
-        """Its machine is silent, or it has ended: nobody reads events any more."""
+        """Gives up the launcher: its machine is silent, or it has ended, so that events have no reader any more."""
         self._launcher_gone = True
         self._read_ranks(True)
         self._watch_events(False)
@@ -281,7 +281,7 @@ class Agent:
             self._selector.register(line_to_launcher, selectors.EVENT_READ, self._on_line_to_launcher)
         self._make_directory(job["environment"].get("TMPDIR"))
         if self._keeper is not None:
-            # What it ends in this one's place has the same time.
+            # The processes that the keeper ends in this one's place have the same time.
             grace_s = 0.0 if job["stays"] else self._grace_s
             os.write(self._keeper, f"{grace_s} {self._directory}".encode())
         own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
@@ -346,7 +346,7 @@ class Agent:
             del self._outputs[descriptor]
 
     def _read_rest(self, rank: int) -> None:
-        """What a rank has said may be why it has ended: the launcher hears that first. Its children may still talk."""
+        """Reads a rank's last output, which may explain its end, before that is told. Its children may still write."""
         for _ in range(_BACKLOG_BYTES // _READ_BYTES):
             for descriptor in [known for known, output in self._outputs.items() if output.rank == rank]:
                 self._on_output(descriptor)

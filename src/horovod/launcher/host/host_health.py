@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a host can do any work: its GPUs, its folder for temporary files, its clock and its memory.
+"""Checks whether a host can do any work: its GPUs, its folder for temporary files, its clock and its memory.
 
 Only elastic jobs ask: they can go on without such a host, and ask it again later.
 """
@@ -36,14 +36,14 @@ def problems(launchers_time_s: float, temporary: str = "", root: Path = Path("/"
 
 
 def _of_gpus() -> Iterator[Problem]:
-    """What nvidia-smi says of GPUs that have failed. All else is no problem: the job may need none."""
+    """The failed GPUs that nvidia-smi reports. Anything else is not a problem: the job may need none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen([command, "--list-gpus"], stdout=said, stderr=said, stdin=subprocess.DEVNULL)
-        except OSError:  # a file of that name that is no program
+        except OSError:  # a file of that name that is not a program
             return
         try:
             process.wait(_NVIDIA_SMI_S)
@@ -107,6 +107,6 @@ def _free_bytes(root: Path) -> int | None:
 
 
 def _file_cache_bytes(folder: Path) -> int:
-    """What the kernel would give up first, though it counts as used."""
+    """The memory that the kernel would give up first, though it counts as used."""
     words = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
     return sum(int(value) for name, value in words if name in ("inactive_file", "total_inactive_file"))

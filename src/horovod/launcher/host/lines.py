@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["GREETING", "LineError", "LineReader", "line"]
 
-# What an agent says first. Before it may stand what the user's shell prints on another host.
+# An agent's first output. On another host, the user's shell may print something before it.
 GREETING = b"\nhorovod's agent\n"
 
 # No event is longer: the longest are 64 KiB of output, escaped.

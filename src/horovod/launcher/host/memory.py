@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kernel's out-of-memory killer ended a process since the job began: counters that the kernel keeps."""
+"""Reads the kernel's counters: has its out-of-memory killer ended a process since the job began?"""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from horovod.launcher.host.control_group import control_group
 
-__all__ = ["IN_CGROUP", "NOBODY", "ON_MACHINE", "UNKNOWN", "KillCounter"]
+__all__ = ["IN_CGROUP", "NO_PROCESS", "ON_MACHINE", "UNKNOWN", "KillCounter"]
 
 # Answers of `scope_of_kill`, which travel from agent to launcher.
 IN_CGROUP = "cgroup"  # a process under the same memory limit as this one
 ON_MACHINE = "machine"  # some process of this machine
-NOBODY = "nobody"
+NO_PROCESS = "none"
 UNKNOWN = "unknown"  # the kernel shows no counter here
 
 
@@ -35,7 +35,7 @@ class KillCounter:
                 # The machine's counter has those of groups, too.
                 self._before[scope] = before + 1
                 found = found or scope
-        return found or (NOBODY if known else UNKNOWN)
+        return found or (NO_PROCESS if known else UNKNOWN)
 
 
 def _cgroup_file(root: Path) -> Path | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an agent's host is ready for its ranks: the working directory, the command, networks, a way to the launcher.
+"""Checks that an agent's host is ready for its ranks: working directory, command, networks, a way to the launcher.
 
 On another machine than the launcher's, the connection that proved the way stays open. It tells the agent that the
 launcher's machine was lost: ssh would not notice.
@@ -75,7 +75,7 @@ class LineToLauncher:
 
 
 class Preparation:
-    """What an agent finds out before it starts ranks. `secret`: the job's, after `prepare`."""
+    """The checks that an agent makes before it starts ranks. `secret`: the job's, after `prepare`."""
 
     def __init__(self) -> None:
         self.secret = b""

@@ -19,12 +19,12 @@ from horovod.launcher.host import agent, processes
 from horovod.launcher.host.job_directory import remove_directory, say
 
 _STDOUT = 1
-# What the agent itself may take to end everything beyond the ranks' grace.
+# The time that the agent itself may take to end everything, beyond the ranks' grace.
 _PATIENCE_S = 2.0
 
 
 class _Word:
-    """What the agent has written to its keeper (agent.Agent): the ranks' grace in seconds and the job's folder."""
+    """The agent's message to its keeper (agent.Agent): the ranks' grace in seconds and the job's folder."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -122,7 +122,7 @@ class AgentLink:
         return self._lines.feed(data) if data else []
 
     def read_words(self) -> bytes | None:
-        """What it wrote to stderr; empty at its end, None if nothing is there now."""
+        """The agent's output on stderr; empty at its end, None if there is nothing now."""
         assert self.words is not None
         try:
             data = os.read(self.words, _READ_BYTES)
@@ -139,7 +139,7 @@ class AgentLink:
         return self._placement.explain(self.host, self._options, self.exit_code, self.said_first())
 
     def said_first(self) -> str:
-        """What was said there before the agent could speak: by a shell on stdout, and by anybody on stderr."""
+        """The output from before the agent could speak: a shell's on stdout, and any program's on stderr."""
         return b"\n".join(filter(None, (self._before_greeting, self._said))).decode(errors="replace")
 
     def end(self, grace_s: float) -> None:

@@ -36,13 +36,13 @@ class Rendezvous(Protocol):
 
 
 class Watcher(Protocol):
-    """Whom the group tells what its agents do."""
+    """The object that the group tells of its agents."""
 
     def on_event(self, agent: AgentLink, event: dict[str, Any]) -> None:
         """An event of a rank."""
 
     def on_words(self, agent: AgentLink, words: bytes) -> None:
-        """What a remote agent, or what carries its pipes, wrote to stderr once the job had started."""
+        """Output on stderr of a remote agent, or of the program that carries its pipes, after the job has started."""
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         """It has ended without having ended its ranks, or has sent nonsense."""
@@ -182,7 +182,7 @@ class AgentGroup:
         return [agent for agent in self.links if not agent.done and not self._is_awaited(agent)]
 
     def _is_awaited(self, agent: AgentLink) -> bool:
-        """Whether its host has not answered yet. A host may have had another agent before."""
+        """True if its host has not answered yet. A host may have had another agent before."""
         return self._calls[agent.host].is_awaited(agent.host) and not agent.done and not agent.started
 
     def _start_next(self) -> None:

@@ -55,7 +55,7 @@ class _Process:
     why_killed: str = ""
 
     def is_over(self, now: float, limit_s: float) -> bool:
-        """Whether it has been stopped for too long, and nobody has done anything about it."""
+        """True if it has been stopped for too long, and has not been killed for that yet."""
         return self.stopped_at is not None and limit_s > 0 and now >= self.stopped_at + limit_s and not self.why_killed
 
 
@@ -178,7 +178,7 @@ class ElasticJob(Supervision):
             left = ", ".join(f"{one.worker.number} (pid {one.pid})" for one in self._processes.values())
             self.warn(
                 f"the training has ended; waiting for the end of the processes of workers {left}\n"
-                "hint: a thread that is no daemon, or what follows on the training, keeps a process alive"
+                "hint: a non-daemon thread, or code after the training, keeps a process alive"
             )
 
     def on_own_pause(self, seconds: float) -> None:
@@ -228,7 +228,7 @@ class ElasticJob(Supervision):
         self._list_hosts()
 
     def _end_if_too_few(self) -> None:
-        """Hosts that nobody will ever add: whatever is lacking at the beginning is lacking for good."""
+        """Ends a job of fixed hosts if too few are ready at the beginning: no host is added later."""
         hosts = self._hosts.values()
         problems = [host.problems for host in hosts if host.problems]
         if not self._is_fixed or self._awaits_first() or not problems or self._driver.job.started:
@@ -355,14 +355,14 @@ class ElasticJob(Supervision):
         )
 
     def _is_alone(self, number: int) -> bool:
-        """Whether nobody else has the state of the training: with this worker, it would be lost."""
+        """True if only this worker has the state of the training: without the worker, the state would be lost."""
         members = self._driver.job.members
         others = [one for one in self._processes.values() if one.worker.number in members and not one.why_killed]
         return number in members and all(one.worker.number == number or one.stopped_at is not None for one in others)
 
     def on_continued(self, rank: int) -> None:
         if rank in self._processes and not self.asked:
-            # If all stand still, nobody's time is over. It begins when one of them goes on.
+            # While all are stopped, no time runs out. It begins when one of them goes on.
             for one in self._processes.values():
                 if one.stopped_at is not None and self._is_alone(one.worker.number):
                     one.stopped_at = time.monotonic()

@@ -49,7 +49,7 @@ _OLD_S = 10.0
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
 
-# What TensorFlow and XLA log as they go (devices looked for, libraries registered twice), by glog's and their own form.
+# Lines that TensorFlow and XLA log in normal runs (devices found, libraries registered twice), in glog's and their form.
 # Lines of level F are why a process ends.
 _FRAMEWORK_LOG = re.compile(
     r"[IWE]\d{4} \d\d:\d\d:\d|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] |WARNING: All log messages before absl::"
@@ -72,14 +72,14 @@ _NOT_FATAL = ("Exception ignored", "Exception in thread")  # in front of a trace
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
-# What the counters of the out-of-memory killer tell about a SIGKILL; the kernel does not tell its sender.
+# Hints for a SIGKILL, by the counters of the out-of-memory killer; the kernel does not tell the sender.
 _KILL_HINTS = {
     memory.IN_CGROUP: "the job's memory limit (cgroup) was reached: fewer ranks, smaller batches, fewer DataLoader "
     "workers, or a higher limit",
     memory.ON_MACHINE: "the kernel ended a process of this machine for lack of memory at that time, most likely this "
     "one: fewer ranks, smaller batches, fewer DataLoader workers",
-    memory.NOBODY: "memory did not run out; the process itself or somebody outside sent SIGKILL, for example a batch "
-    "system at a limit",
+    memory.NO_PROCESS: "memory did not run out; the process was killed from outside with SIGKILL, for example by a batch "
+    "system at a limit, or it killed itself",
     memory.UNKNOWN: "who sent it is not known; if memory ran out, `dmesg | grep -i oom` says so",
 }
 
@@ -117,7 +117,7 @@ class RankExit:
 
     @property
     def how(self) -> str:
-        """In words, behind the name of whoever has ended."""
+        """In words that follow the name of the process."""
         return f"was killed by {signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
 
 
@@ -175,12 +175,12 @@ def root_cause(
 
 
 def was_refused_by_a_peer(last_lines: Sequence[Line]) -> bool:
-    """Whether a rank's last words are that another rank's call was wrong."""
+    """True if a rank's last words are that another rank's call was wrong."""
     return any(explain_command(PeerRefusedError.code) in line.text for line in last_lines)
 
 
 def waited_in_init(last_lines: Sequence[Line]) -> str:
-    """What a rank said last if it waited in init for ranks that did not call it; else empty."""
+    """The last words of a rank that waited in init for ranks that did not call it; else empty."""
     if not any(explain_command(LATE) in line.text for line in last_lines):
         return ""
     said = (line.text.partition(f"{StartError.__name__}: ")[2] for line in last_lines)
@@ -215,7 +215,7 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
 
 
 def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
-    """What happened to the rank, a hint, which may be empty, and the code that is explained."""
+    """The rank's end in words, a hint, which may be empty, and the code that is explained."""
     if cause.stopped_by and (own is None or own.asked):
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
@@ -268,7 +268,7 @@ def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name
 
 
 def last_exception(last_lines: Sequence[Line], end_s: float) -> str:
-    """What a Python script has died of: the line after the last traceback's frames. Empty if there is none.
+    """The exception that ended a Python script: the line after the last traceback's frames. Empty if there is none.
 
     Its text may go on in further lines, and other lines may follow it. Old tracebacks do not count, nor those of
     threads and of what the interpreter ignores.

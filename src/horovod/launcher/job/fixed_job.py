@@ -206,7 +206,7 @@ class FixedJob(Supervision):
         if rejoined is not None:
             record = {**rejoined, "code": REJOINED}
         if record is not None and record.get("rank") not in range(-1, len(self.job.ranks)):
-            record = None  # not of this job's world: it would name nobody
+            record = None  # not of this job's world, so it names none of its ranks
         record = self._or_late_rank(record)
         exits = [
             dataclasses.replace(one, blames_a_peer=was_refused_by_a_peer(self.outputs.last_lines(one.rank)))
@@ -233,7 +233,7 @@ class FixedJob(Supervision):
         return {"rank": late[0], "code": LATE, "text": next(iter(waited.values()))}
 
     def _is_of_lost_host(self, cause: Cause | None) -> bool:
-        """Whether the job failed because a host was lost, and not before."""
+        """True if the job failed because a host was lost, and not before."""
         if cause is None:
             return True
         has_ended = any(one.rank == cause.rank for one in self._exits)

@@ -181,7 +181,7 @@ class Outputs:
         self._last: dict[object, tuple[int, str]] = {}  # by terminal, whose last line has no newline yet
         self._tracebacks = HeldTracebacks()
         self._ended: set[int] = set()  # ranks whose stderr has ended while a traceback was held
-        self._forgotten: set[int] = set()  # ranks whose last lines nobody will ask for
+        self._forgotten: set[int] = set()  # ranks whose last lines are not needed any more
         for rank in range(size):
             self.add(rank)
 
@@ -195,7 +195,7 @@ class Outputs:
             self._open_file(rank, stream)
 
     def write(self, rank: int, stream: str, text: str) -> None:
-        """Blocks while the terminal does. Raises BrokenPipeError when nobody reads it any more."""
+        """Blocks while the terminal does. Raises BrokenPipeError if the output has no reader any more."""
         if (rank, stream) in self._file:
             self._keep(self._file[rank, stream], self._as_kept(rank, stream, text).encode("utf-8", "surrogateescape"))
         if stream == "stderr":
@@ -251,7 +251,7 @@ class Outputs:
             self._show(rank, stream, "".join(prefixer.finish()))
 
     def forget(self, rank: int) -> None:
-        """Nobody will ask for the last lines of this rank, which has ended; its streams may go on for a moment."""
+        """Drops the last lines of this rank, which has ended; its streams may go on for a moment."""
         self._forgotten.add(rank)
         self._drop_forgotten(rank)
 
@@ -314,7 +314,7 @@ class Outputs:
     def _close_file(self, rank: int, stream: str) -> None:
         """Writes at most the end of a line that gets a time.
 
-        What cannot be closed, such as a file of a server that is gone, is no news.
+        A file that cannot be closed, for example on a server that is gone, is not reported.
         """
         with contextlib.suppress(OSError), self._file.pop((rank, stream)) as file:
             stamper = (self._stampers or {}).pop((rank, stream), None)
@@ -356,6 +356,6 @@ def _where(target: BinaryIO) -> object:
     """Identifies the target of a stream: two streams may share a terminal."""
     try:
         status = os.fstat(target.fileno())
-    except OSError:  # it is no file
+    except OSError:  # it is not a file
         return id(target)
     return status.st_dev, status.st_ino, status.st_rdev

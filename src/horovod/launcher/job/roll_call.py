@@ -31,7 +31,7 @@ class RollCall:
         return host in self._missing
 
     def greets(self, host: str, version: Any) -> bool:
-        """Whether the agent on that host is of this version, so that it can be given orders."""
+        """True if the agent on that host is of this version, so that it can be given orders."""
         if version == __version__:
             return True
         hint = f"install hvd {__version__} there, into the same Python"
@@ -54,7 +54,7 @@ class RollCall:
         self._problems[host].append((text, hint))
 
     def is_late(self, host: str, seconds: float, said: str = "") -> None:
-        """Nobody waits for this host any more. `said`: before its agent could speak."""
+        """Gives up a host that has not answered. `said`: the output from before its agent could speak."""
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = f"; the last that came from it was: {lines[-1]}" if lines else ""
         hint = "does a file system hang there, or a start file of the shell (~/.bashrc)? It has to be ended there; "
@@ -65,7 +65,7 @@ class RollCall:
         return next((one for one in self._addresses if not any(one in why for why in self._unreached.values())), None)
 
     def reaches(self, host: str, address: str) -> bool:
-        """Whether that host has answered, and reached the launcher there."""
+        """True if that host has answered, and reached the launcher at `address`."""
         return host in self._unreached and address not in self._unreached[host]
 
     def report(self, then: str = "nothing was started") -> str | None:

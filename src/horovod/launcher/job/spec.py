@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be run: the command line after all checks."""
+"""The job to run: the command line after all checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # other jobs start without them, and so earlier
 
 __all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job"]
 
-# What says where a process is, and whose: another machine has values of its own. Slurm gives each node its GPUs.
+# Variables that say where a process is, and whose: each machine has its own values. Slurm gives each node its GPUs.
 OF_THIS_MACHINE = {
     "CUDA_VISIBLE_DEVICES",
     "DISPLAY",
@@ -38,7 +38,7 @@ OF_THIS_MACHINE = {
 
 @dataclasses.dataclass(frozen=True)
 class ElasticPlan:
-    """What an elastic job has instead of ranks. `hosts`: all that there are, unless a `discovery` says so."""
+    """The part of an elastic job that replaces the ranks. `hosts`: all that there are, unless there is a `discovery`."""
 
     rules: Rules
     limits: Limits

@@ -16,7 +16,7 @@ __all__ = ["run"]
 def run(job: Job, secret: bytes | None = None, keep: Keep = lambda _: None) -> int:
     """Runs the job to its end and returns horovodrun's exit code. Call it from the main thread: it handles signals.
 
-    `secret`: the job's, if somebody else has to know it as well. `keep` gets the job's conclusion.
+    `secret`: the job's, if another process has to know it as well. `keep` gets the job's conclusion.
     """
     secret = secret or new_secret()
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovodrun does for every job: one loop over its agents, signals and times, its output, and an end in order.
+"""The work of horovodrun for every job: one loop over its agents, signals and times, its output, and an end in order.
 
 The loop is over what can happen: an agent says something, a signal arrives, a time is reached. It runs a group of
 agents, one for each host (agents.py, agent_link.py, placement/). A job ends in this order: `terminate` asks the agents
@@ -39,7 +39,7 @@ __all__ = ["Conclusion", "Keep", "Supervision"]
 
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
-_UNKNOWN_HOSTS, _UNKNOWN_RANKS = 128, 512  # how many may come if nobody says so
+_UNKNOWN_HOSTS, _UNKNOWN_RANKS = 128, 512  # assumed if the job does not limit them
 # The agents of a batch system's job get a signal together. It is passed on once in this time.
 _SAME_SIGNAL_S = 2.0
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
@@ -59,7 +59,7 @@ class Conclusion:
     workers: Sequence[int] = ()
 
 
-# Keeps it for somebody else.
+# Keeps a job's conclusion for the caller.
 Keep = Callable[[Conclusion], object]
 
 
@@ -154,7 +154,7 @@ class Supervision:
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """True if there is nothing left to wait for."""
         return self.agents.all_are_done()
 
     def on_roll_call(self, call: RollCall) -> None:
@@ -270,7 +270,7 @@ class Supervision:
             return
         os.kill(os.getpid(), signal.SIGSTOP)
         self._suspending = False
-        for agent in self.agents.links:  # somebody has continued us
+        for agent in self.agents.links:  # this process has been continued
             agent.suspended = False
         self.on_resumed()
         self.agents.order_all("resume")
@@ -295,7 +295,7 @@ class Supervision:
         self.agents.order_all("signal", number=number)
 
     def _end_at_once(self) -> None:
-        """Asked twice: nothing gets any more time. Asked three times: nobody waits for other machines either."""
+        """Asked twice: nothing gets any more time. Asked three times: the launcher does not wait for other machines."""
         self.done = self._at_once
         self._at_once = True
         self.agents.order_all("kill")
@@ -400,7 +400,7 @@ class Supervision:
         self._print(f"horovodrun: {text}")
 
     def _print(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it, the terminal is closed, the disk is full
+        with contextlib.suppress(OSError):  # it has no reader, the terminal is closed, the disk is full
             self._end_line("stderr")
             sys.stderr.write((local_time() if self.job.prefix_timestamp else "") + text + "\n")
             sys.stderr.flush()

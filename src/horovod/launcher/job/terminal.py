@@ -24,8 +24,8 @@ def signals_as_bytes() -> Iterator[int]:
     asked = []
 
     def on_signal(number: int, _: object) -> None:
-        # The byte in the pipe is what counts. But nobody may read our output any more, and then the loop that reads the
-        # pipe is stuck in a write: the second request gives the output up, and the write returns.
+        # The byte in the pipe is what counts. But if our output has no reader any more, the loop that reads the pipe is
+        # stuck in a write: the second request gives the output up, and the write returns.
         if number not in _ENDING or (number == signal.SIGHUP and number in asked):  # a terminal's end may come twice
             return
         asked.append(number)

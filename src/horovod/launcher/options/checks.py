@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command line can be known to have wrong before a process is started. Each raises UsageError."""
+"""Checks of a command line that need no process. Each raises UsageError."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_interface(names: str) -> None:
 
 
 def check_is_reachable(hosts: Sequence[str], interface: str) -> None:
-    """Whether ranks of other machines have an address at which they may meet those of this one."""
+    """Checks that ranks of other machines have an address at which they may meet those of this one."""
     if not interface and not own_addresses() and not all(map(is_local, hosts)):
         raise UsageError(
             "this host has no network interface with an IPv4 address at which other hosts could reach it\n"

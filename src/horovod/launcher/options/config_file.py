@@ -30,7 +30,7 @@ _OPPOSITE = "not "  # in front of a row's key that says the opposite of its sett
 
 @dataclasses.dataclass
 class ConfigFile:
-    """What a file says. `without_effect`: keys that do nothing, each with the reason (old_flags.notes)."""
+    """The contents of a file. `without_effect`: keys that do nothing, each with the reason (old_flags.notes)."""
 
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # by keyword
     controller: str | None = None
@@ -38,7 +38,7 @@ class ConfigFile:
 
 
 class _ValueError(ValueError):
-    """What the value should have been."""
+    """The text says what the value should have been."""
 
 
 # Puts a value into what the file says. Raises _ValueError.

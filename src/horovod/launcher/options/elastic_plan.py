@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags of elastic training ask for."""
+"""The plan of elastic training that the flags ask for."""
 
 from __future__ import annotations
 

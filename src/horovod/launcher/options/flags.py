@@ -28,7 +28,7 @@ _ELASTIC_FLAGS = {
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, and `command`: everything from the first word that is no option, untouched.
+    """The options, and `command`: everything from the first word that is not an option, untouched.
 
     `without_effect`: flags that do nothing here, each with the reason (old_flags.notes). Raises UsageError.
     """
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_elastic(options: argparse.Namespace) -> bool:
-    """Whether the job may lose and gain workers. Raises UsageError for flags that only such a job has."""
+    """True if the job may lose and gain workers. Raises UsageError for flags that only such a job has."""
     if options.min_np is not None or options.host_discovery_script is not None:
         return True
     for flag, name in _ELASTIC_FLAGS.items():

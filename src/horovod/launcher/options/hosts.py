@@ -51,7 +51,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class RankIdentity:
-    """Who a rank is: everything that its HOROVOD_* identity says."""
+    """The identity of a rank: the contents of its HOROVOD_* variables."""
 
     hostname: str
     rank: int
@@ -83,7 +83,7 @@ def parse_hosts(text: str) -> list[Host]:
     if repeated:
         once = ",".join(f"{name}:{count}" for name, count in repeated.items())
         raise HostsError(
-            f"host {', '.join(repeated)} stands in the list more than once\n"
+            f"host {', '.join(repeated)} is listed more than once\n"
             f"hint: write it once, with all of its slots: {once}"
         )
     return hosts
@@ -114,7 +114,7 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
 
 
 def _hint(entry: str, usual: str) -> str:
-    """What to write instead of an entry that is not a host."""
+    """The advice for an entry that is not a host."""
     if "[" in entry or "::" in entry or entry.count(":") > 3:
         return "hosts are reached by IPv4 only: write the host's name, or its IPv4 address, instead of an IPv6 address"
     found = _USER.fullmatch(entry)
@@ -183,9 +183,9 @@ def unpacked(message: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, str]]]
 
 @functools.cache
 def is_local(name: str) -> bool:
-    """Whether `name` is this machine: its name, with or without its domain, or a name or number of its addresses.
+    """True if `name` is this machine: its name, with or without its domain, or a name or number of its addresses.
 
-    May block for as long as a look-up of the name takes. A name that nobody knows is not this machine.
+    May block for as long as a look-up of the name takes. An unknown name is not this machine.
     """
     own = socket.gethostname()
     if name in ("localhost", "127.0.0.1", own, own.split(".")[0]) or name.startswith("localhost."):

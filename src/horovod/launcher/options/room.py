@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this machine allows that many ranks: the limits of the system, looked at before anything is started.
+"""Checks that this machine allows that many ranks: the limits of the system, before anything is started.
 
 A rank is at least one process. More ranks than a limit allows, beside what runs already, cannot run, whatever they do;
 whether as many as it allows can is for the user to decide.
@@ -21,7 +21,7 @@ from horovod.launcher.host.control_group import control_group
 __all__ = ["NoRoomError", "allow_open_files", "check_room"]
 
 _OUTPUTS = 2  # stdout and stderr: a descriptor of the agent for each
-# Who has one of these is not held to RLIMIT_NPROC.
+# A process with one of these capabilities is not held to RLIMIT_NPROC.
 _CAP_SYS_ADMIN = 1 << 21
 _CAP_SYS_RESOURCE = 1 << 24
 

@@ -28,7 +28,7 @@ _RUN = "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sy
 
 @dataclasses.dataclass(frozen=True)
 class PlacementOptions:
-    """What the command line says of the way to other hosts. `start_with`: the name of a remote placement."""
+    """The options of the command line for the way to other hosts. `start_with`: the name of a remote placement."""
 
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -43,7 +43,7 @@ class Placement(Protocol):
     program: str  # what must be on PATH for it; empty if nothing
 
     def reaches(self, host: str, options: PlacementOptions) -> bool:
-        """Whether this placement can start an agent on `host`. May look the name up, but asks nothing of the host."""
+        """True if this placement can start an agent on `host`. May look the name up, but asks nothing of the host."""
 
     def start_agent(
         self, host: str, environment: Mapping[str, str], options: PlacementOptions

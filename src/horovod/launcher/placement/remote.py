@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all placements on other machines share: a process here whose pipes are the agent's, as ssh's are.
+"""The common part of all placements on other machines: a process here whose pipes are the agent's, as ssh's are.
 
-On the command line stands only what starts the agent; the job, its environment and its secret go through the pipes.
+The command line only starts the agent; the job, its environment and its secret go through the pipes.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class RemotePlacement:
         raise NotImplementedError
 
     def own_environment(self, environment: Mapping[str, str]) -> dict[str, str] | None:
-        """What the process here gets as its environment; None: that of the launcher."""
+        """The environment of the process here; None: that of the launcher."""
         return None
 
     def is_unreached(self, code: int, said: str) -> bool:
-        """Whether this end says that the way to the host failed, not that something failed there."""
+        """True if this end says that the way to the host failed, not that something failed there."""
         raise NotImplementedError
 
     def reaches(self, host: str, options: PlacementOptions) -> bool:
@@ -80,7 +80,7 @@ class RemotePlacement:
         return self.test.format(host=shlex.quote(host))
 
     def hint(self, host: str, options: PlacementOptions, said: str) -> str | None:
-        """What to do about a way that fails with these words; None if they are not known."""
+        """The advice for a way that fails with these words; None if they are not known."""
         return hint_in(self.hints, said)
 
     def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:

@@ -40,7 +40,7 @@ class RshAgentPlacement(RemotePlacement):
 
 
 def _kubectl_of(script: str) -> list[str] | None:
-    """What a script as the MPI operator's kubexec.sh calls, with -i; None if it is another program."""
+    """The command that a script like the MPI operator's kubexec.sh calls, with -i; None if it is another program."""
     try:
         text = Path(script).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -26,7 +26,7 @@ class SlurmPlacement(RemotePlacement):
     test = "srun --overlap --nodes=1 --ntasks=1 --nodelist={host} true"
     hints = {
         "unrecognized option": "this Slurm is older than 20.11; --start-with ssh may work",
-        "Invalid job id": "the allocation has ended, or belongs to somebody else",
+        "Invalid job id": "the allocation has ended, or belongs to another user",
     }
 
     def command(self, host: str, environment: Mapping[str, str], options: PlacementOptions) -> list[str]:
@@ -39,5 +39,5 @@ class SlurmPlacement(RemotePlacement):
         return {name: environment[name] for name in _KEPT if name in environment}
 
     def is_unreached(self, code: int, said: str) -> bool:
-        # What cannot be executed there is srun's error as well.
+        # A command that cannot be executed there is srun's error as well.
         return "srun: error:" in said and sys.executable not in said and "No module named" not in said

@@ -16,7 +16,7 @@ from horovod.launcher.placement.remote import RemotePlacement, agent_words, hint
 __all__ = ["SshPlacement"]
 
 _CONNECT_TIMEOUT_S = 10
-# Nobody is asked anything. The key of a host that is new is taken, one that has changed is refused.
+# ssh asks the user nothing. It takes the key of a new host, and refuses one that has changed.
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(_CONNECT_TIMEOUT_S),

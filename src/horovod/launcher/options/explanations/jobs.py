@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last words of horovodrun mean: a part of the table in table.py. Imports nothing of ours."""
+"""The meaning of horovodrun's last words: a part of the table in table.py. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EXPLANATIONS_OF_JOBS = (
         "A rank was stopped by a signal and not continued",
         _LAUNCHER,
         ("and not continued",),
-        "Somebody stopped one rank (SIGSTOP, or a debugger). The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and "
+        "One rank was stopped (SIGSTOP, or a debugger). The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and "
         "then gave up.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",

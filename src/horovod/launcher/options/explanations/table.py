@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each error code means and what to do about it.
+"""The meaning of each error code, and the remedy.
 
 One table for `horovodrun --explain CODE` and for docs/troubleshooting.md; parts of it are in jobs.py and
 elastic.py.
@@ -28,7 +28,7 @@ EXPLANATIONS = (
         ("says that this is one of ... processes",),
         "The environment says that several processes were started together, by a launcher that is not one of those "
         "which Horovod knows (mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun), and no rendezvous address is "
-        "set. Without this error, each process would train a model of its own and nobody would notice.",
+        "set. Without this error, each process would train a model of its own without a warning.",
         (
             "Start the script with `horovodrun -np N python train.py`.",
             "If you do want N independent processes, set HOROVOD_SIZE=1.",
