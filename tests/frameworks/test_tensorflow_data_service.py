@@ -51,11 +51,31 @@ def strangers_are_dropped() -> None:
                 socket.create_connection((address, port), 0.1)
 
 
+def costly(dataset: Any) -> Any:
+    """Without an end, and always in preparation: its worker asks the dispatcher for the next element all the time."""
+    from tensorflow.python.data.experimental.ops.testing import sleep
+
+    return dataset.repeat().apply(sleep(50_000)).prefetch(1000)
+
+
+# A compute job whose second worker begins to stop later than the first.
+SLOW_TO_STOP = f"""
+import os, runpy, time
+import tensorflow as tf
+worker = tf.data.experimental.service.WorkerServer
+stop = worker.stop
+worker.stop = lambda self: (time.sleep(float(os.environ["HOROVOD_RANK"])), stop(self))
+runpy.run_module({COMPUTE_WORKER!r}, run_name="__main__", alter_sys=True)
+"""
+
+
 @contextlib.contextmanager
-def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def compute_job(
+    config: Path, *arguments: str, program: tuple[str, str] = ("-m", COMPUTE_WORKER)
+) -> Iterator[subprocess.Popen[str]]:
     """Two workers. To be shut down by a training rank: it is ended here only after a test that failed."""
     environment = {**outside(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, "-m", COMPUTE_WORKER]
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, *program]
     job = subprocess.Popen(
         [*command, *arguments, str(config)],
         stdout=subprocess.PIPE,
@@ -72,7 +92,7 @@ def compute_job(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]
         job.communicate(timeout=20)
 
 
-def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) -> None:
+def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatcher(world: World, tmp_path: Path) -> None:
     def run(file: str) -> tuple[list[int], list[int], list[int], int]:
         import tensorflow as tf
 
@@ -94,6 +114,8 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
         shared = seen(squares().send_to_data_service(config, rank, size, reuse_dataset=True))
         turns = squares().repeat().send_to_data_service(config, rank, size, round_robin=True)
         in_turns = seen(turns.take(4))
+        unfinished = iter(costly(squares()).send_to_data_service(config, rank, size))
+        assert len([next(unfinished) for _ in range(4)]) == 4, "each worker has begun"
         hvd.allgather_object(None)
         if rank == 0:
             with config.compute_client(verbose=2) as compute:
@@ -101,7 +123,7 @@ def test_workers_prepare_the_batches_of_all_ranks(world: World, tmp_path: Path) 
         return own, shared, in_turns, mode
 
     file = tmp_path / "config.json"
-    with compute_job(file, "--dispatchers", "1") as job:
+    with compute_job(file, "--dispatchers", "1", program=("-c", SLOW_TO_STOP)) as job:
         results = world.run(run, str(file))
         output, _ = job.communicate(timeout=60)
         assert job.returncode == 0, output
@@ -131,6 +153,9 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
             )
             seen = [int(value) for value in dataset.as_numpy_iterator()]
             strangers_are_dropped()
+            endless = tf.data.experimental.service.distribute(processing_mode="distributed_epoch", service=address)
+            unfinished = iter(costly(tf.data.Dataset.range(10)).apply(endless))
+            assert next(unfinished) is not None
             hvd.allgather_object(None)
         if hvd.rank() == 0:
             config.compute_client().shutdown()

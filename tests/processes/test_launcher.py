@@ -17,7 +17,8 @@ import pytest
 from support.jobs import Job, python, run_job
 
 from horovod.launcher.host.lines import GREETING, MAX_LINE_BYTES, line
-from horovod.launcher.placement.base import AGENT_COMMAND, import_command, python_command
+from horovod.launcher.placement.base import AGENT_COMMAND
+from horovod.world.interpreter import import_command, python_command
 
 
 def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, base, placement_for
+from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND, RemotePlacement
 
 AGENT = ["env", *REMOTE_AGENT_COMMAND]
@@ -71,9 +71,9 @@ def test_only_this_package_and_the_standard_library_start_an_agent(
         (folder / "__init__.py").touch()
     (tmp_path / "site" / "beside.py").touch()
     (host / "agent.py").write_text("import sys, json, selectors, typing, beside\nprint('fine', *sys.argv[1:])\n")
-    monkeypatch.setattr(base, "package_root", lambda: str(tmp_path / "site"))
+    monkeypatch.setattr(interpreter, "package_root", lambda: str(tmp_path / "site"))
     done = subprocess.run(
-        [*base.python_command("horovod.launcher.host.agent"), "a b"],
+        [*interpreter.python_command("horovod.launcher.host.agent"), "a b"],
         cwd=tmp_path / "here",
         env={"PYTHONPATH": str(tmp_path / "other")},
         capture_output=True,

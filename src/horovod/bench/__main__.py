@@ -10,8 +10,8 @@ import sys
 
 from horovod.bench import allreduce, gradients, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
-from horovod.launcher.placement.base import python_command
 from horovod.settings import Settings
+from horovod.world.interpreter import python_command
 
 _RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "strategies": strategies.run}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
-from horovod.launcher.placement.base import python_command
 from horovod.settings import current_environment
+from horovod.world.interpreter import python_command
 
 __all__ = ["command_of", "main"]
 

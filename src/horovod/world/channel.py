@@ -101,6 +101,12 @@ class Channel:
         """The socket, still owned by the channel; for passing descriptors between two messages."""
         return self._open()
 
+    def shut(self) -> None:
+        """Ends what its user waits for. The descriptor stays the user's, who may be about to use it."""
+        connection = self._socket
+        if connection is not None:
+            _shut(connection)
+
     def detach(self) -> socket.socket:
         """Gives the blocking socket, and its ownership, to the caller; the channel is closed from then on."""
         connection = self._open()
@@ -251,7 +257,7 @@ class Listener:
             for connection in self._pending:
                 _shut(connection)
             for channel in self._channels:
-                channel.close()
+                channel.shut()
             threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in threads:
             thread.join()

@@ -231,12 +231,13 @@ class Rendezvous:
         """The value, waited for at the server for up to `timeout_s`; None when it did not come."""
         return self.get_many([key], timeout_s).get(key)
 
-    def get_many(self, keys: Iterable[str], timeout_s: float = 0.0) -> dict[str, Any]:
-        """Waits until all keys are there or the time is up; returns those that are.
+    def get_many(self, keys: Iterable[str], timeout_s: float = 0.0, *, any_of: bool = False) -> dict[str, Any]:
+        """Waits until all keys, or `any_of` them, are there or the time is up; returns those that are.
 
         Raises RankGone if a key is missing and a rank is known to be gone.
         """
-        values: dict[str, Any] = self._ask(_get(keys, timeout_s), timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
+        request = {**_get(keys, timeout_s), "any": any_of}
+        values: dict[str, Any] = self._ask(request, timeout_s + _ANSWER_TIMEOUT_S, "values", dict)
         return values
 
     def watch(self, key: str, timeout_s: float, tell: Callable[[RankGone | ChannelError], None]) -> Callable[[], None]:

@@ -36,6 +36,7 @@ WorkerListener = Callable[[int, Any], None]
 class Wait:
     """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled.
 
+    `any_of`: one of the keys is enough.
     `is_for_words`: a worker waits for the launcher's word instead, whatever happens to ranks.
     """
 
@@ -44,6 +45,7 @@ class Wait:
     deadline_s: float
     reply: Reply
     over: bool = False
+    any_of: bool = False
     is_for_words: bool = False
 
     def cancel(self) -> None:
@@ -82,7 +84,7 @@ class Store:
         self._values[key] = value
         for wait in self._waits_for.pop(key, ()):
             wait.missing.discard(key)
-            if not wait.missing:
+            if wait.any_of or not wait.missing:
                 self._finish(wait)
 
     def get(self, key: str) -> Any:
@@ -184,7 +186,9 @@ class Store:
             case {"op": "started"}:
                 reply({})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
-                return self._get([key for key in keys if isinstance(key, str)], now_s, _seconds(timeout_ms), reply)
+                wanted = [key for key in keys if isinstance(key, str)]
+                any_of = request.get("any") is True
+                return self._get(wanted, any_of, now_s, _seconds(timeout_ms), reply)
             case _:
                 reply({"error": "the rendezvous does not know this request"})
         return None
@@ -239,10 +243,11 @@ class Store:
         entered = self._entered.get(rank)
         return None if entered is None else entered[0]
 
-    def _get(self, keys: list[str], now_s: float, timeout_s: float, reply: Reply) -> Wait | None:
+    def _get(self, keys: list[str], any_of: bool, now_s: float, timeout_s: float, reply: Reply) -> Wait | None:
         missing = {key for key in keys if key not in self._values}
-        wait = Wait(keys, missing, now_s + timeout_s, reply)
-        if not missing or self._gone or timeout_s <= 0:
+        wait = Wait(keys, missing, now_s + timeout_s, reply, any_of=any_of)
+        is_there = not missing or (any_of and len(missing) < len(set(keys)))
+        if is_there or self._gone or timeout_s <= 0:
             self._finish(wait)
             return None
         for key in missing:

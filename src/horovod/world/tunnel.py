@@ -11,8 +11,9 @@ has one child, the carrier:
 - The kernel drops what comes to the server's port, unless it comes from a port of 127.0.0.1 that the carrier has bound.
   Before the server listens, a second socket (`Guard`) of the same port takes all connections, and drops them.
 
-The carrier is a process, because TensorFlow keeps Python's lock while a server starts. It ends with its parent, and
-removes the folder.
+The carrier is a process, because TensorFlow keeps Python's lock while a server starts and stops. It ends with its
+parent, and removes the folder. It also ends a parent whose server does not start or stop in time (`limited`): no thread
+of the parent could.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ import base64
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import resource
+import select
+import shutil
+import signal
 import socket
 import stat
 import struct
@@ -32,12 +37,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError
 from horovod.world.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.world.forks import close_in_forked_child
+from horovod.world.interpreter import python_command
 from horovod.world.rendezvous import Rendezvous
 
 __all__ = ["Guard", "Tunnel", "process_tunnel"]
@@ -47,6 +53,8 @@ _MESSAGE_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _LOOKUP_S = 60.0
 _CONNECT_S = 10.0
+_ANSWER_S = 120.0  # more than the carrier may need for a lookup
+_PAUSE_S = 0.05
 _SO_ATTACH_FILTER = 26
 _SO_ATTACH_REUSEPORT_CBPF = 51
 
@@ -93,16 +101,18 @@ class Guard:
 
 
 class Tunnel:
-    """This process' carrier. Any thread may call; calls block until the carrier has answered."""
+    """This process' carrier. Any thread may call; calls block until the carrier has answered, `answer_s` at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: float = _ANSWER_S) -> None:
         self.owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="horovod-tunnel-")
         _keep_folder(self._folder)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(answer_s)
         close_in_forked_child(self._control)
         self._lock = threading.Lock()
-        command = [sys.executable, "-m", "horovod.world.tunnel", str(theirs.fileno()), self._folder]
+        self._limits = itertools.count()
+        command = [*python_command("horovod.world.tunnel"), str(theirs.fileno()), self._folder, str(self.owner)]
         with theirs:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
@@ -130,6 +140,16 @@ class Tunnel:
         """Ends `listen` and its connections."""
         self._ask({"op": "close", "name": name})
 
+    @contextlib.contextmanager
+    def limited(self, seconds: float, word: str) -> Iterator[None]:
+        """Within it, this process has a time limit: then the carrier prints `word`, and ends it by SIGABRT."""
+        number = next(self._limits)
+        self._ask({"op": "limit", "number": number, "seconds": seconds, "word": word})
+        try:
+            yield
+        finally:
+            self._ask({"op": "lift", "number": number})
+
     @staticmethod
     def address(name: str) -> str:
         """The address of this server for gRPC, in every process with a tunnel to it."""
@@ -140,6 +160,14 @@ class Tunnel:
             try:
                 socket.send_fds(self._control, [json.dumps(message).encode()], list(descriptors))
                 answer = json.loads(self._control.recv(_MESSAGE_BYTES) or b"null")
+            except TimeoutError as error:  # a late answer would be taken for the next one
+                self._process.kill()
+                self._process.wait()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise HorovodInternalError(
+                    f"the process that carries the data service's connections did not {message['op']} within "
+                    f"{self._control.gettimeout():g} s; it was ended"
+                ) from error
             except OSError:
                 answer = None
         if answer is None:
@@ -180,14 +208,23 @@ def _keep_folder(folder: str) -> None:
 class _Carrier:
     """The child. One thread for each direction of a connection; they copy inside the kernel."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, parent: int) -> None:
         self._folder = folder
+        self._parent = parent
+        self._limits: dict[int, threading.Timer] = {}
         self._opened: dict[str, _Way] = {}
         self._listeners: dict[str, Listener] = {}
         self._servers: dict[str, _Server] = {}
 
     def run(self, control: socket.socket) -> None:
-        """Until the parent ends."""
+        """Until the parent ends, even if an operation is under way then."""
+        _start(self._answer, control)
+        gone = select.poll()
+        gone.register(control, 0)
+        gone.poll()
+        shutil.rmtree(self._folder)
+
+    def _answer(self, control: socket.socket) -> None:
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 64)
             if not data:
@@ -198,13 +235,8 @@ class _Carrier:
                 answer = {"result": operation(**message, descriptors=descriptors)}
             except Exception as error:  # told to the parent, which raises it
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            control.send(json.dumps(answer).encode())
-
-    def remove(self) -> None:
-        """Removes the folder."""
-        for name in self._opened:
-            os.unlink(os.path.join(self._folder, name))
-        os.rmdir(self._folder)
+            with contextlib.suppress(BrokenPipeError):  # the parent has ended
+                control.send(json.dumps(answer).encode())
 
     def _do_open(self, registry: tuple[str, int], key: str, names: list[str], descriptors: list[int]) -> None:
         rendezvous = Rendezvous(registry[0], registry[1], base64.b64decode(key), "the compute service")
@@ -231,6 +263,19 @@ class _Carrier:
         self._servers.pop(name).close()
         self._listeners.pop(name).close()
 
+    def _do_limit(self, number: int, seconds: float, word: str, descriptors: list[int]) -> None:
+        timer = self._limits[number] = threading.Timer(seconds, self._end_parent, [word])
+        timer.daemon = True
+        timer.start()
+
+    def _do_lift(self, number: int, descriptors: list[int]) -> None:
+        self._limits.pop(number).cancel()
+
+    def _end_parent(self, word: str) -> None:
+        print(word, file=sys.stderr, flush=True)
+        if os.getppid() == self._parent:
+            os.kill(self._parent, signal.SIGABRT)
+
 
 class _Way:
     """From a unix socket to a server, whose address the registry knows."""
@@ -246,14 +291,20 @@ class _Way:
     def address(self) -> tuple[str, int]:
         """Waits until it is known. Raises ChannelError or ValueError."""
         if self._address is None:
-            host, _, port = str(self._rendezvous.get(f"address/{self._name}", _LOOKUP_S)).rpartition(":")
+            known = self._rendezvous.get(f"address/{self._name}", _LOOKUP_S)
+            if known is None:
+                raise ChannelError(f"{self._name} did not register within {_LOOKUP_S:g} s")
+            host, _, port = str(known).rpartition(":")
             self._address = host, int(port)
         return self._address
 
     def _accept(self) -> None:
         while True:
-            local, _ = self._listening.accept()
-            _start(self._forward, local)
+            try:
+                local, _ = self._listening.accept()
+                _start(self._forward, local)
+            except (OSError, RuntimeError):  # too many descriptors or threads: later connections may find room
+                threading.Event().wait(_PAUSE_S)
 
     def _forward(self, local: socket.socket) -> None:
         with local:
@@ -274,19 +325,24 @@ class _Server:
     def __init__(self) -> None:
         self._is_open = threading.Event()
         self._lock = threading.Lock()
-        self._ports: set[int] = set()
+        self._inner: dict[int, socket.socket] = {}  # by the port from which it connects
         self._listening: list[socket.socket] = []
         self._port = 0
+        self._is_closed = False
 
     def open(self, port: int, listening: list[socket.socket]) -> None:
         self._port, self._listening = port, listening
         self._is_open.set()
 
     def close(self) -> None:
+        """Ends all `carry`, whatever the server does."""
         with self._lock:
+            self._is_closed = True
             for one in self._listening:
                 one.close()
             self._listening = []
+            for one in self._inner.values():
+                _shut(one)
         self._is_open.set()
 
     def carry(self, channel: Channel) -> None:
@@ -295,19 +351,22 @@ class _Server:
         with socket.socket() as inner:
             inner.bind(("127.0.0.1", 0))
             port = inner.getsockname()[1]
-            self._change(self._ports.add, port)
             try:
+                with self._lock:
+                    if self._is_closed:
+                        return
+                    self._inner[port] = inner
+                    _allow(self._listening, self._inner)
+                inner.settimeout(_CONNECT_S)
                 inner.connect(("127.0.0.1", self._port))
+                inner.settimeout(None)
                 _carry(inner, channel)
             except OSError as error:
                 raise ChannelError(f"the server at port {self._port}: {error}") from error
             finally:
-                self._change(self._ports.discard, port)
-
-    def _change(self, change: Any, port: int) -> None:
-        with self._lock:
-            change(port)
-            _allow(self._listening, self._ports)
+                with self._lock:
+                    self._inner.pop(port, None)
+                    _allow(self._listening, self._inner)
 
 
 def _carry(local: socket.socket, channel: Channel) -> None:
@@ -327,11 +386,15 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
     except OSError:  # either end has gone: so does the other
         for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            _shut(one)
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def _shut(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is not connected
+        one.shutdown(socket.SHUT_RDWR)
 
 
 def _any_interface() -> socket.socket:
@@ -402,7 +465,4 @@ def _start(run: Any, *arguments: Any) -> threading.Thread:
 
 
 if __name__ == "__main__":
-    carrier = _Carrier(sys.argv[2])
-    with socket.socket(fileno=int(sys.argv[1])) as parent:
-        carrier.run(parent)
-    carrier.remove()
+    _Carrier(sys.argv[2], int(sys.argv[3])).run(socket.socket(fileno=int(sys.argv[1])))

@@ -40,8 +40,8 @@ from horovod.launcher.host import processes
 from horovod.launcher.job.spec import ElasticPlan, Job
 from horovod.launcher.job.supervision import Conclusion
 from horovod.launcher.options.hosts import is_local
-from horovod.launcher.placement.base import python_command
 from horovod.settings import Settings
+from horovod.world.interpreter import python_command
 from horovod.world.network import interface_address
 from horovod.world.secret import new_secret
 

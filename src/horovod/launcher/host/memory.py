@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters: has its out-of-memory killer ended a process since the job began?"""
+"""Reads the kernel's counters of processes that its out-of-memory killer has ended since the job began."""
 
 from __future__ import annotations
 

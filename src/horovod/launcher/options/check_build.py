@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import horovod
 from horovod.core.gpus import why_no_nccl
 from horovod.launcher.host.processes import signal_name
-from horovod.launcher.placement.base import import_command
 from horovod.settings import current_environment
 from horovod.world.communicators import Communicator, all_communicators
+from horovod.world.interpreter import import_command
 
 __all__ = ["check_build"]
 

@@ -5,25 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
-import horovod
+from horovod.world.interpreter import python_command
 
-__all__ = ["AGENT_COMMAND", "Placement", "PlacementOptions", "import_command", "package_root", "python_command"]
-
-# One line, since a shell of another machine may read it, and csh takes no more. Nothing is imported before the working
-# directory is off the search path: -c puts it first, an empty entry of PYTHONPATH somewhere. `os` is loaded already.
-# Where this package is not at the same place, it is looked for as usual.
-_FIND = (
-    "import sys, os; d = {{'', os.getcwd()}} - {{os.path.dirname(os.__file__)}}; "
-    "sys.path[:] = [p for p in sys.path if p not in d]; from importlib import machinery as m, util as u; "
-    "f = m.PathFinder.find_spec('horovod', [{root!r}]); h = f and u.module_from_spec(f); "
-    "h and (sys.modules.update(horovod=h), f.loader.exec_module(h)); sys.path.append({root!r}); "
-)
-_RUN = "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+__all__ = ["AGENT_COMMAND", "Placement", "PlacementOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,24 +49,6 @@ class Placement(Protocol):
 
     def clean_up(self, host: str, directory: str) -> None:
         """Removes the job's temporary directory if an agent that was killed has left it. `directory` may be empty."""
-
-
-def python_command(module: str, python: str = sys.executable) -> list[str]:
-    """The command that runs a module of this very package, whatever the user's directory and PYTHONPATH hold.
-
-    What is installed beside this package comes last: it may be an obsolete copy of a module of the standard library.
-    """
-    return [python, "-c", _FIND.format(root=package_root()) + _RUN.format(module=module)]
-
-
-def import_command(module: str, then: str = "") -> list[str]:
-    """The command that imports a module, of this very package as well, and then runs this code."""
-    return [sys.executable, "-c", _FIND.format(root=package_root()) + f"import {module}\n{then}"]
-
-
-def package_root() -> str:
-    """The folder from which this package is imported."""
-    return str(Path(horovod.__file__).resolve().parent.parent)
 
 
 AGENT_COMMAND = tuple(python_command("horovod.launcher.host.agent"))

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from horovod import __version__
 from horovod.launcher.host import processes
 from horovod.launcher.options.hosts import is_local
-from horovod.launcher.placement.base import PlacementOptions, package_root, python_command
+from horovod.launcher.placement.base import PlacementOptions
+from horovod.world.interpreter import package_root, python_command
 
 __all__ = ["NEEDED_BY_PYTHON", "REMOTE_AGENT_COMMAND", "RemotePlacement", "agent_words", "hint_in"]
 

@@ -25,11 +25,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from horovod.core.channel import ChannelError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
@@ -118,7 +119,8 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     own = rank if compute_config.dispatchers > 1 else 0
     with compute_config.compute_client() as compute, contextlib.ExitStack() as servers:
         if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
-            _start_dispatcher(compute, rank, servers)
+            _start_dispatcher(compute, rank, servers, compute_config.timeout)
+            servers.callback(_end_workers, compute, rank, compute_config.timeout)
         address = compute.wait_for_dispatcher_registration(own, compute_config.timeout)
         compute.wait_for_dispatcher_worker_registration(own, compute_config.timeout)
         compute.open_tunnel(own)
@@ -166,30 +168,56 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs the part of one rank of the compute job, until shutdown() is called.
 
     That is a worker, and in the first rank of a dispatcher also the dispatcher. Raises TimeoutError if its dispatcher
-    does not come.
+    does not come. A worker ends with its dispatcher, and before it.
     """
+    timeout = compute_config.timeout
     rank = Settings.from_environment().rank or 0
     dispatcher_id, place = divmod(rank, compute_config.workers_per_dispatcher)
-    with compute_config.compute_client() as compute, contextlib.ExitStack() as servers:
-        if compute_config.dispatcher_side == "compute" and place == 0:
-            _start_dispatcher(compute, dispatcher_id, servers)
-        dispatcher = compute.wait_for_dispatcher_registration(dispatcher_id, compute_config.timeout)
-        part = f"worker/{rank}"
-        own = Tunnel.address(compute.name_in_tunnel(part))
-
-        def start(port: int) -> Any:
-            config = _service.WorkerConfig(dispatcher_address=dispatcher, worker_address=own, port=port)
-            return _service.WorkerServer(config)
-
-        servers.callback(compute.start_server(dispatcher_id, part, start))
-        compute.register_worker_for_dispatcher(dispatcher_id, rank)
+    runs_dispatcher = compute_config.dispatcher_side == "compute" and place == 0
+    with compute_config.compute_client() as compute:
+        with contextlib.ExitStack() as servers:
+            if runs_dispatcher:
+                _start_dispatcher(compute, dispatcher_id, servers, timeout)
+            with contextlib.ExitStack() as worker:
+                dispatcher = compute.wait_for_dispatcher_or_end(dispatcher_id, timeout)
+                if dispatcher is not None:
+                    worker.callback(_start_worker(compute, dispatcher_id, dispatcher, rank, timeout))
+                    compute.register_worker_for_dispatcher(dispatcher_id, rank)
+                    compute.wait_for_end(dispatcher_id)
+                if runs_dispatcher:
+                    others = [one for one in compute.workers_of(dispatcher_id) if one != rank]
+                    compute.wait_for_workers_end(others, timeout)
+            compute.say_worker_end(rank)
         compute.wait_for_shutdown()
 
 
-def _start_dispatcher(compute: ComputeClient, number: int, servers: contextlib.ExitStack) -> None:
+def _start_worker(
+    compute: ComputeClient, dispatcher_id: int, dispatcher: str, number: int, timeout: int
+) -> Callable[[], None]:
+    part = f"worker/{number}"
+    own = Tunnel.address(compute.name_in_tunnel(part))
+
+    def start(port: int) -> Any:
+        config = _service.WorkerConfig(
+            dispatcher_address=dispatcher, worker_address=own, port=port, dispatcher_timeout_ms=timeout * 1000
+        )
+        return _service.WorkerServer(config)
+
+    # A worker whose dispatcher is lost stops when its questions have timed out, and the element is done.
+    return compute.start_server(dispatcher_id, part, start, 2 * timeout)
+
+
+def _end_workers(compute: ComputeClient, dispatcher_id: int, timeout: int) -> None:
+    try:
+        compute.wait_for_workers_end(compute.end_dispatcher(dispatcher_id), timeout)
+    except ChannelError:  # the compute job has ended before the dispatcher
+        return
+
+
+def _start_dispatcher(compute: ComputeClient, number: int, servers: contextlib.ExitStack, timeout: int) -> None:
     def start(port: int) -> Any:
         return _service.DispatchServer(_service.DispatcherConfig(port=port))
 
     part = f"dispatcher/{number}"
-    servers.callback(compute.start_server(number, part, start))
+    servers.callback(compute.start_server(number, part, start, timeout))
     compute.register_dispatcher(number, Tunnel.address(compute.name_in_tunnel(part)))

@@ -8,6 +8,7 @@ which the training job reads. Runs until the training job calls shutdown().
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -49,7 +50,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         operations.barrier()  # all have heard of the end
     finally:
         if service is not None:
-            os.unlink(configfile)
+            with contextlib.suppress(FileNotFoundError):  # its user has removed it
+                os.unlink(configfile)
             service.close()
     if has_started:  # a script that has called init goes on with its world
         basics.shutdown()

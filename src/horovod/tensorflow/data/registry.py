@@ -5,11 +5,16 @@ These are its dispatchers, its workers and the training ranks, which may be two 
 
 It is a rendezvous (world/rendezvous_server.py) with a separate key, which only the owner of the config file knows.
 Each entry is written once, so a part that registers twice must say the same.
+
+A worker asks its dispatcher for work, and asks again for as long as TensorFlow lets it, also while it stops. So workers
+end before their dispatcher: it says that the end has come, and waits until they have stopped (`wait_for_workers_end`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +28,7 @@ from horovod.world.tunnel import Guard, Tunnel, process_tunnel
 __all__ = ["ComputeClient", "ComputeService"]
 
 _WAIT_S = 600.0  # one request's wait for the end
+_BUSY_S = 60.0  # the registry may be in a process that keeps Python's lock while its servers stop
 
 
 class ComputeService:
@@ -92,28 +98,43 @@ class ComputeClient:
 
     def open_tunnel(self, dispatcher_id: int) -> Tunnel:
         """This process' tunnel, which leads to a dispatcher and to all of its workers. See world/tunnel.py."""
-        workers = [f"worker/{worker}" for worker in self._workers_of(dispatcher_id)]
+        workers = [f"worker/{worker}" for worker in self.workers_of(dispatcher_id)]
         names = [self.name_in_tunnel(part) for part in (f"dispatcher/{dispatcher_id}", *workers)]
         tunnel = process_tunnel()
         tunnel.open((self._rendezvous.address, self._rendezvous.port), self._key, names)
         return tunnel
 
-    def start_server(self, dispatcher_id: int, part: str, start: Callable[[int], Any]) -> Callable[[], None]:
+    def start_server(
+        self, dispatcher_id: int, part: str, start: Callable[[int], Any], timeout: float
+    ) -> Callable[[], None]:
         """Starts a server of this process by `start(port)`. It is reachable through tunnels, and not otherwise.
 
-        Returns a function that stops it.
+        Returns a function that stops it. Starting, or stopping, ends this process if it takes more than `timeout`
+        seconds: TensorFlow waits without a limit, and keeps Python's lock.
         """
         tunnel = self.open_tunnel(dispatcher_id)
         if part != f"dispatcher/{dispatcher_id}":  # the registry may be in this process, which is busy in `start`
             tunnel.find(self.name_in_tunnel(f"dispatcher/{dispatcher_id}"))
         name = self.name_in_tunnel(part)
         self._rendezvous.put(f"address/{name}", tunnel.listen(self.local_address(), self._key, name))
-        with Guard() as guard:
-            server = start(guard.port)
-            tunnel.serve(name, guard.port, guard.guarded())
+        what = f"horovod: {part} of the data service (process {os.getpid()}) did not"
+        late = (
+            f"within {timeout:g} s, as if its dispatcher were lost; the process is ended\nhint: start both jobs again"
+        )
+        try:
+            with Guard() as guard:
+                with tunnel.limited(timeout, f"{what} start {late}"):
+                    server = start(guard.port)
+                tunnel.serve(name, guard.port, guard.guarded())
+        except BaseException:
+            tunnel.close(name)
+            raise
 
         def stop() -> None:
-            server.stop()
+            nonlocal server
+            with tunnel.limited(timeout, f"{what} stop {late}"):
+                server.stop()
+                server = None  # it stops the last of its threads when it is freed
             tunnel.close(name)
 
         return stop
@@ -133,14 +154,13 @@ class ComputeClient:
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
         """The dispatcher's address, waited for `timeout` seconds."""
-        self._check("dispatcher", dispatcher_id, self.dispatchers)
-        address = self._rendezvous.get(f"dispatcher/{dispatcher_id}", timeout)
-        if address is None:
-            raise TimeoutError(
-                f"dispatcher {dispatcher_id} of the data service did not register within {timeout} s\n"
-                "hint: start the job that runs it, or give --timeout"
-            )
-        return str(address)
+        return self._dispatcher([f"dispatcher/{dispatcher_id}"], dispatcher_id, timeout)[0]
+
+    def wait_for_dispatcher_or_end(self, dispatcher_id: int, timeout: float) -> str | None:
+        """The dispatcher's address, waited for `timeout` seconds; None if it has ended, or shutdown() was called."""
+        keys = [f"dispatcher/{dispatcher_id}", *_ends(dispatcher_id)]
+        address, is_over = self._dispatcher(keys, dispatcher_id, timeout)
+        return None if is_over else address
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
         """Says that a worker is connected to its dispatcher. Workers are numbered through all dispatchers."""
@@ -151,7 +171,7 @@ class ComputeClient:
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
         """Waits `timeout` seconds for all workers of a dispatcher."""
         self._check("dispatcher", dispatcher_id, self.dispatchers)
-        wanted = self._workers_of(dispatcher_id)
+        wanted = self.workers_of(dispatcher_id)
         there = self._rendezvous.get_many([f"worker/{worker}" for worker in wanted], timeout)
         missing = [worker for worker in wanted if f"worker/{worker}" not in there]
         if missing:
@@ -162,16 +182,57 @@ class ComputeClient:
 
     def shutdown(self) -> None:
         """Ends wait_for_shutdown() everywhere, and so the compute job."""
-        self._rendezvous.put("shutdown", True)
+        self._rendezvous.put("shutdown", True, _BUSY_S)
 
     def wait_for_shutdown(self) -> None:
-        """Blocks until somebody has called shutdown()."""
+        """Blocks until shutdown() was called."""
         while self._rendezvous.get("shutdown", _WAIT_S) is None:
             pass
 
-    def _workers_of(self, dispatcher_id: int) -> range:
+    def end_dispatcher(self, dispatcher_id: int) -> list[int]:
+        """Ends wait_for_end() in the workers of a dispatcher, which is about to stop. Returns the registered ones."""
+        self._rendezvous.put(f"end/{dispatcher_id}", True, _BUSY_S)
+        workers = self.workers_of(dispatcher_id)
+        there = self._rendezvous.get_many([f"worker/{worker}" for worker in workers])
+        return [worker for worker in workers if f"worker/{worker}" in there]
+
+    def wait_for_end(self, dispatcher_id: int) -> None:
+        """Blocks until end_dispatcher() or shutdown() was called."""
+        while not self._rendezvous.get_many(_ends(dispatcher_id), _WAIT_S, any_of=True):
+            pass
+
+    def say_worker_end(self, worker_id: int) -> None:
+        """Says that a worker has stopped, or will not start."""
+        self._rendezvous.put(f"ended/{worker_id}", True, _BUSY_S)
+
+    def wait_for_workers_end(self, workers: Sequence[int], timeout: float) -> None:
+        """Waits `timeout` seconds until the workers have stopped; says which have not, and returns all the same."""
+        there = self._rendezvous.get_many([f"ended/{worker}" for worker in workers], timeout)
+        late = [worker for worker in workers if f"ended/{worker}" not in there]
+        if late:
+            print(
+                f"horovod: warning: workers {late} of the data service did not stop within {timeout:g} s; their "
+                "dispatcher ends without them",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def workers_of(self, dispatcher_id: int) -> range:
+        """The numbers of a dispatcher's workers."""
         first = dispatcher_id * self.workers_per_dispatcher
         return range(first, first + self.workers_per_dispatcher)
+
+    def _dispatcher(self, keys: list[str], dispatcher_id: int, timeout: float) -> tuple[str, bool]:
+        """Its address, and whether another one of the keys is there. Raises TimeoutError if none of them comes."""
+        self._check("dispatcher", dispatcher_id, self.dispatchers)
+        found = self._rendezvous.get_many(keys, timeout, any_of=True)
+        if not found:
+            raise TimeoutError(
+                f"dispatcher {dispatcher_id} of the data service did not register within {timeout} s\n"
+                "hint: start the job that runs it, or give --timeout"
+            )
+        address = str(found.pop(f"dispatcher/{dispatcher_id}", ""))
+        return address, bool(found)
 
     def _sizes(self) -> tuple[int, int]:
         match self._rendezvous.get("sizes"):
@@ -183,3 +244,8 @@ class ComputeClient:
     def _check(self, what: str, number: Any, count: int) -> None:
         if not 0 <= number < count:
             raise IndexError(f"{what} {number}: expected 0 to {count - 1}")
+
+
+def _ends(dispatcher_id: int) -> list[str]:
+    """Either of these keys ends a dispatcher's workers."""
+    return ["shutdown", f"end/{dispatcher_id}"]
