@@ -71,7 +71,7 @@ for step in range(100000):
     assert done.returncode == 1
     assert "ValueError: a bug of its own" in done.stderr
     assert "horovodrun: rank 1 on host localhost exited with code 1" in done.stderr
-    assert "[0]<stderr>:horovod.core.exceptions.RankLeftError" in done.stderr
+    assert "[0]<stderr>:horovod.core.exceptions.RankLeftError" in done.stderr, done.stderr
     assert "NotRunningError" not in done.stderr, "what fails because a rank ends itself is no news there"
 
 
