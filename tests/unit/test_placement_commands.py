@@ -12,6 +12,7 @@ import pytest
 
 from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND, RemotePlacement
+from horovod.world import interpreter
 
 AGENT = ["env", *REMOTE_AGENT_COMMAND]
 OPTIONS = PlacementOptions()

@@ -38,7 +38,7 @@ OF_THIS_MACHINE = {
 
 @dataclasses.dataclass(frozen=True)
 class ElasticPlan:
-    """The part of an elastic job that replaces the ranks. `hosts`: all that there are, unless `discovery` finds them."""
+    """The part of an elastic job that replaces the ranks. `hosts`: all there are, unless `discovery` finds them."""
 
     rules: Rules
     limits: Limits

@@ -30,7 +30,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.core.channel import ChannelError
+from horovod.world.channel import ChannelError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
