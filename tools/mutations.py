@@ -599,7 +599,7 @@ MUTATIONS = (
     ),
     Mutation(
         "agent-takes-modules-beside-the-package",
-        "src/horovod/launcher/placement/base.py",
+        "src/horovod/world/interpreter.py",
         "sys.path.append({root!r})",
         "sys.path.insert(0, {root!r})",
         "an obsolete copy of a standard module in site-packages keeps every job from starting",
@@ -2242,7 +2242,7 @@ MUTATIONS = (
     ),
     Mutation(
         "helpers-look-into-the-working-directory",
-        "src/horovod/launcher/placement/base.py",
+        "src/horovod/world/interpreter.py",
         "if p not in d]",
         "if p]",
         "an empty entry of PYTHONPATH has a helper process run files of the working directory",

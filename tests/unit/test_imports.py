@@ -33,8 +33,8 @@ ALLOWED = {
     "_keras": {"keras"},
     "common": {"core", "settings", "elastic"},
     "runner": {"settings", "elastic", "launcher"},
-    "bench": {"horovod", "core", "settings", "launcher", "torch"},
-    "caffe": {"core", "settings", "launcher", "torch"},
+    "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
+    "caffe": {"core", "world", "settings", "launcher", "torch"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}

@@ -30,10 +30,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.world.channel import ChannelError
 from horovod.core.exceptions import InvalidRequestError
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
+from horovod.world.channel import ChannelError
 from horovod.world.tunnel import Tunnel
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
