@@ -317,7 +317,7 @@ def check_record(whose: str, record: Any, fields: Fields) -> None:
     if wrong:
         raise StartError(
             f"{whose} published a record that cannot be read: {', '.join(wrong)} missing or of another type\n"
-            "hint: do all ranks run the same version of Horovod?",
+            "hint: install the same version of Horovod for all ranks",
             "start-version",
         )
 
