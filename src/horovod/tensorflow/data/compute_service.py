@@ -214,9 +214,7 @@ def _end_workers(compute: ComputeClient, dispatcher_id: int, timeout: int) -> No
         return
 
 
-def _start_dispatcher(
-    compute: ComputeClient, number: int, servers: contextlib.ExitStack, timeout: int
-) -> None:
+def _start_dispatcher(compute: ComputeClient, number: int, servers: contextlib.ExitStack, timeout: int) -> None:
     def start(port: int) -> Any:
         return _service.DispatchServer(_service.DispatcherConfig(port=port))
 

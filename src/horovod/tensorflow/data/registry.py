@@ -118,7 +118,9 @@ class ComputeClient:
         name = self.name_in_tunnel(part)
         self._rendezvous.put(f"address/{name}", tunnel.listen(self.local_address(), self._key, name))
         what = f"horovod: {part} of the data service (process {os.getpid()}) did not"
-        late = f"within {timeout:g} s, as if its dispatcher were lost; the process is ended\nhint: start both jobs again"
+        late = (
+            f"within {timeout:g} s, as if its dispatcher were lost; the process is ended\nhint: start both jobs again"
+        )
         try:
             with Guard() as guard:
                 with tunnel.limited(timeout, f"{what} start {late}"):
