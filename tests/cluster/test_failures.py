@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
-from support.jobs import Job, python, run_job, stderr_of
+from support.jobs import Job, abreast, python, run_job, stderr_of
 
 HOSTS = ["-np", "4", "-H", "host0:2,host1:2"]
 NOTICED_S = 6.0  # a host that is silent, by everybody
@@ -62,6 +62,8 @@ WALL = """
 import subprocess
 import numpy as np
 import horovod.core as hvd
+ABREAST
+os.environ["HOROVOD_START_TIMEOUT"] = "3"
 hvd.init()
 if rank == 1:
     rule = "ip daddr ADDRESS tcp flags & (syn | ack) == syn VERDICT"
@@ -75,9 +77,8 @@ hvd.allreduce(np.ones(4), name="first")
 @pytest.mark.parametrize("verdict", ["reject", pytest.param("drop", marks=pytest.mark.thorough)])
 def test_a_firewall_between_the_hosts_is_called_one(cluster: MakeCluster, tmp_path: Path, verdict: str) -> None:
     one, _ = cluster(2).hosts
-    script = WALL.replace("ADDRESS", one.address).replace("VERDICT", verdict)
-    env = {"HOROVOD_START_TIMEOUT": "3"}
-    done = run_job(tmp_path, ["-np", "2", "-H", "host0:1,host1:1"], python(script), on=one, env=env)
+    script = WALL.replace("ADDRESS", one.address).replace("VERDICT", verdict).replace("ABREAST", abreast(2, tmp_path))
+    done = run_job(tmp_path, ["-np", "2", "-H", "host0:1,host1:1"], python(script), on=one)
     assert done.code == 1, done
     assert f"could not open a data link with rank 0: rank 0 at {one.address}:" in done.stderr
     assert "hint: if that rank has not ended, a firewall between the two hosts may refuse or drop" in done.stderr

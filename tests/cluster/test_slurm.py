@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.cluster import Cluster
 from support.extent import SLACK_S
+from support.jobs import abreast
 from support.slurm import Slurm, lacking
 from support.started import Folder, assert_world, environment, mpi, not_run
 
@@ -101,7 +102,8 @@ def test_a_rank_that_ends_early_ends_the_others(slurm: Slurm, folder: Folder, na
 
 
 def test_a_rank_that_never_starts_is_named(slurm: Slurm, folder: Folder) -> None:
-    code = "import os, time; import horovod.core as hvd\nos.environ['SLURM_PROCID'] == '2' or hvd.init()"
+    end = "os.environ['SLURM_PROCID'] == '2' or hvd.init()"
+    code = f"import os; import horovod.core as hvd\n{abreast(4, folder.new())}{end}"
     more = {"HOROVOD_START_TIMEOUT": "3"}
     done = slurm.run("srun", *TWO_BY_TWO, sys.executable, "-c", code, env=environment(folder.home, **more))
     assert done.returncode != 0

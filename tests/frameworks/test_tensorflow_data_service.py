@@ -168,7 +168,7 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
         assert job.returncode == 0, output
 
 
-def test_who_is_missing_is_named_and_numbers_are_checked() -> None:
+def test_who_is_missing_is_named_and_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     from horovod.tensorflow.data.registry import ComputeClient, ComputeService
     from horovod.world.channel import AuthenticationError, ChannelError
 
@@ -193,6 +193,18 @@ def test_who_is_missing_is_named_and_numbers_are_checked() -> None:
             client.wait_for_dispatcher_worker_registration(1, 0.01)
         client.register_worker_for_dispatcher(1, 4)
         client.wait_for_dispatcher_worker_registration(1, 0.01)
+        assert client.wait_for_dispatcher_or_end(1, 0.01) == "here:1"
+        assert client.end_dispatcher(1) == [3, 4, 5] and client.end_dispatcher(0) == [0]
+        client.wait_for_end(1)
+        for over in (0, 1):  # a worker that comes late does not start
+            assert client.wait_for_dispatcher_or_end(over, 30) is None
+        client.say_worker_end(3)
+        client.wait_for_workers_end([3], 30)
+        assert not capsys.readouterr().err
+        client.wait_for_workers_end([3, 4], 0.01)
+        assert "workers [4] of the data service did not stop within 0.01 s" in capsys.readouterr().err
+        client.shutdown()
+        client.wait_for_shutdown()
         with pytest.raises(AuthenticationError):
             ComputeClient(service.addresses(), b"x" * 32)
     with pytest.raises(ChannelError, match="no compute service at"):

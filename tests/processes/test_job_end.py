@@ -458,8 +458,8 @@ def test_a_missing_rank_is_named_by_the_others(tmp_path: Path) -> None:
     code = (
         "if rank == 1: signal.pause()\n"
         "from horovod.world import bootstrap; from horovod.settings import Settings\n"
-        "bootstrap.connect(Settings.from_environment())"
+        "bootstrap.connect(Settings.from_environment({**os.environ, 'HOROVOD_START_TIMEOUT': '1'}))"
     )
-    done = run_job(tmp_path, "-np", "2", "--start-timeout", "1", python(code))
+    done = run_job(tmp_path, "-np", "2", python(code))
     assert done.code == 1
     assert "waited 1 s in init for rank 1 of 2, which has not called init; here: rank 0" in done.stderr

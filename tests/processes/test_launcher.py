@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.jobs import Job, python, run_job
+from support.jobs import Job, abreast, python, run_job
 
 from horovod.launcher.host.lines import GREETING, MAX_LINE_BYTES, line
 from horovod.launcher.placement.base import AGENT_COMMAND
@@ -275,8 +275,9 @@ def test_a_working_directory_that_was_removed_is_one_clear_error(tmp_path: Path)
 
 
 def test_a_rank_that_does_not_call_init_in_time_is_the_cause(tmp_path: Path) -> None:
-    code = "import horovod.core as hvd\nif rank == 1: signal.pause()\nhvd.init()"
-    done = run_job(tmp_path, "-np", "3", "--start-timeout", "0.5", python(code))
+    then = "os.environ['HOROVOD_START_TIMEOUT'] = '0.5'\nif rank == 1: signal.pause()\nhvd.init()"
+    code = f"import horovod.core as hvd\n{abreast(3, tmp_path)}{then}"
+    done = run_job(tmp_path, "-np", "3", python(code))
     assert done.code == 1
     last = done.stderr[done.stderr.rindex("horovodrun: ") :].splitlines()
     assert last[0] == "horovodrun: rank 1 on host localhost did not call init in time, and was ended"

@@ -41,6 +41,16 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", head + code]
 
 
+def abreast(size: int, folder: Path) -> str:
+    """Code with which that many ranks wait for each other, before a step with a short time limit."""
+    return (
+        "import pathlib, time\n"
+        f"here = pathlib.Path({str(folder)!r})\n"
+        "(here / f'here.{os.getpid()}.{os.uname().nodename}').touch()\n"
+        f"while len(list(here.glob('here.*'))) < {size}: time.sleep(0.01)\n"
+    )
+
+
 def stderr_of(rank: int, stderr: str) -> str:
     """The lines of horovodrun's stderr that are of this rank, also those of equal tracebacks (`[0-2]<stderr>:`)."""
 

@@ -35,6 +35,18 @@ def test_a_wait_is_answered_when_its_last_key_comes() -> None:
     assert store.expire(10.0) is None and len(first.answers) == 1
 
 
+def test_a_wait_for_any_key_is_answered_when_the_first_one_comes() -> None:
+    store = Store()
+    asker = Asker(store)
+    assert asker.ask(op="get", keys=["a", "b"], timeout_ms=1000, any=True) is None
+    store.put("b", 2)
+    assert asker.answers.pop() == {"values": {"b": 2}}
+    store.put("a", 1)
+    assert not asker.answers
+    store.put("c", 3)
+    assert asker.ask(op="get", keys=["c", "d", "c"], timeout_ms=1000, any=True) == {"values": {"c": 3}}
+
+
 def test_a_wait_whose_time_is_up_gets_what_is_there() -> None:
     store = Store()
     asker = Asker(store)

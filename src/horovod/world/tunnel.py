@@ -101,14 +101,14 @@ class Guard:
 
 
 class Tunnel:
-    """This process' carrier. Any thread may call; calls block until the carrier has answered, `answer_s` at most."""
+    """This process' carrier. Any thread may call; calls block until the carrier has answered, or is ended for that."""
 
-    def __init__(self, answer_s: float = _ANSWER_S) -> None:
+    def __init__(self) -> None:
         self.owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="horovod-tunnel-")
         _keep_folder(self._folder)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(answer_s)
+        self._control.settimeout(_ANSWER_S)
         close_in_forked_child(self._control)
         self._lock = threading.Lock()
         self._limits = itertools.count()
