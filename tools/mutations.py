@@ -592,8 +592,8 @@ MUTATIONS = (
     Mutation(
         "launcher-ends-with-its-terminal",
         "src/horovod/launcher/job/supervision.py",
-        "with contextlib.suppress(OSError):  # nobody",
-        "with contextlib.suppress(BrokenPipeError):  # nobody",
+        "with contextlib.suppress(OSError):  # it has",
+        "with contextlib.suppress(BrokenPipeError):  # it has",
         "ranks are killed without a word if horovodrun's terminal is closed",
         (python("tests/processes/test_terminal.py", "-k", "terminal_is_closed"),),
     ),

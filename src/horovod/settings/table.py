@@ -42,9 +42,9 @@ __all__ = [
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 GPU_WAYS = ("best", "nccl", "host", "mpi")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
-# What the variables of mpirun, srun and torchrun begin with.
+# Prefixes of the variables of mpirun, srun and torchrun.
 _OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
-_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
+_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that Horovod does not know
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +339,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
 
-    # What other launchers say of this process, for world/starters
+    # The variables of other launchers, for world/starters
     launch_environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
@@ -356,7 +356,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         return cls(**values, launch_environment={n: v for n, v in environment.items() if n.startswith(starts)})
 
     def native_settings(self) -> list[tuple[str, str]]:
-        """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
+        """The settings of the native core, as strings. Equal names in native code; an unknown one is an error there."""
         warning_s = 0.0 if self.stall_check_disable else self.stall_warning_s
         shutdown_s = 0.0 if self.stall_check_disable else self.stall_shutdown_s
         return [
@@ -413,7 +413,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
 
     @property
     def log_time(self) -> bool:
-        """Whether warnings carry the time."""
+        """True if warnings carry the time."""
         return self.log_timestamp or not self.log_hide_time
 
     def _core(self) -> int | None:
@@ -430,12 +430,12 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
 
     @property
     def communicator(self) -> str:
-        """What moves data: a name of the native registry, or auto."""
+        """The communicator that carries data: a name of the native registry, or auto."""
         by_mpi = self.transport == "auto" and self.cpu_operations.strip().lower() == "mpi"
         return "hierarchical-mpi" if by_mpi else self.transport
 
     def unsupported(self) -> str | None:
-        """What is asked for and not there yet: two lines for an error, or None."""
+        """A setting that asks for an unsupported part: two lines for an error, or None."""
         for value, variable in (
             (self.controller, "HOROVOD_CONTROLLER"),
             (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),

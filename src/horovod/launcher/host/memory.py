@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters: has its out-of-memory killer ended a process since the job began?"""
+"""Tells if the kernel's out-of-memory killer ended a process since the job began, by the kernel's counters."""
 
 from __future__ import annotations
 

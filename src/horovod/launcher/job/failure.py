@@ -49,7 +49,7 @@ _OLD_S = 10.0
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
 
-# Lines that TensorFlow and XLA log in normal runs (devices found, libraries registered twice), in glog's and their form.
+# Lines that TensorFlow and XLA log in normal runs (devices found, libraries registered twice), in glog's and own form.
 # Lines of level F are why a process ends.
 _FRAMEWORK_LOG = re.compile(
     r"[IWE]\d{4} \d\d:\d\d:\d|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] |WARNING: All log messages before absl::"
@@ -78,8 +78,8 @@ _KILL_HINTS = {
     "workers, or a higher limit",
     memory.ON_MACHINE: "the kernel ended a process of this machine for lack of memory at that time, most likely this "
     "one: fewer ranks, smaller batches, fewer DataLoader workers",
-    memory.NO_PROCESS: "memory did not run out; the process was killed from outside with SIGKILL, for example by a batch "
-    "system at a limit, or it killed itself",
+    memory.NO_PROCESS: "memory did not run out; SIGKILL came from outside, for example from a batch system at a limit, "
+    "or from the process itself",
     memory.UNKNOWN: "who sent it is not known; if memory ran out, `dmesg | grep -i oom` says so",
 }
 

@@ -38,7 +38,7 @@ OF_THIS_MACHINE = {
 
 @dataclasses.dataclass(frozen=True)
 class ElasticPlan:
-    """The part of an elastic job that replaces the ranks. `hosts`: all that there are, unless there is a `discovery`."""
+    """The plan of an elastic job, in place of ranks. `hosts`: all that there are, unless there is a `discovery`."""
 
     rules: Rules
     limits: Limits

@@ -83,8 +83,7 @@ def parse_hosts(text: str) -> list[Host]:
     if repeated:
         once = ",".join(f"{name}:{count}" for name, count in repeated.items())
         raise HostsError(
-            f"host {', '.join(repeated)} is listed more than once\n"
-            f"hint: write it once, with all of its slots: {once}"
+            f"host {', '.join(repeated)} is listed more than once\nhint: write it once, with all of its slots: {once}"
         )
     return hosts
 

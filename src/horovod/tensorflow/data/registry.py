@@ -47,7 +47,7 @@ class ComputeService:
         return self._server.port
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections."""
         self._server.close()
 
 
@@ -165,7 +165,7 @@ class ComputeClient:
         self._rendezvous.put("shutdown", True)
 
     def wait_for_shutdown(self) -> None:
-        """Blocks until somebody has called shutdown()."""
+        """Blocks until shutdown() has been called."""
         while self._rendezvous.get("shutdown", _WAIT_S) is None:
             pass
 
@@ -178,7 +178,7 @@ class ComputeClient:
             case [int(dispatchers), int(workers)]:
                 return dispatchers, workers
             case other:
-                raise ProtocolError(f"the peer is no compute service: it knows the sizes {other}")
+                raise ProtocolError(f"the peer is not a compute service: it knows the sizes {other}")
 
     def _check(self, what: str, number: Any, count: int) -> None:
         if not 0 <= number < count:
