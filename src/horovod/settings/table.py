@@ -56,7 +56,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_FUSION_THRESHOLD",
         kinds.integer(0),
         128 << 20,
-        "How many bytes of tensors are reduced together at most; 0 turns fusion off.",
+        "Fuse tensors up to this size, in bytes (the flag: in MB); 0 turns fusion off.",
         flag="--fusion-threshold-mb",
         yaml="params.fusion_threshold_mb",
         flag_unit=1 << 20,
@@ -65,7 +65,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_CYCLE_TIME",
         kinds.number(0),
         1.0,
-        "How long a ready tensor that no thread waits for may wait to be fused with others, in milliseconds.",
+        "How long a tensor of an asynchronous call may wait to be fused with others, in milliseconds.",
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
     )
@@ -234,7 +234,8 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         kinds.number(0),
         5.0,
         "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
-        "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
+        "as lost, in seconds; 0 means for ever. With HOROVOD_FROZEN_TIMEOUT_SECONDS=0, a silent rank does not count as "
+        "lost while its host answers.",
     )
     fault_point: str = setting(
         "HOROVOD_FAULT_POINT",
@@ -314,7 +315,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_CONTROLLER",
         kinds.text(),
         "gloo",
-        "mpi: the ranks find each other by MPI, or init fails; else this is found out by itself.",
+        "mpi: the ranks find each other by MPI, or init fails. gloo: Horovod chooses the way by how they were started.",
     )
     cpu_operations: str = setting(
         "HOROVOD_CPU_OPERATIONS",

@@ -91,7 +91,8 @@ def reduced(
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        # XLA orders calls by their data only, and all ranks need one order. No argument has it: gradients end here.
+        # XLA orders calls by their data only, and all ranks need one order. The call before is not an argument of this
+        # function: gradients end here.
         before = getattr(graph, _LAST, [])
         results = xla.custom_call_v2(
             "horovod_grouped_allreduce",

@@ -367,7 +367,7 @@ _of_our_own: list[tuple[Any, Any]] = []  # what it was made of, and it: kept, si
 
 
 def _own(comm: Any, rank: int, deadline: float, look: Callable[[], None]) -> Any:
-    """A communicator of Horovod's own, with the same ranks."""
+    """A communicator made of `comm`, in which only Horovod sends."""
     for made_of, own in _of_our_own:
         if made_of == comm and own.rank == rank:
             return own

@@ -64,7 +64,7 @@ class OfferFile:
             ) from error
 
     def read(self) -> Offer | None:
-        """The contents of the file; None if it is not there, or was not written by Horovod."""
+        """The offer in the file; None if there is none. Raises StartError if the file is not private to this user."""
         try:
             os.listdir(self.path.parent)  # a network's file system may remember that there was no such file
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
