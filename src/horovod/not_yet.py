@@ -44,7 +44,7 @@ def announce() -> None:
 
 
 def missing(package: str, name: str) -> AttributeError:
-    """What the package's `__getattr__` raises for a name that it does not have."""
+    """The error that a package's `__getattr__` raises for a name that it does not have."""
     module = f"{package}.{name}"
     return AttributeError(
         f"{_text(module)}\n{explain_command(NotInThisVersionError.code)}"

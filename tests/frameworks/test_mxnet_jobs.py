@@ -104,14 +104,14 @@ while context.current().end_seen() is None:
     ("rest", "expected"),
     [
         ("results[0].asnumpy()", "Traceback "),
-        (WAIT, "horovod: a result that nobody has read: RankLostError: "),
+        (WAIT, "horovod: error in a result that was never read: RankLostError: "),
     ],
     ids=["read", "not read"],
 )
 def test_a_lost_rank_is_told_once_though_several_results_have_failed(tmp_path: Path, rest: str, expected: str) -> None:
     done = run(tmp_path, f"{LOST}{rest}\n", HOROVOD_TERMINATION_GRACE_SECONDS="60")
     assert done.returncode != 0
-    said = r"^\[0\]<stderr>:(Traceback |horovod: a result that nobody has read: \w+: |Exception ignored)"
+    said = r"^\[0\]<stderr>:(Traceback |horovod: error in a result that was never read: \w+: |Exception ignored)"
     told = re.findall(said, done.stderr, re.MULTILINE)
     assert told == [expected], done.stderr
 

@@ -119,7 +119,7 @@ def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
         (
             memory.NO_PROCESS,
             "was killed by SIGKILL",
-            "memory did not run out; the process was killed from outside",
+            "memory did not run out; SIGKILL came from outside",
             "rank-killed",
         ),
         (memory.UNKNOWN, "was killed by SIGKILL", "who sent it is not known", "rank-killed"),

@@ -69,7 +69,7 @@ def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: i
     file = OfferFile(tmp_path, "job")
     file.write(OFFER)
     file.path.chmod(mode)
-    with pytest.raises(StartError, match=rf"is not a file of this user alone .*mode {mode:04o}"):
+    with pytest.raises(StartError, match=rf"is not private to this user .*mode {mode:04o}"):
         file.read()
 
 
@@ -79,7 +79,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     file = OfferFile(tmp_path, "job")
     file.write(OFFER)
     os.chown(file.path, 1234, -1)
-    with pytest.raises(StartError, match=r"is not a file of this user alone \(owner 1234"):
+    with pytest.raises(StartError, match=r"is not private to this user \(owner 1234"):
         file.read()
 
 

@@ -50,7 +50,7 @@ class Gpu(Protocol):
 class OnGpu:
     """A staged tensor (core/tensors.py) in a GPU's memory: dense and row-major.
 
-    `dtype` stands for the tensor's dtype and its GPU, so that each GPU has keys of its own. `is_private`: no other code
+    `dtype` combines the tensor's dtype and its GPU, so that each GPU has keys of its own. `is_private`: no other code
     sees this memory. The adapter that makes it also takes it wherever it takes a staged tensor.
     """
 

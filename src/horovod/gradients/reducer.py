@@ -288,7 +288,7 @@ class GradientReducer(Generic[P, T]):
     def _was_replaced(self, slot: _Slot[P]) -> bool:
         """True if the script has replaced the gradient, perhaps with one that it computed on this rank alone.
 
-        All ranks run the same script, so all have replaced it. One that was made of the average is its own average.
+        All ranks run the same script, so all have replaced it. If it was made of the average, it is its own average.
         """
         current = self._gradients.current(slot.parameter)
         return self.reduces_again and current is not None and current is not slot.reduced()

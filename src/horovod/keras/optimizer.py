@@ -30,7 +30,7 @@ def distributed(optimizer: Any, options: ReductionOptions) -> Any:
     if options.is_adasum and getattr(optimizer, "use_ema", False):
         raise InvalidRequestError(
             "DistributedOptimizer: op=Adasum with use_ema=True: the averages over time would be each rank's own\n"
-            "hint: op=Average goes with it"
+            "hint: use op=Average"
         )
     if issubclass(mixin, Keras3):
         backend = backends.current()

@@ -38,7 +38,7 @@ class MXNetState(HandledState):
         super().__init__(broadcast_object, rank, handlers, **plain)
 
     def restore(self) -> None:
-        # Those of the world that is over: whoever reads an array would get them.
+        # Otherwise reading an array would raise failures of the world that is over.
         forget_failures()
         super().restore()
 

@@ -2,7 +2,7 @@
 """The operations for MXNet (steps 1 and 3 of a gradient's way).
 
 allreduce, broadcast and reducescatter, their grouped forms and those in place return at once: MXNet's engine runs them
-when their arrays are computed, in parallel with everything that does not need them, and whoever reads a result waits
+when their arrays are computed, in parallel with everything that does not need them, and reading a result waits
 for it. Errors of the ranks' meeting are raised by that read (errors.py). allgather and alltoall wait, because an array
 of MXNet must know its shape. Nothing here is recorded by autograd.
 
@@ -104,7 +104,7 @@ def _names_of(context: Context) -> _Names:
     return _names.setdefault(context, _Names())
 
 
-# What is pushed to MXNet's engine.
+# Operations that are pushed to MXNet's engine.
 
 
 def reduce(
@@ -203,7 +203,7 @@ def _check_not_recorded() -> None:
         )
 
 
-# What blocks.
+# Operations that block.
 
 
 def _waited(label: str, name: str | None, process_set: ProcessSet, start: Callable[[str], Operation]) -> Any:
@@ -213,7 +213,7 @@ def _waited(label: str, name: str | None, process_set: ProcessSet, start: Callab
         try:
             operation = start(name)
         except MXNetError as error:
-            # What computes its array has failed, which only reading it tells.
+            # The computation of its array has failed, which only reading it tells.
             collectives.tell(label, name, error, process_set)
             raise
         return operation.wait()
@@ -235,7 +235,7 @@ def allreduce(
     """Reduces `tensor` over all ranks into a new array.
 
     The result is postscale * reduce(prescale * x), divided by the size for Average, which is the default. Raises
-    ValueError for what is wrong on this rank; whoever reads the result gets an MXNetError, which is a
+    ValueError for an error of this rank's call; reading the result raises an MXNetError, which is a
     HorovodInternalError as well, if the ranks disagree or one is lost.
     """
     how = (op, average, prescale_factor, postscale_factor, process_set)

@@ -106,9 +106,9 @@ def _attach(context: Context | None) -> None:
 
 
 def _end() -> None:
-    """Runs at exit after shutdown, and before MXNet would raise what has failed and nobody has read.
+    """Runs at exit after shutdown, and before MXNet would raise failures of results that were never read.
 
-    A script that has been told of a failure has ended for that reason, so the failures of its other calls are no news.
+    A script that has got an error has ended for that reason, so the failures of its other calls are not reported.
     """
     had_told, unread = generation.has_told, None
     while True:
@@ -121,11 +121,11 @@ def _end() -> None:
             continue
         break
     if unread is not None and not had_told:
-        print(f"horovod: a result that nobody has read: {type(unread).__name__}: {unread}", file=sys.stderr)
+        print(f"horovod: error in a result that was never read: {type(unread).__name__}: {unread}", file=sys.stderr)
 
 
 def _identity(array: Any) -> int | None:
-    """What all arrays that share memory have in common: MXNet orders operations by it."""
+    """The identity of the memory that arrays share: MXNet orders operations by it."""
     return c_void_p.from_address(array.handle.value).value  # NDArray::ptr_
 
 
@@ -148,7 +148,7 @@ def _make_room_for_failures() -> None:
 
 
 def forget_failures() -> None:
-    """What has failed so far is raised by nothing that reads an array after this."""
+    """Drops all failures so far: reading an array after this does not raise them."""
     while True:
         try:
             mx.nd.waitall()
@@ -158,7 +158,7 @@ def forget_failures() -> None:
 
 
 def new_step(calls: int) -> int | None:
-    """For `calls` pushes, after the last of which nobody waits for more."""
+    """For `calls` pushes, after the last of which no rank waits for more."""
     step: int | None = library().hvd_mxnet_new_step(calls) if calls else None
     return step
 
@@ -223,5 +223,5 @@ def _push(
 
 @functools.cache
 def _has_own_layouts() -> bool:
-    """Whether this MXNet keeps some arrays in layouts of oneDNN, which are undone before an array is sent."""
+    """True if this MXNet keeps some arrays in layouts of oneDNN, which are undone before an array is sent."""
     return bool(mx.runtime.Features().is_enabled("MKLDNN"))

@@ -29,7 +29,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     `params`: what net.collect_params() of Gluon gives, or one of the dicts of Module.get_params(). A parameter whose
     shape is not known yet follows when it gets its values: in the first forward pass, or when it is loaded. `prefix`:
     before the names, different for each of several models. Returns at once, but for the check that all ranks have the
-    same names; whoever reads a parameter waits for it. Raises ValueError for anything else, HorovodInternalError if
+    same names; reading a parameter waits for it. Raises ValueError for anything else, HorovodInternalError if
     the names differ.
     """
     try:

@@ -30,7 +30,7 @@ _NUMBER_OF = {np.dtype(dtype): number for number, dtype in _DTYPES.items()} | {_
 
 
 def check(array: Any) -> None:
-    """Raises TypeError or ValueError for anything that is no dense array of a dtype that operations take."""
+    """Raises TypeError or ValueError for anything but a dense array of a dtype that operations take."""
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"expected an mxnet.nd.NDArray, got {type(array).__name__}")
     if array.stype != "default":
@@ -49,7 +49,7 @@ def dtype_of(array: Any) -> int:
 
 
 def is_on_host(array: Any) -> bool:
-    """Whether the array's memory can be read by the processor."""
+    """True if the processor can read the array's memory."""
     return str(array.context.device_type).startswith("cpu")
 
 

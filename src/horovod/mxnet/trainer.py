@@ -139,7 +139,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             warnings.warn(f"DistributedTrainer: {text}\n{hint}", stacklevel=3)
 
     def _allreduce_grads(self) -> None:
-        """What step() and allreduce_grads() of Gluon's trainer call."""
+        """Reduces the gradients; step() and allreduce_grads() of Gluon's trainer call this."""
         trained = self._hvd_trained()
         names = [f"{self._hvd_prefix}gradient.{self._hvd_places[id(parameter)]}" for parameter in trained]
         average(self._hvd_options, names, [parameter.list_grad()[0] for parameter in trained])

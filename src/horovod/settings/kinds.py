@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a row of the settings' table is, and how each kind of value is read and spelled. The table: table.py.
+"""The rows of the settings' table: how each kind of value is read and spelled. The table: table.py.
 
 Imports nothing of ours.
 """

@@ -42,9 +42,9 @@ __all__ = [
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 GPU_WAYS = ("best", "nccl", "host", "mpi")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
-# What the variables of mpirun, srun and torchrun begin with.
+# Prefixes of the variables of mpirun, srun and torchrun.
 _OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
-_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that nobody knows
+_OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that Horovod does not know
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_FUSION_THRESHOLD",
         kinds.integer(0),
         128 << 20,
-        "How many bytes of tensors are reduced together at most; 0 turns fusion off.",
+        "Fuse tensors up to this size, in bytes (the flag: in MB); 0 turns fusion off.",
         flag="--fusion-threshold-mb",
         yaml="params.fusion_threshold_mb",
         flag_unit=1 << 20,
@@ -65,7 +65,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_CYCLE_TIME",
         kinds.number(0),
         1.0,
-        "How long a ready tensor that no thread waits for may wait to be fused with others, in milliseconds.",
+        "How long a tensor of an asynchronous call may wait to be fused with others, in milliseconds.",
         flag="--cycle-time-ms",
         yaml="params.cycle_time_ms",
     )
@@ -234,7 +234,8 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         kinds.number(0),
         5.0,
         "How long a rank of another host, or horovodrun's agent of a host, may give no sign of life before it counts "
-        "as lost, in seconds; 0 means for ever. HOROVOD_FROZEN_TIMEOUT_SECONDS=0 excepts ranks whose host answers.",
+        "as lost, in seconds; 0 means for ever. With HOROVOD_FROZEN_TIMEOUT_SECONDS=0, a silent rank does not count as "
+        "lost while its host answers.",
     )
     fault_point: str = setting(
         "HOROVOD_FAULT_POINT",
@@ -314,7 +315,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_CONTROLLER",
         kinds.text(),
         "gloo",
-        "mpi: the ranks find each other by MPI, or init fails; else this is found out by itself.",
+        "mpi: the ranks find each other by MPI, or init fails. gloo: Horovod chooses the way by how they were started.",
     )
     cpu_operations: str = setting(
         "HOROVOD_CPU_OPERATIONS",
@@ -339,7 +340,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
 
-    # What other launchers say of this process, for world/starters
+    # The variables of other launchers, for world/starters
     launch_environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
@@ -356,7 +357,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         return cls(**values, launch_environment={n: v for n, v in environment.items() if n.startswith(starts)})
 
     def native_settings(self) -> list[tuple[str, str]]:
-        """What the native core takes, as strings. Equal names in native code; an unknown one is an error there."""
+        """The settings of the native core, as strings. Equal names in native code; an unknown one is an error there."""
         warning_s = 0.0 if self.stall_check_disable else self.stall_warning_s
         shutdown_s = 0.0 if self.stall_check_disable else self.stall_shutdown_s
         return [
@@ -413,7 +414,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
 
     @property
     def log_time(self) -> bool:
-        """Whether warnings carry the time."""
+        """True if warnings carry the time."""
         return self.log_timestamp or not self.log_hide_time
 
     def _core(self) -> int | None:
@@ -430,12 +431,12 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
 
     @property
     def communicator(self) -> str:
-        """What moves data: a name of the native registry, or auto."""
+        """The communicator that carries data: a name of the native registry, or auto."""
         by_mpi = self.transport == "auto" and self.cpu_operations.strip().lower() == "mpi"
         return "hierarchical-mpi" if by_mpi else self.transport
 
     def unsupported(self) -> str | None:
-        """What is asked for and not there yet: two lines for an error, or None."""
+        """A setting that asks for an unsupported part: two lines for an error, or None."""
         for value, variable in (
             (self.controller, "HOROVOD_CONTROLLER"),
             (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),

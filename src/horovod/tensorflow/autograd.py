@@ -90,7 +90,7 @@ def _broadcast_gradient(node: Any, *gradients: tf.Tensor) -> list[tf.Tensor]:
 
 @tf.RegisterGradient("HorovodAlltoall")
 def _alltoall_gradient(node: Any, gradient: tf.Tensor, _: Any) -> list[Any]:
-    """The gradient's rows go back where they came from; zeros for rows that went to nobody."""
+    """The gradient's rows go back where they came from; zeros for rows that were sent to no rank."""
     sent, _ = operations().horovod_alltoall(
         tensor=gradient,
         splits=tf.cast(node.outputs[1], tf.int64),

@@ -26,7 +26,7 @@ def eigen_device() -> int | None:
 
 
 def may_stay() -> bool:
-    """Whether tensors would stay on the GPUs of this TensorFlow with HOROVOD_TENSORFLOW_GPU=device."""
+    """True if tensors would stay on the GPUs of this TensorFlow with HOROVOD_TENSORFLOW_GPU=device."""
     try:
         return exported() is not None
     except ImportError:

@@ -72,7 +72,7 @@ __all__ = [
 
 
 def _is_empty(given: Any) -> bool:
-    # A tensor in place of a list has no truth value; what is no list is refused later, so that the peers are told.
+    # A tensor in place of a list has no truth value. Anything but a list is refused later, so that the peers are told.
     return isinstance(given, (list, tuple)) and not given
 
 

@@ -172,6 +172,6 @@ def DistributedOptimizer(  # noqa: N802
     if backward_passes_per_step > 1 and tf.executing_eagerly():
         raise InvalidRequestError(
             "backward_passes_per_step > 1 with an optimizer of tf.compat.v1.train needs a graph\n"
-            "hint: a Keras optimizer does it eagerly, too"
+            "hint: a Keras optimizer also works eagerly"
         )
     return _DistributedV1Optimizer(optimizer, TensorFlowGradients(options, "DistributedOptimizer"), use_locking)

@@ -29,7 +29,7 @@ def mark_reduced(gradients: Iterable[Any]) -> None:
 
 
 def is_reduced(gradient: Any) -> bool:
-    """Whether nothing has to be done to a gradient of a graph: it is None, or comes from one that was reduced."""
+    """True if a gradient of a graph needs no reduction: it is None, or comes from one that was reduced."""
     if gradient is None:
         return True
     waiting = [_tensor(gradient)]

@@ -77,6 +77,6 @@ def _attach(context: Context | None) -> None:
     if context is None:
         _opened().hvd_tensorflow_attach(None, 0, 0)
     else:
-        # What XLA has compiled goes on after the launch, so a commit has to wait for the GPU.
+        # Kernels of XLA go on after the launch, so a commit has to wait for the GPU.
         context.uses_gpus = context.uses_gpus or gpus.eigen_device() is not None
         _opened().hvd_tensorflow_attach(context.pointer, context.world.local_rank, context.world.local_size)

@@ -177,7 +177,7 @@ def _check_dtypes(tensors: Sequence[Any], dtypes: frozenset[str], names: Sequenc
 
 
 def as_pairs(tensors: Sequence[Any], op: Any = None) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """What travels: complex numbers as pairs of real ones; and a function that makes such tensors of the results.
+    """The tensors to send, complex numbers as pairs of real ones, and a function that restores them from the results.
 
     Raises NotImplementedError if complex tensors have no reduction `op`.
     """

@@ -38,7 +38,7 @@ def problem() -> str | None:
 
 
 def is_compiling() -> bool:
-    """Whether what is being traced will be compiled by XLA."""
+    """True if XLA will compile the function that is being traced."""
     if tf.executing_eagerly():
         return False
     from tensorflow.python.ops import control_flow_util  # the public interface does not tell
@@ -91,7 +91,8 @@ def reduced(
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        # XLA orders calls by their data only, and all ranks need one order. It is no argument: gradients end here.
+        # XLA orders calls by their data only, and all ranks need one order. The call before is not an argument of this
+        # function: gradients end here.
         before = getattr(graph, _LAST, [])
         results = xla.custom_call_v2(
             "horovod_grouped_allreduce",

@@ -74,7 +74,7 @@ def _gradients(ctx: Any, results: Any) -> tuple[Any, ...]:
 
 
 class _Unregistered(ProcessSet):
-    """In place of what is no set, or was removed after the compilation.
+    """In place of an argument that is not a set, or of a set that was removed after the compilation.
 
     core/collectives.py refuses it, and tells the peers.
     """
@@ -93,7 +93,7 @@ def _set_of(number: int) -> ProcessSet:
 def _number_of(process_set: ProcessSet | None) -> int:
     if process_set is None:
         return 0
-    # What is no set is refused when the operator runs, too: a compiler hides what is raised while it traces.
+    # Anything but a set is refused when the operator runs, too: a compiler hides errors that tracing raises.
     number = process_set.process_set_id if isinstance(process_set, ProcessSet) else None
     return -1 if number is None else number
 

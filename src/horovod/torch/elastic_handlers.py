@@ -40,7 +40,7 @@ class StateDictHandler(StateHandler):
         self._saved = copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
-        # What is loaded may stay in use as it is, and the saved one must not change.
+        # The loaded values may stay in use as they are, and the saved ones must not change.
         self.value.load_state_dict(copied(self._saved))
 
     def sync(self) -> None:

@@ -16,7 +16,7 @@ __all__ = ["TensorOnGpu", "TorchGpu", "gpu_of_cuda_tensor", "on_gpu"]
 
 
 class TorchGpu(Gpu, Protocol):
-    """What else PyTorch's tensors need of their GPU."""
+    """A GPU, with the parts that only PyTorch's tensors need."""
 
     def use_on_current_stream(self, tensor: Tensor) -> None:
         """The tensor's memory is not used again before what the current stream does with it until it is dropped."""

@@ -113,7 +113,7 @@ class _DistributedOptimizer(Wrapped):
 
         chosen = name
         if self._hvd_active and is_taken():
-            gc.collect()  # one that nobody holds any more must not count on some ranks only
+            gc.collect()  # an optimizer that is not used any more must not count on some ranks only
             number = 0
             while is_taken():
                 number += 1
@@ -307,7 +307,7 @@ def DistributedOptimizer(
 
 
 def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Tensor], None]:
-    # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer nobody uses.
+    # Weak: a hook that held its optimizer would live as long as the model, and reduce for an optimizer not in use.
     @torch._disable_dynamo
     def hook(parameter: Tensor) -> None:
         optimizer = reference()

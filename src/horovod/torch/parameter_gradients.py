@@ -118,7 +118,7 @@ class ParameterGradients:
 
     def any(self, reduced: Tensor) -> object:
         found = (reduced if reduced.layout is torch.strided else reduced._values()).any()
-        return bool(found) if found.is_cpu else found  # a GPU is waited for if somebody wants to know
+        return bool(found) if found.is_cpu else found  # the GPU is waited for only if the caller needs the truth
 
     def start(self, gradient: Tensor, name: str) -> Waitable:
         """Starts the reduction of a gradient, in place if it is dense."""

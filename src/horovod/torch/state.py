@@ -24,7 +24,7 @@ _OBJECTS = (bool, int, float, str, bytes, type(None))
 _KEYS = "broadcast_parameters.keys"
 _STRUCTURE = "optimizer_state.structure"
 _KINDS = "optimizer_state.kinds"
-# What to do instead of giving one of these to broadcast_parameters.
+# The remedy if one of these is given to broadcast_parameters.
 _HINTS = {
     torch.nn.Module: "give model.state_dict() or model.named_parameters()",
     torch.optim.Optimizer: "broadcast_optimizer_state(optimizer, root_rank) is for optimizers",
@@ -169,7 +169,7 @@ def _check_alike(
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:
-    """What must be alike: the class, and the shapes of the parameters by group."""
+    """The parts that must be alike: the class, and the shapes of the parameters by group."""
     kind = type(optimizer)
     groups = [[_shape(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     return f"{kind.__module__}.{kind.__name__}", groups

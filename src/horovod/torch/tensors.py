@@ -28,7 +28,7 @@ _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Whether elements share memory, as in expand(): such a tensor can be read, not written."""
+    """True if elements share memory, as in expand(): such a tensor can be read, not written."""
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
@@ -98,7 +98,7 @@ def sample(tensor: Tensor, count: int) -> Any:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is dense host memory as it stands. Raises for anything that cannot be made so."""
+    """True if it is dense host memory without any conversion. Raises for anything that cannot be made so."""
     try:
         # is_complex() takes three times as long as a look at the dtype.
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and tensor.dtype not in _COMPLEX:

@@ -18,7 +18,7 @@ __all__ = ["Wrapped", "find_duplicates", "is_trainable", "wrapped_as"]
 
 
 class Wrapped:
-    """What every mixin begins with."""
+    """The base of every mixin."""
 
     param_groups: list[dict[str, Any]]
     state: dict[Any, Any]

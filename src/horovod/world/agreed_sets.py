@@ -2,7 +2,7 @@
 """The process sets given to init: on which the ranks agree, or what they disagree about. Pure.
 
 All ranks list the same sets. Only communicators of mpi4py may differ: `Split` gives each rank that of its own group,
-and nobody knows the others. Then each of these groups is a set, for all ranks.
+and no rank knows the others. Then each of these groups is a set, for all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod.world.topology import ranks_text
 
 __all__ = ["GivenSet", "Places", "agreed", "check_places", "recorded"]
 
-# What the ranks agree on: for each place of their lists the sets, of which each rank has given one.
+# The agreement of the ranks: for each place of their lists the sets, of which each rank has given one.
 Places = list[list[list[int]]]
 
 
@@ -58,7 +58,7 @@ def agreed(given: Sequence[tuple[Any, Sequence[int]]]) -> Places:
 
 
 def check_places(places: Any) -> Places:
-    """What another rank says is agreed. Raises StartError for anything else."""
+    """Checks sets that another rank says are agreed. Raises StartError for anything else."""
     if not _is_list(places, lambda groups: _is_list(groups, lambda ranks: _is_list(ranks, _is_rank))):
         raise StartError("the first host's leader published process sets that cannot be read", "start-version")
     checked: Places = places

@@ -55,7 +55,7 @@ _alone_generations = itertools.count()
 
 
 class Assignment(NamedTuple):
-    """What the launcher of an elastic job has told this process: the generation to enter, and its rank there.
+    """The orders of an elastic job's launcher for this process: the generation to enter, and its rank there.
 
     `unreached` is filled while the generation exists, on any thread: ranks that this one could not connect to.
     """

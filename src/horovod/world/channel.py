@@ -61,7 +61,7 @@ class ChannelError(ConnectionError):
 
 
 class UnreachableError(ChannelError):
-    """Nothing answers at the peer's address: a network or a firewall refuses the way there, or nobody listens."""
+    """No process answers at the peer's address: none listens there, or a network or a firewall refuses the way."""
 
 
 class ProtocolError(ChannelError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native registry says about communicators, the ways between ranks: which there are, which one joins whom.
+"""The native registry of communicators, the ways between ranks: which there are, which one joins which ranks.
 
 One row of the registry answers init, `horovodrun --check-build`, and mpi_built() and its like.
 """
@@ -40,7 +40,7 @@ def all_communicators() -> tuple[Communicator, ...]:
 
 
 def is_built(name: str) -> bool:
-    """Whether this installation can use the communicator of that name."""
+    """True if this installation can use the communicator of that name."""
     return any(row.name == name and row.available for row in all_communicators())
 
 

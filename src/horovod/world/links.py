@@ -42,7 +42,7 @@ _MESH = "link"
 _TOKEN_BYTES = 32
 
 
-# Told of each connection that this rank is about to wait on, so that somebody can end the wait.
+# Told of each connection that this rank is about to wait on, so that another thread can end the wait.
 Guard = Callable[[socket.socket], None]
 
 
@@ -207,7 +207,7 @@ def attach(name: str, leader: int, rank: int, generation: int, secret: bytes, de
 
 
 class DataLinkTaker(Protocol):
-    """Whom a mesh tells of data links that higher ranks open."""
+    """The object that a mesh tells of data links that higher ranks open."""
 
     def expect(self, rank: int, index: int) -> None:
         """Before that rank is told that it has the link."""
@@ -220,7 +220,7 @@ class Mesh:
     """This rank's TCP port, and its links to the ranks that it is to be linked with: the higher rank connects."""
 
     def __init__(self, rank: int, generation: int, secret: bytes, address: str) -> None:
-        """Listens from here on, so that the port is known; nobody is served before `open`."""
+        """Listens from here on, so that the port is known; connections wait until `open`."""
         self.address = address
         self._rank = rank
         self._generation = generation

@@ -22,7 +22,7 @@ class Mailboxes:
         self._letters: dict[int, collections.deque[tuple[int, Any]]] = {}  # those that it may not have got yet
 
     def is_new(self, worker: int, number: int) -> bool:
-        """Whether this word of a worker's has not come before; remembers it."""
+        """True if this word of a worker has not come before; remembers it."""
         if number <= self._heard.get(worker, 0):
             return False
         self._heard[worker] = number

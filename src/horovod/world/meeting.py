@@ -68,7 +68,7 @@ _KEYS_AT_ONCE = 256  # so that no answer comes near the longest message
 
 @dataclasses.dataclass(frozen=True)
 class Digest:
-    """What every rank knows. `places`: address and port by rank. `process_sets`: those given to init."""
+    """The facts that every rank knows. `places`: address and port by rank. `process_sets`: those given to init."""
 
     topology: Topology
     places: list[tuple[str, int]]
@@ -96,12 +96,12 @@ class Meeting:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is its host's leader."""
+        """True if this rank is its host's leader."""
         return self._identity.local_rank == 0
 
     @property
     def judges(self) -> bool:
-        """Whether this rank puts the hosts' records together."""
+        """True if this rank puts the hosts' records together."""
         return self.leads and self._identity.cross_rank == 0
 
     # places

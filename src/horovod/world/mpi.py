@@ -53,7 +53,7 @@ _world_failed = threading.Event()
 _start_failed = threading.Event()
 _before_end: list[Callable[[], Any]] = []
 _ends = False  # at exit, by us
-_ours = False  # MPI, which nobody but us has begun
+_ours = False  # MPI, which Horovod alone has begun
 _ABORT_S = 1.0  # in which MPI is to end this process
 _TAG = 0x4857
 _NAMES_S = 1.0  # how much longer the others wait for the first rank, which knows who is missing
@@ -129,7 +129,7 @@ def not_the_launchers() -> str:
 
 
 def is_initialized() -> bool:
-    """Whether mpi4py's MPI runs in this process, whoever initialised it."""
+    """True if mpi4py's MPI runs in this process, even if another package initialised it."""
     MPI = sys.modules.get("mpi4py.MPI")
     return MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
 
@@ -280,7 +280,7 @@ def meet(comm: Any, ranks: Sequence[int], deadline: float, look: Callable[[], No
 
 
 def communicator_of(comm: Any, world_size: int, deadline: float) -> Any:
-    """What init's `comm` stands for: a communicator of mpi4py, or None for all ranks.
+    """The communicator for init's `comm`: one of mpi4py, or None for all ranks.
 
     `comm`: None, such a communicator, or a list of ranks. For a part of the ranks MPI must run; then this is collective
     over that part. Raises InvalidRequestError, or NotImplementedError if there is no MPI; StartError after `deadline`.
@@ -329,7 +329,7 @@ def ranks_in(comm: Any, world: Any) -> list[int] | None:
 
 
 def are_communicators(given: Any) -> bool:
-    """Whether this is a list of communicators of mpi4py."""
+    """True if this is a list of communicators of mpi4py."""
     return isinstance(given, (list, tuple)) and given != [] and all(_comm_type_of(one) is not None for one in given)
 
 
@@ -367,7 +367,7 @@ _of_our_own: list[tuple[Any, Any]] = []  # what it was made of, and it: kept, si
 
 
 def _own(comm: Any, rank: int, deadline: float, look: Callable[[], None]) -> Any:
-    """A communicator in which nobody else sends."""
+    """A communicator made of `comm`, in which only Horovod sends."""
     for made_of, own in _of_our_own:
         if made_of == comm and own.rank == rank:
             return own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in place of a generation in a worker that joins a running elastic job, until it is in one.
+"""The stand-in for a generation in a worker that joins a running elastic job, until it is in one.
 
 The script asks for its rank and size while the others still train without it: it gets those that are planned for it.
 Nothing that needs the others is possible yet.

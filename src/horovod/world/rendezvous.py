@@ -88,7 +88,7 @@ class _Connection:
         return number
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drops this answer: its caller does not wait any more."""
         with self._lock:
             self._takers.pop(number, None)
 
@@ -224,7 +224,7 @@ class Rendezvous:
         return words
 
     def first_cause(self, generation: int, mine: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
-        """Why the generation ended: `mine`, or what somebody recorded earlier. Keys: rank, code, text."""
+        """The cause of the generation's end: `mine`, or one that was recorded earlier. Keys: rank, code, text."""
         return self.compare_and_set(f"failure/{generation}", mine, timeout_s)
 
     def get(self, key: str, timeout_s: float = 0.0) -> Any:
@@ -241,7 +241,7 @@ class Rendezvous:
         return values
 
     def watch(self, key: str, timeout_s: float, tell: Callable[[RankGone | ChannelError], None]) -> Callable[[], None]:
-        """Calls `tell` once if a rank is gone before somebody puts `key`, or if the connection ends.
+        """Calls `tell` once if a rank is gone before `key` is put, or if the connection ends.
 
         Not after `timeout_s`, nor after the function that is returned has been called. `tell` runs on the connection's
         thread: it must not block, nor use this object.

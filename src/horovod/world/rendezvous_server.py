@@ -56,7 +56,7 @@ class _Connection:
 class RendezvousServer:
     """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread.
 
-    `notices_ends`: a rank whose connection ends in init is gone; nobody else would notice. Children that this process
+    `notices_ends`: a rank whose connection ends in init is gone; only the server can notice. Children that this process
     forks hold none of its sockets.
     """
 
@@ -309,7 +309,7 @@ class RendezvousServer:
 
 
 def _follow_start(connection: _Connection, request: Any, answer: dict[str, Any]) -> None:
-    """What a request says of a rank's start. Whoever is a second process of a rank has no start."""
+    """Follows a rank's start by its requests. A second process of the same rank has no start."""
     match request, answer:
         case {"op": "enter", "rank": rank}, {"entry": entry} if "other" not in entry:
             who = request.get("who")

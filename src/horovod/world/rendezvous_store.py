@@ -5,7 +5,7 @@ Pure: no thread, no clock, no socket. rendezvous_server.py feeds it with request
 
 Keys are text, values anything JSON can say. The store outlives generations; keys that belong to one carry its number,
 and those of its start (`world/<generation>/`) are forgotten two generations later.
-The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that everybody names the
+The first failure of a generation is recorded at `failure/<generation>` by compare-and-set, so that all ranks name the
 same cause.
 
 In an elastic job the launcher decides which generation there is and who is in it (`lead`), and speaks with the workers
@@ -34,7 +34,7 @@ WorkerListener = Callable[[int, Any], None]
 
 @dataclasses.dataclass(eq=False)
 class Wait:
-    """Somebody waits until all `keys` are there. `reply` is called once, unless the wait is cancelled.
+    """A client waits until all `keys` are there. `reply` is called once, unless the wait is cancelled.
 
     `any_of`: one of the keys is enough.
     `is_for_words`: a worker waits for the launcher's word instead, whatever happens to ranks.
@@ -63,7 +63,7 @@ class Store:
         self._generation = 0
         self._entered: dict[int, tuple[str, Any]] = {}  # by rank: the process in the current generation, and who it is
         self._places: list[dict[str, Any]] = []  # by rank: what the launcher says of its place
-        self._abandoned = False  # a rank could not start in the current generation: nobody joins it any more
+        self._abandoned = False  # a rank could not start in the current generation: no other rank joins it any more
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
         self._listener: WorkerListener | None = None  # in an elastic job
         self._mailboxes = Mailboxes()
@@ -123,7 +123,7 @@ class Store:
         self._listener = listener
 
     def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
-        """The launcher has made a generation: nobody is gone from it, and whoever wants another one is refused."""
+        """The launcher has made a generation: no rank is gone from it, and requests for any other one are refused."""
         self._generation, self._places = generation, places
         self._entered, self._gone = {}, {}
         self._forget_starts_before(generation)
@@ -232,7 +232,7 @@ class Store:
         return wait
 
     def _forget_starts_before(self, generation: int) -> None:
-        self._forget(f"world/{generation - 2}/")  # whoever is late is in the one before this
+        self._forget(f"world/{generation - 2}/")  # a rank that is late is in the one before this
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self._values if key.startswith(prefix)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is where: a rank's identity, and which ranks are on which host. Every rank knows the same topology.
+"""The places of ranks: a rank's identity, and the ranks of each host. Every rank knows the same topology.
 
 The rendezvous says where a rank is in a generation, or leaves it to the environment that the launcher has made;
 HOROVOD_PRETEND_HOSTS divides one machine into several hosts, for tests. Nothing here knows how data travels.
@@ -97,7 +97,7 @@ def rank_of(settings: Settings) -> int:
 
 
 def identity_of(settings: Settings, assigned: Any) -> tuple[Identity, str]:
-    """Who this process is in a generation, and the name of its host.
+    """The identity of this process in a generation, and the name of its host.
 
     `assigned`: the place that the rendezvous has assigned, with the fields of Identity and `hostname`; if it is None,
     the environment decides. HOROVOD_PRETEND_HOSTS divides the host of the result.

@@ -78,7 +78,7 @@ class Guard:
             self._socket.close()
             raise HorovodInternalError(
                 f"this system cannot filter a socket's connections ({error.strerror}), so the data service would be "
-                "open to everybody\nhint: run it on a Linux kernel without a sandbox such as gVisor"
+                "open to all users\nhint: run it on a Linux kernel without a sandbox such as gVisor"
             ) from error
         self._socket.listen(1)
 

@@ -136,7 +136,7 @@ def why_left(pid: int) -> str:
 
 
 def signal_session(session: int, number: signal.Signals) -> None:
-    """Signals every process of a session, also if its parent has ended."""
+    """Signals every process of a session, whatever its parent is."""
     for entry in os.listdir("/proc"):
         fields = _stat(int(entry)) if entry.isdigit() else []
         if fields and int(fields[3]) == session and fields[0] not in _DEAD:

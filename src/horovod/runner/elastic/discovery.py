@@ -30,7 +30,7 @@ DEFAULT_COOLDOWN_UPPER_LIMIT_SECONDS = LONGEST_S
 
 
 class HostState:
-    """Whether a host is left alone, and the event that ends its workers. cooldown_range: None: for ever."""
+    """A host on the blacklist or not, and the event that ends its workers. cooldown_range: None: for ever."""
 
     def __init__(self, cooldown_range: tuple[int, int] | None = None) -> None:
         self._cooldown = None if cooldown_range is None else Cooldown.of(*cooldown_range)
@@ -65,7 +65,7 @@ class HostState:
         return self._is_blacklisted
 
     def is_resurrected(self) -> bool:
-        """Whether it is blacklisted, and has been left alone for long enough."""
+        """True if it is blacklisted, and its cooldown is over."""
         return self._is_blacklisted and time.monotonic() > self._until_s
 
 
@@ -105,7 +105,7 @@ class DiscoveredHosts:
 
 
 class HostManager:
-    """What a discovery says, without the hosts that have failed. May be used from any thread."""
+    """The hosts of a discovery, without those that have failed. May be used from any thread."""
 
     def __init__(self, discovery: HostDiscovery, cooldown_range: tuple[int, int] | None = None) -> None:
         self._discovery = discovery

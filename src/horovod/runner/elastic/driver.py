@@ -2,7 +2,7 @@
 """Old import names around Horovod's driver of elastic jobs. No step of a gradient's way.
 
 Horovod's driver was told of slots that are ready, over HTTP. Ours (elastic/drive/driver.py) lives in horovodrun's loop,
-and decides by what numbered workers say of themselves and of their states. So nobody else can feed it.
+and decides by what numbered workers say of themselves and of their states. So no other program can feed it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ElasticDriver:
 
 
 class Results:
-    """What the workers of a job have given; `error_message`: why it has failed, None if it has not."""
+    """The results of a job's workers; `error_message`: why the job has failed, None if it has not."""
 
     def __init__(self, error_message: str | None, worker_results: dict[Any, Any]) -> None:
         self.error_message = error_message

@@ -9,7 +9,7 @@ from horovod.elastic.drive.discovery import HostDiscovery
 
 __all__ = ["ElasticSettings"]
 
-# What Horovod's settings of any job had, with their defaults.
+# The attributes of Horovod's settings of any job, with their defaults.
 _OF_ANY_JOB: dict[str, Any] = {
     "num_proc": None,
     "verbose": 0,

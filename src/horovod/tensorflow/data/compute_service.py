@@ -41,7 +41,7 @@ __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "
 _service = tf.data.experimental.service
 _shared = itertools.count(1)  # datasets that ranks share meet by their order
 _SAY_AFTER_S = 2.0
-_LOOK_S = 0.1  # a file on a shared disk tells nobody that it is there
+_LOOK_S = 0.1  # a shared disk does not announce a new file
 
 
 @dataclasses.dataclass(frozen=True)

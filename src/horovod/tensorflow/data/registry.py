@@ -53,7 +53,7 @@ class ComputeService:
         return self._server.port
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections."""
         self._server.close()
 
 
@@ -185,7 +185,7 @@ class ComputeClient:
         self._rendezvous.put("shutdown", True, _BUSY_S)
 
     def wait_for_shutdown(self) -> None:
-        """Blocks until shutdown() was called."""
+        """Blocks until shutdown() has been called."""
         while self._rendezvous.get("shutdown", _WAIT_S) is None:
             pass
 
@@ -239,7 +239,7 @@ class ComputeClient:
             case [int(dispatchers), int(workers)]:
                 return dispatchers, workers
             case other:
-                raise ProtocolError(f"the peer is no compute service: it knows the sizes {other}")
+                raise ProtocolError(f"the peer is not a compute service: it knows the sizes {other}")
 
     def _check(self, what: str, number: Any, count: int) -> None:
         if not 0 <= number < count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who else starts ranks: mpirun, srun, torchrun. Serves the start of a world that horovodrun did not start.
+"""The other programs that start ranks: mpirun, srun, torchrun. Serves a start without horovodrun.
 
 A starter is a file with the function `recognise`, and a row here. The innermost comes first: torchrun runs below srun,
 and mpirun's processes on other hosts see the variables of the srun that carried them there.
@@ -7,7 +7,7 @@ and mpirun's processes on other hosts see the variables of the srun that carried
     job.py       the ranks find each other: rank 0 runs the rendezvous, the others get its address
     mpi.py       ... through mpi4py
     folder.py    ... through a file in a folder that all hosts share
-    orphans.py   what becomes of a rank whose launcher was killed
+    orphans.py   ends a rank whose launcher was killed
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recog
 
 
 def recognise(environment: Environment) -> Started | None:
-    """Who started this process, if it is one of several. Raises StartError if its rank cannot be."""
+    """The program that started this process as one of several. Raises StartError if its rank is impossible."""
     started = _innermost(environment)
     return started if started is not None and started.size > 1 else None
 
@@ -44,7 +44,7 @@ def _innermost(environment: Environment) -> Started | None:
 
 
 def started_by(settings: Settings, comm: Any) -> Started | None:
-    """Who started this rank, if it was not horovodrun. `comm`: the communicator that init was given, or None."""
+    """The program that started this rank, if not horovodrun. `comm`: the communicator that init was given, or None."""
     if comm is not None and not settings.rendezvous_address:
         return Started("a communicator given to init", comm.Get_rank(), comm.Get_size(), key="", has_mpi=True)
     if comm is not None and comm.Get_size() != settings.size:
@@ -68,7 +68,7 @@ def end_with_launcher(settings: Settings) -> None:
 
 
 def world_size(environment: Environment) -> int:
-    """How many processes were started together, as far as is known; 1 if there is no word of it."""
+    """The number of processes that were started together; 1 if there is no sign of others."""
     started = recognise(environment)
     return 1 if started is None else started.size
 
@@ -82,6 +82,6 @@ def announced_world(environment: Environment) -> tuple[str, str] | None:
         candidates.append("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS")
     found = [(variable, environment.get(variable, "").strip()) for variable in candidates]
     several = [(variable, value) for variable, value in found if value.isdecimal() and int(value) > 1]
-    # What is no number may well have meant several: whoever would train alone has to ask.
+    # A count that is not a number may mean several processes; to run alone then needs HOROVOD_SIZE=1.
     unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
     return next(iter(several + unreadable), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a starter says of this process: who started it, as which rank of how many, and in which job."""
+"""The facts that a starter gives to this process: its rank, the number of ranks, and the job."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class Started:
 
 
 def numbers(environment: Environment, one: str, other: str) -> tuple[int, int] | None:
-    """The values of these two variables; None if one of them is missing, or is no number."""
+    """The values of these two variables; None if one of them is missing, or is not a number."""
     values = environment.get(one, "").strip(), environment.get(other, "").strip()
     return (int(values[0]), int(values[1])) if all(map(str.isdecimal, values)) else None

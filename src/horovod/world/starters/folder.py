@@ -2,8 +2,8 @@
 """Rank 0's offer as a file in a folder that all hosts of a job share.
 
 The file is named after the job. It has the job's secret in it, so it is this user's alone: a folder or a file that
-others could have changed, or a file that they could read, is refused. A file of a job that has ended may still lie
-there. Whoever reads it finds nobody at its addresses, and reads again.
+others could have changed, or a file that they could read, is refused. A file of a job that has ended may still be
+there. A rank that reads it finds no process at its addresses, and reads again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OfferFile:
             )
 
     def write(self, offer: Offer) -> None:
-        """Replaces what an earlier job of this name has left. Nobody reads a half of it."""
+        """Replaces the file of an earlier job of this name. A reader gets all of it or none."""
         fresh = self.path.with_name(f".{os.urandom(8).hex()}")
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -64,7 +64,7 @@ class OfferFile:
             ) from error
 
     def read(self) -> Offer | None:
-        """What the file says now; None if it is not there, or is none of ours."""
+        """The offer in the file; None if there is none. Raises StartError if the file is not private to this user."""
         try:
             os.listdir(self.path.parent)  # a network's file system may remember that there was no such file
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -74,9 +74,9 @@ class OfferFile:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise StartError(
-                    f"{self.path}, which is to say where rank 0 is, is not a file of this user alone (owner "
+                    f"{self.path}, the file with rank 0's address, is not private to this user (owner "
                     f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o})\n"
-                    "hint: remove it; who has put it there?",
+                    "hint: remove it if you did not create it",
                     "start-secret",
                 )
             return Offer.parse(file.read(LONGEST_BYTES))

@@ -52,7 +52,7 @@ class Job:
         return Rendezvous(self.reached[0], self.offer.port, self.offer.secret, "the rendezvous in rank 0")
 
     def whereabouts(self) -> dict[str, Any]:
-        """What rank 0 must know of this rank to give it a place (Meeting.place)."""
+        """The facts by which rank 0 gives this rank a place (Meeting.place)."""
         return {"hostname": socket.gethostname(), "machine": machine(), "reached": self.reached}
 
     def start_failed(self) -> None:

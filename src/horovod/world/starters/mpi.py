@@ -27,7 +27,7 @@ def opened(started: Started, deadline: float) -> Any:
     Raises StartError if this MPI does not see the other ranks: it is another one than the launcher's. After `deadline`
     the process ends (world/mpi.py).
     """
-    # What the script starts by multiprocessing inherits its parent's variables, and must not take its place in MPI.
+    # A child by multiprocessing inherits its parent's variables, and must not take its place in MPI.
     if not started.has_mpi or multiprocessing.parent_process() is not None:
         return None
     MPI = mpi.opened(deadline)

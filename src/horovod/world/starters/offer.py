@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rank 0 tells the others before they can connect: where its rendezvous is, and the job's secret."""
+"""The message of rank 0 to the others before they can connect: its rendezvous' address and the job's secret."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the steps of a batch script, an interactive 
 
 
 def is_step(environment: Environment) -> bool:
-    """Whether srun started this process. An allocation has tasks as well, but its script is none of them."""
+    """True if srun started this process. A batch script has variables of tasks as well, but is not a task."""
     found = numbers(environment, "SLURM_STEP_ID", "SLURM_PROCID")
     return found is not None and found[0] < _FIRST_SPECIAL_STEP
 

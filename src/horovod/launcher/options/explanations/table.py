@@ -121,7 +121,7 @@ EXPLANATIONS = (
         "start-secret",
         "A rank could not prove that it belongs to the job",
         _START,
-        ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not a file of this user alone"),
+        ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not private to this user"),
         "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
         "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
         "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then the file "
