@@ -226,7 +226,10 @@ class _Carrier:
 
     def _answer(self, control: socket.socket) -> None:
         while True:
-            data, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 64)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 64)
+            except ConnectionResetError:  # the parent has ended, and has not read an answer
+                return
             if not data:
                 return
             message = json.loads(data)
@@ -235,7 +238,7 @@ class _Carrier:
                 answer = {"result": operation(**message, descriptors=descriptors)}
             except Exception as error:  # told to the parent, which raises it
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            with contextlib.suppress(BrokenPipeError):  # the parent has ended
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
                 control.send(json.dumps(answer).encode())
 
     def _do_open(self, registry: tuple[str, int], key: str, names: list[str], descriptors: list[int]) -> None:
