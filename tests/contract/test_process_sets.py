@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] 
     "splits": (
         lambda hvd, f, s: hvd.alltoall(ones(f, 3), [1, 1, 1], process_set=s),
         ValueError,
-        "one split for each of 2 members, got 3|no member",
+        "one split for each of 2 members, got 3|is not in ProcessSet",
     ),
 }
 
