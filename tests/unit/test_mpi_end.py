@@ -22,7 +22,7 @@ def Init_thread(level):
     _initialized = True
 def Finalize(): os.write(1, b"finalize")
 class COMM_WORLD:
-    size = 2
+    size, rank = 2, 0
     @staticmethod
     def Abort(code): os.write(1, b"abort")  # and comes back, as if mpirun could not be reached
 """
@@ -66,3 +66,21 @@ def test_an_abort_that_never_returns_does_not_keep_the_process(tmp_path: Path) -
     """As on a host that mpirun cannot be reached from."""
     hangs = "import sys, time\nsys.modules['mpi4py.MPI'].COMM_WORLD.Abort = lambda code: time.sleep(1000)\n"
     assert end_of(tmp_path, hangs + "mpi.abort_at_exit()") == (-signal.SIGALRM, "")
+
+
+def test_ranks_abort_mpi_one_after_the_other(tmp_path: Path) -> None:
+    """The mpirun of Open MPI may never end if ranks of several hosts abort at once."""
+    waits = """
+import contextlib, os, signal, sys, time
+world, ends = sys.modules["mpi4py.MPI"].COMM_WORLD, mpi._end
+def abort(code): raise InterruptedError
+world.Abort = abort
+time.sleep = lambda seconds: os.write(1, b"%.1f " % seconds)
+mpi.abort_at_exit()
+for world.rank in (0, 1, 3, 1000):
+    with contextlib.suppress(InterruptedError):
+        ends(os.getpid())
+signal.setitimer(signal.ITIMER_REAL, 0)
+world.size = 1
+"""
+    assert end_of(tmp_path, waits) == (0, "1.0 1.5 2.5 3.0 finalize")

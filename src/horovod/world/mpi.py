@@ -59,6 +59,7 @@ _TAG = 0x4857
 _NAMES_S = 1.0  # how much longer the others wait for the first rank, which knows who is missing
 _LOOK_S = 0.002  # MPI has no wait with a time limit; this is little beside a start, and leaves the core to others
 _GRACE_S = 1.0  # for the other ranks, to say what they have got, as horovodrun gives it
+_TURN_S, _TURNS = 0.5, 4  # how much later the next rank aborts MPI, and the last rank that waits for its turn
 
 
 def opened(deadline: float | None = None) -> Any:
@@ -191,7 +192,8 @@ def _end(owner: int) -> None:
     if will_abort():
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(_GRACE_S)
+        # One rank after the other: if ranks of several hosts abort at once, the mpirun of Open MPI 5 may never end.
+        time.sleep(_GRACE_S + _TURN_S * min(MPI.COMM_WORLD.rank, _TURNS))
         # MPI_Abort may wait for ever for an mpirun on a host that cannot be reached any more.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, _ABORT_S)
