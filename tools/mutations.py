@@ -808,6 +808,14 @@ MUTATIONS = (
     ),
     # data through MPI, and a connection that is silent
     Mutation(
+        "mpi-aborts-at-once",
+        "src/horovod/core/mpi.py",
+        "time.sleep(_GRACE_S + _TURN_S * min(MPI.COMM_WORLD.rank, _TURNS))",
+        "time.sleep(_GRACE_S)",
+        "after a failure on several hosts the mpirun of Open MPI may never end",
+        (python("tests/unit/test_mpi_end.py", "-k", "one_after_the_other"),),
+    ),
+    Mutation(
         "mpi-wait-without-sleep",
         "native/communicators/mpi/patience.cc",
         "const bool sleeps = begin_ns - awake_since_ns_ >= awake_ns_;",
