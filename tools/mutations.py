@@ -809,7 +809,7 @@ MUTATIONS = (
     # data through MPI, and a connection that is silent
     Mutation(
         "mpi-aborts-at-once",
-        "src/horovod/core/mpi.py",
+        "src/horovod/world/mpi.py",
         "time.sleep(_GRACE_S + _TURN_S * min(MPI.COMM_WORLD.rank, _TURNS))",
         "time.sleep(_GRACE_S)",
         "after a failure on several hosts the mpirun of Open MPI may never end",
