@@ -69,7 +69,7 @@ class Gradients(Protocol[P_contra, T]):
         ...
 
     def nothing(self, parameter: P_contra) -> T:
-        """Stands in for a missing gradient: negative zeros, whose sum shows it; or zeros, which count as a gradient."""
+        """The tensor sent for a missing gradient: negative zeros, whose sum shows it; or zeros, which count as one."""
         ...
 
     def is_nothing(self, reduced: T) -> bool:

@@ -26,5 +26,5 @@ class TrainingSettings:
         kinds.integer(0),
         1,
         "1: optimizers compare the ranks' parameters and options before their first step. More: also before every so "
-        "many steps. 0: never.",
+        "many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) are not compared.",
     )

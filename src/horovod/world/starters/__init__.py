@@ -68,7 +68,7 @@ def end_with_launcher(settings: Settings) -> None:
 
 
 def world_size(environment: Environment) -> int:
-    """The number of processes that were started together; 1 if there is no sign of others."""
+    """The number of processes that were started together; 1 if the environment names no others."""
     started = recognise(environment)
     return 1 if started is None else started.size
 
