@@ -45,6 +45,17 @@ def reduce_for_ever(hvd: Any) -> None:
         hvd.allreduce_(tensor, name="gradient")
 
 
+def touch_if_blocked(function: str, file: Path) -> None:
+    """Creates the file once this rank is in the call that blocks."""
+
+    def wait() -> None:
+        while standin.library().standin_is_planned(function.encode()):
+            time.sleep(0.01)
+        file.touch()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def errors_of(outcomes: list[Outcome], *lost: int) -> list[Any]:
     """Of the ranks that are there."""
     assert all(outcome.error is not None for rank, outcome in enumerate(outcomes) if rank not in lost), outcomes
@@ -111,7 +122,9 @@ def test_a_call_of_nccl_that_does_not_return_is_aborted_from_elsewhere(tmp_path:
         hvd = started()
         if hvd.rank() == 0:
             standin.library().standin_block(b"ncclGroupEnd", 0, -1)
-        (going / str(hvd.rank())).touch()
+            touch_if_blocked("ncclGroupEnd", going / "0")
+        else:
+            (going / "1").touch()
         reduce_for_ever(hvd)
 
     with world_of() as world:
@@ -133,10 +146,12 @@ def test_an_abort_that_does_not_return_keeps_nobody_waiting(functions: list[str]
     def run(functions: list[str], going: Path) -> None:
         hvd = started()
         hvd.allreduce(standin.to_gpu(torch.ones(2)), name="meet").cpu()
-        if hvd.rank() == 0:
-            for function in functions:
-                standin.library().standin_block(function.encode(), 0, 10**9)
-        (going / str(hvd.rank())).touch()
+        for function in functions if hvd.rank() == 0 else []:
+            standin.library().standin_block(function.encode(), 0, 10**9)
+        if hvd.rank() == 0 and "ncclGroupEnd" in functions:
+            touch_if_blocked("ncclGroupEnd", going / "0")
+        else:
+            (going / str(hvd.rank())).touch()
         try:
             reduce_for_ever(hvd)
         except hvd.HorovodInternalError:

@@ -75,6 +75,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "standin_forget": (None, []),
     "standin_fail": (None, [c_char_p, c_int, c_int, c_int]),
     "standin_block": (None, [c_char_p, c_int, c_int]),
+    "standin_is_planned": (c_int, [c_char_p]),
     "standin_nccl_version": (None, [c_int]),
     "standin_stream": (c_void_p, [c_int]),
     "standin_hold": (None, [c_void_p]),

@@ -43,6 +43,8 @@ void standin_fail(const char* function, int after, int code, int count);
 /* Likewise a call that takes so long; a negative time: until NCCL's communicator is aborted, if it has one. It knows
  * ncclCommInitRankConfig, ncclGroupEnd and ncclCommAbort. */
 void standin_block(const char* function, int after, int milliseconds);
+/* 1 until the call that blocks has begun. */
+int standin_is_planned(const char* function);
 
 /* Streams as a framework has them; `device` counts from 0. They are never destroyed. */
 void* standin_stream(int device);

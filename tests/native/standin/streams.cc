@@ -113,6 +113,11 @@ void standin_block(const char* function, int after, int milliseconds) {
   standin::blocks[function] = {after, milliseconds, 1};
 }
 
+int standin_is_planned(const char* function) {
+  const std::lock_guard lock(standin::plans_guard);
+  return standin::blocks.count(function) > 0;
+}
+
 const char* standin_races() {
   static std::string lines;
   const std::lock_guard lock(standin::state().mutex);
