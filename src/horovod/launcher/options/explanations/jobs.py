@@ -83,8 +83,8 @@ EXPLANATIONS_OF_JOBS = (
         "then gave up.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
-            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Ranks of other hosts wait for it, too: "
-            "HOROVOD_LOST_TIMEOUT_SECONDS then only limits how long a host itself may not answer.",
+            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then no rank gives up, not even on "
+            "another host, as long as the stopped rank's host answers.",
         ),
     ),
     Explanation(

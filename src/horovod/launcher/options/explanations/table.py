@@ -241,9 +241,9 @@ EXPLANATIONS = (
         "The ranks disagree about a tensor",
         "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
         ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
-        "All ranks must call an operation of one name with the same dtype, shape and arguments. What most ranks say is "
-        "taken as expected; the message names the ranks that differ. All members of the operation get the same error, "
-        "and the world keeps running.",
+        "All ranks must call an operation of one name with the same dtype, shape and arguments. The "
+        "message names the ranks that differ from the majority. All members of the operation get the same error, and "
+        "the world keeps running.",
         (
             "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
             "not depend on its size.",
@@ -298,8 +298,8 @@ EXPLANATIONS = (
         "Ranks wait for each other in different calls",
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
-        "Each of these ranks waits for an operation that another of them has not called. Each has one thread, or all "
-        "its threads wait like this, so none can ever make the missing call. The world has ended for all ranks, at "
+        "Each of these ranks waits for an operation that another of them has not called. No other thread of "
+        "these ranks could make the missing call, so the job can never go on. The world has ended for all ranks, at "
         "most two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, "
         "or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. "
         "If a rank has another Python thread, or has used compiled operations, it could still go on: the job keeps "
