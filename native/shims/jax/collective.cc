@@ -77,28 +77,21 @@ Code code_of(int code) {
 
 }  // namespace
 
-void set_failure(hvd_status* status, int code, std::string_view text) {
-  status->code = code;
-  status->text[text.copy(status->text, sizeof status->text - 1)] = '\0';
-}
-
 bool rows_are_equal(const Collective& collective, size_t tensor, const hvd_result& result, hvd_status* status) {
   const int64_t expected = collective.rows[tensor] / (collective.kind == HVD_ALLGATHER ? 1 : collective.members);
   for (int32_t member = 0; member < collective.members; ++member) {
     if (result.rows[member] == expected) continue;
-    set_failure(status, HVD_MISMATCH,
-                std::string(collective.kind == HVD_ALLGATHER ? "allgather" : "alltoall") +
-                    (collective.name.empty() ? "" : " of `" + collective.name + "`") +
-                    ": a compiled function needs the same number of rows from every rank: expected " +
-                    std::to_string(expected) + " as on this rank, got " + std::to_string(result.rows[member]) +
-                    " from member " + std::to_string(member) +
-                    "\nhint: call it outside of jax.jit, or fill up the rows");
+    shims::set_failure(status, HVD_MISMATCH,
+                       std::string(collective.kind == HVD_ALLGATHER ? "allgather" : "alltoall") +
+                           (collective.name.empty() ? "" : " of `" + collective.name + "`") +
+                           ": a compiled function needs the same number of rows from every rank: expected " +
+                           std::to_string(expected) + " as on this rank, got " + std::to_string(result.rows[member]) +
+                           " from member " + std::to_string(member) +
+                           "\nhint: call it outside of jax.jit, or fill up the rows");
     return false;
   }
   return true;
 }
-
-bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
 
 bool answer_question(const CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != kMetadataExtension) return false;
@@ -110,9 +103,8 @@ bool answer_question(const CallFrame& frame) {
 }
 
 Error* error_of(const Api* api, const hvd_status& status, const Tree& tree) {
-  const char* const name = hvd_code_name(status.code);
-  std::string text = status.code == HVD_MISMATCH ? in_words(status.text, tree) : status.text;
-  if (name != nullptr) text += std::string("\nmore: horovodrun --explain ") + name;
+  const std::string text =
+      shims::text_of(status, status.code == HVD_MISMATCH ? in_words(status.text, tree) : status.text);
   ErrorCreate arguments{sizeof arguments, nullptr, text.c_str(), code_of(status.code)};
   return api->error_create(&arguments);
 }

@@ -9,22 +9,16 @@
 #include <vector>
 
 #include "horovod/horovod.h"
+#include "shims/collective.h"
 #include "shims/jax/ffi.h"
 #include "shims/jax/tree.h"
 
 namespace hvd::jax {
 
 // The compiled program's description of a call, and the tensors of this call.
-struct Collective {
-  hvd_kind kind = HVD_ALLREDUCE;
-  std::string name;  // empty: matched by order
-  int32_t op = HVD_SUM;
-  int32_t process_set = 0;
-  int32_t root_rank = -1;
-  double prescale = 1.0, postscale = 1.0;
+struct Collective : shims::Collective {
   // The number of members that the program was compiled for, and this rank's place among them.
   int32_t members = 1, member = 0;
-  int32_t device = -1;              // the GPU on which the tensors lie; -1: none
   int32_t order_operands = 0;       // 1: the first operand is a value of the call before
   Tree tree;                        // of gradients
   std::vector<hvd_tensor> tensors;  // their shapes are XLA's memory, which is gone when the handler has returned
@@ -34,14 +28,11 @@ struct Collective {
 // Fills in what the frame holds. Returns why it cannot; empty if it could.
 std::string read_frame(const CallFrame& frame, Collective* collective);
 
-// True if the size of the results is known only when the operation is done.
-bool is_ragged(hvd_kind kind);
 // True if every member gave as many rows as this one: only then does the result have the size that XLA expects.
 bool rows_are_equal(const Collective& collective, size_t tensor, const hvd_result& result, hvd_status* status);
 
 // XLA asks before it calls. False: this is a call.
 bool answer_question(const CallFrame& frame);
-void set_failure(hvd_status* status, int code, std::string_view text);
 // `tree`: of the call's gradients.
 Error* error_of(const Api* api, const hvd_status& status, const Tree& tree);
 

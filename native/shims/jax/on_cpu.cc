@@ -104,7 +104,7 @@ class Teller {
 void finished(void* user, const hvd_status* outcome) {
   auto* const call = static_cast<Call*>(user);
   call->outcome = *outcome;
-  if (outcome->code == HVD_OK && is_ragged(call->collective.kind)) take_results(call);
+  if (outcome->code == HVD_OK && shims::is_ragged(call->collective.kind)) take_results(call);
   hvd_release(call->context, call->handle);
   if (call->state.exchange(Call::kDone) == Call::kLeft) Teller::one().add(std::unique_ptr<Call>(call));
 }
@@ -113,19 +113,18 @@ void finished(void* user, const hvd_status* outcome) {
 int start(Call* call, hvd_status* status) {
   const std::shared_lock held(generation().mutex);
   call->context = generation().context;
-  const int code = submit(&call->collective, {finished, call}, &call->handle, status);
+  const int code = submit(call->collective, {finished, call}, &call->handle, status);
   if (code == HVD_OK) hvd_wait(call->context, call->handle, kMomentMs, nullptr);
   return code;
 }
 
 // Null if all went well so far.
 Error* run(CallFrame* frame) {
-  hvd_status status{};
-  status.size = sizeof status;
+  hvd_status status = shims::new_status();
   auto call = std::make_unique<Call>();
   call->api = frame->api;
   const std::string problem = read_frame(*frame, &call->collective);
-  if (!problem.empty()) set_failure(&status, HVD_INVALID_ARGUMENT, problem);
+  if (!problem.empty()) shims::set_failure(&status, HVD_INVALID_ARGUMENT, problem);
   if (!problem.empty() || start(call.get(), &status) != HVD_OK) {
     return error_of(frame->api, status, call->collective.tree);
   }

@@ -29,7 +29,7 @@ int take_results(const Collective& collective, hvd_context* context, void* strea
   return HVD_OK;
 }
 
-int launch(Collective* collective, void* stream, hvd_status* status) {
+int launch(const Collective& collective, void* stream, hvd_status* status) {
   hvd_context* context = nullptr;
   hvd_handle handle = 0;
   {
@@ -42,7 +42,8 @@ int launch(Collective* collective, void* stream, hvd_status* status) {
   // The generation may end now, and Python may free its context.
   int code = HVD_PENDING;
   while (code == HVD_PENDING) code = hvd_wait_on_stream(context, handle, stream, kSliceMs, status);
-  if (code == HVD_OK && is_ragged(collective->kind)) code = take_results(*collective, context, stream, handle, status);
+  if (code == HVD_OK && shims::is_ragged(collective.kind))
+    code = take_results(collective, context, stream, handle, status);
   hvd_release(context, handle);
   hvd_free(context);
   return code;
@@ -52,12 +53,11 @@ int launch(Collective* collective, void* stream, hvd_status* status) {
 Error* run(const CallFrame& frame) {
   StreamGet asked{sizeof asked, nullptr, frame.context, nullptr};
   if (Error* const error = frame.api->stream_get(&asked); error != nullptr) return error;
-  hvd_status status{};
-  status.size = sizeof status;
+  hvd_status status = shims::new_status();
   Collective collective;
   const std::string problem = read_frame(frame, &collective);
-  if (!problem.empty()) set_failure(&status, HVD_INVALID_ARGUMENT, problem);
-  if (problem.empty() && launch(&collective, asked.stream, &status) == HVD_OK) return nullptr;
+  if (!problem.empty()) shims::set_failure(&status, HVD_INVALID_ARGUMENT, problem);
+  if (problem.empty() && launch(collective, asked.stream, &status) == HVD_OK) return nullptr;
   return error_of(frame.api, status, collective.tree);
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shims/mxnet/call.h"
 
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "shims/collective.h"
 #include "shims/generation.h"
-#include "shims/refusal.h"
 
 namespace {
 
@@ -94,20 +93,6 @@ struct Call {
   OnComplete on_complete{};
 };
 
-hvd_status new_status() {
-  hvd_status status{};
-  status.size = sizeof status;
-  status.failed_rank = -1;
-  return status;
-}
-
-hvd_status failure(int code, const char* text) {
-  hvd_status status = new_status();
-  status.code = code;
-  std::snprintf(status.text, sizeof status.text, "%s", text);
-  return status;
-}
-
 // The same pointer for arrays that share memory: NDArray::ptr_, as shim.py has checked.
 void* chunk_of(void* array) { return *static_cast<void**>(array); }
 
@@ -142,7 +127,7 @@ bool submit(Call* call, hvd_status* status) {
     // MXNet runs no other function on this memory now, so its layout may change.
     if (mxnet.reorder != nullptr && chunk_of(from) == chunk_of(to)) mxnet.reorder(chunk_of(from));
     if (!find_memory(from, &input) || !find_memory(to, &call->tensors[i].output)) {
-      *status = failure(HVD_INVALID_ARGUMENT, mxnet.last_error());
+      hvd::shims::set_failure(status, HVD_INVALID_ARGUMENT, mxnet.last_error());
       return false;
     }
     call->tensors[i].input = input;
@@ -202,12 +187,13 @@ void hvd_mxnet_run(void* /*run_context*/, void* on_complete, void* user) {
   const uint64_t generation_of_call = call->generation;
   call->has_run = true;
   call->on_complete = done;
-  hvd_status status = new_status();
+  hvd_status status = hvd::shims::new_status();
   {
     Generation& now = generation();
     const std::shared_lock lock(now.mutex);
     if (now.context == nullptr || now.number != call->generation) {
-      status = failure(HVD_NOT_RUNNING, ("Horovod was shut down before `" + call->name + "` could begin").c_str());
+      hvd::shims::set_failure(&status, HVD_NOT_RUNNING,
+                              "Horovod was shut down before `" + call->name + "` could begin");
     } else {
       call->context = now.context;
       if (submit(call, &status)) return;

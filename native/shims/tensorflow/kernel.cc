@@ -2,11 +2,8 @@
 #include "shims/tensorflow/kernel.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
-#include "shims/on_gpu.h"
-#include "shims/refusal.h"
 #include "shims/tensorflow/done_callback.h"
 
 namespace hvd::tensorflow {
@@ -18,7 +15,6 @@ std::atomic<bool> may_stay_on_gpu{false};
 
 namespace {
 
-constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 constexpr int kDtypes = 10;
 // TF_DataType by hvd_dtype.
 constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
@@ -37,12 +33,6 @@ std::vector<int64_t> shape_of(const TF_Tensor* tensor) {
   std::vector<int64_t> shape(static_cast<size_t>(tf.NumDims(tensor)));
   for (size_t d = 0; d < shape.size(); ++d) shape[d] = tf.Dim(tensor, static_cast<int>(d));
   return shape;
-}
-
-hvd_status new_hvd_status() {
-  hvd_status status{};
-  status.size = sizeof status;
-  return status;
 }
 
 Code code_of(int code) {
@@ -85,8 +75,6 @@ TensorPtr allocate(TF_OpKernelContext* context, int index, int type, const std::
       tf.AllocateOutput(context, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status));
 }
 
-bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
-
 bool take_inputs(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   const bool has_splits = collective.kind == HVD_ALLTOALL;
@@ -111,7 +99,7 @@ bool take_inputs(Invocation* invocation, TF_Status* status) {
 // The outputs whose size is known now; the others follow when they are done.
 bool make_outputs(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
-  if (is_ragged(collective.kind)) return true;
+  if (shims::is_ragged(collective.kind)) return true;
   const int32_t members = collective.kind == HVD_REDUCESCATTER ? invocation->members : 1;
   for (size_t i = 0; i < invocation->inputs.size(); ++i) {
     std::vector<int64_t> shape = invocation->shapes[i];
@@ -130,19 +118,13 @@ bool make_outputs(Invocation* invocation, TF_Status* status) {
 
 void finished(void* user, const hvd_status* outcome);
 
-void set_failure(hvd_status* status, int code, const char* text) {
-  status->code = code;
-  std::snprintf(status->text, sizeof status->text, "%s", text);
-}
-
 // Says on which GPU the tensors of a request lie, and finds the stream that computes them.
 int place_on_gpu(Invocation* invocation, hvd_request* request, hvd_status* status) {
   request->place = HVD_ON_CUDA;
   if (!find_stream(eigen_device.load(), invocation->context, &invocation->stream)) {
-    set_failure(status, HVD_UNAVAILABLE,
-                "it is not known where this TensorFlow release keeps the stream of a GPU\n"
-                "hint: HOROVOD_TENSORFLOW_GPU=host takes the tensors through host memory");
-    return HVD_UNAVAILABLE;
+    return shims::set_failure(status, HVD_UNAVAILABLE,
+                              "it is not known where this TensorFlow release keeps the stream of a GPU\n"
+                              "hint: HOROVOD_TENSORFLOW_GPU=host takes the tensors through host memory");
   }
   return shims::find_device(invocation->engine, {request->tensors, request->ntensors}, invocation->stream,
                             &request->device, status);
@@ -169,19 +151,9 @@ bool submit(Invocation* invocation) {
                   invocation->outputs.empty() ? nullptr : tf.TensorData(invocation->outputs[i].get()), shape.data(),
                   static_cast<int32_t>(shape.size()), dtype_of(invocation->inputs[i].get())};
   }
-  hvd_request request{};
-  request.size = sizeof request;
-  request.kind = collective.kind;
-  request.op = collective.op;
-  request.process_set = collective.process_set;
-  request.root_rank = collective.root_rank;
-  request.ntensors = static_cast<uint32_t>(tensors.size());
-  request.tensor_size = sizeof(hvd_tensor);
-  request.name = collective.name.empty() ? nullptr : collective.name.c_str();
-  request.tensors = tensors.data();
-  request.prescale = collective.prescale;
-  request.postscale = collective.postscale;
+  hvd_request request = shims::request_of(collective, tensors);
   request.done = finished;
+  request.user = invocation;
   if (!invocation->splits.empty()) {
     request.splits = invocation->splits.data();
     request.nsplits = static_cast<uint32_t>(invocation->splits.size());
@@ -190,11 +162,11 @@ bool submit(Invocation* invocation) {
   if (!collective.is_gradient || (collective.step != nullptr && collective.step->ends_now()))
     request.flags = HVD_URGENT;
 
-  hvd_status status = new_hvd_status();
+  hvd_status status = shims::new_status();
   int code = invocation->on_gpu ? place_on_gpu(invocation, &request, &status) : HVD_OK;
   // Once submitted, the invocation may be gone.
   if (code == HVD_OK) {
-    code = invocation->kernel->submit(&request, invocation, invocation->stream, &invocation->handle, &status);
+    code = invocation->kernel->entries().submit(&generation, request, invocation->stream, &invocation->handle, &status);
   }
   if (code == HVD_OK) return true;
   shims::tell_refusal(invocation->engine, collective.name, collective.process_set, status);
@@ -206,7 +178,7 @@ bool take_results(Invocation* invocation, TF_Status* status) {
   const Collective& collective = invocation->kernel->collective();
   const int tensors = static_cast<int>(invocation->inputs.size());
   const int32_t members = invocation->members;
-  hvd_status why = new_hvd_status();
+  hvd_status why = shims::new_status();
   const bool is_alltoall = collective.kind == HVD_ALLTOALL;
   // Rows by tensor and member; TensorFlow has the received splits of an alltoall as int32.
   std::vector<int64_t> rows_shape = {members};
@@ -261,7 +233,7 @@ void finished(void* user, const hvd_status* outcome) {
   const std::unique_ptr<Invocation> invocation(static_cast<Invocation*>(user));
   if (outcome->code != HVD_OK) {
     fail(invocation->context, *outcome);
-  } else if (is_ragged(invocation->kernel->collective().kind)) {
+  } else if (shims::is_ragged(invocation->kernel->collective().kind)) {
     const StatusPtr status = new_status();
     if (!take_results(invocation.get(), status.get())) tf.OpKernelContext_Failure(invocation->context, status.get());
   }
@@ -275,7 +247,7 @@ void finished(void* user, const hvd_status* outcome) {
 bool start(Invocation* invocation) {
   const std::shared_lock held(generation.mutex);
   if (generation.context == nullptr) {
-    fail(invocation->context, kFailedPrecondition, kNotInitialized);
+    fail(invocation->context, kFailedPrecondition, shims::kNotInitialized);
     return false;
   }
   const Collective& collective = invocation->kernel->collective();
@@ -299,47 +271,7 @@ bool start(Invocation* invocation) {
 
 Kernel::~Kernel() {
   const std::shared_lock held(generation.mutex);
-  entry_ = nullptr;
-}
-
-int Kernel::submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
-  std::vector<int64_t> key = {request->place, request->device};
-  for (uint32_t i = 0; i < request->ntensors; ++i) {
-    const hvd_tensor& tensor = request->tensors[i];
-    key.push_back(tensor.dtype);
-    key.push_back(tensor.ndim);
-    key.insert(key.end(), tensor.shape, tensor.shape + tensor.ndim);
-  }
-  key.insert(key.end(), request->splits, request->splits + request->nsplits);
-  Entry entry;
-  {
-    const std::lock_guard lock(mutex_);
-    const bool seen = generation_ == generation.number && key_ == key;
-    if (!seen) {
-      entry_ = nullptr;
-      generation_ = generation.number;
-      key_ = std::move(key);
-    } else if (entry_ == nullptr) {
-      int code = HVD_OK;
-      entry_ = generation.prepare(*request, &code, status);
-      if (code != HVD_OK) return code;
-    }
-    entry = entry_;
-  }
-  request->user = user;
-  if (entry == nullptr) return shims::submit_once(generation.context, *request, stream, handle, status);
-  const int code = shims::submit_entry(generation.context, entry.get(), {request->tensors, request->ntensors},
-                                       request->flags, user, stream, handle, status);
-  if (code != HVD_INVALID_ARGUMENT || collective_.process_set == 0) return code;
-  // The process set has been removed since, and another one may have its number.
-  {
-    const std::lock_guard lock(mutex_);
-    if (entry_ == entry) {
-      entry_ = nullptr;
-      key_.clear();
-    }
-  }
-  return shims::submit_once(generation.context, *request, stream, handle, status);
+  entries_.clear();
 }
 
 void compute_collective(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
@@ -365,9 +297,9 @@ void compute_place(void* kernel, TF_OpKernelContext* context) {
   int32_t value = 0;
   {
     const std::shared_lock held(generation.mutex);
-    if (generation.context == nullptr) return fail(context, kFailedPrecondition, kNotInitialized);
+    if (generation.context == nullptr) return fail(context, kFailedPrecondition, shims::kNotInitialized);
     int32_t members = 0, member = 0;
-    hvd_status why = new_hvd_status();
+    hvd_status why = shims::new_status();
     if (hvd_process_set_place(generation.context, query.process_set, &members, &member, &why) != HVD_OK) {
       return fail(context, why);
     }
@@ -392,12 +324,7 @@ void fail(TF_OpKernelContext* context, Code code, const char* text) {
 }
 
 void fail(TF_OpKernelContext* context, const hvd_status& status) {
-  fail(context, code_of(status.code), text_of(status).c_str());
-}
-
-std::string text_of(const hvd_status& status) {
-  const char* const name = hvd_code_name(status.code);
-  return name == nullptr ? status.text : std::string(status.text) + "\nmore: horovodrun --explain " + name;
+  fail(context, code_of(status.code), shims::text_of(status, status.text).c_str());
 }
 
 }  // namespace hvd::tensorflow

@@ -8,10 +8,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "shims/collective.h"
 #include "shims/generation.h"
 #include "shims/tensorflow/api.h"
 #include "shims/tensorflow/gpu_stream.h"
@@ -28,13 +28,7 @@ extern std::atomic<EigenDevice> eigen_device;
 extern std::atomic<bool> may_stay_on_gpu;
 
 // A node's attributes. Fixed for the kernel's life.
-struct Collective {
-  hvd_kind kind = HVD_ALLREDUCE;
-  std::string name;  // as the other ranks know it; empty: matched by order
-  int32_t process_set = 0;
-  int32_t op = HVD_SUM;
-  int32_t root_rank = -1;
-  double prescale = 1.0, postscale = 1.0;
+struct Collective : shims::Collective {
   int first_tensor = 0;  // inputs before it are not tensors of the operation
   bool is_gradient = false;
   bool on_gpu = false;         // a kernel for a GPU, whose tensors are there if eigen_device is set
@@ -47,21 +41,11 @@ class Kernel {
   ~Kernel();
   const Collective& collective() const { return collective_; }
 
-  // Submits; `user` goes to finished(). On a GPU, the inputs are what `stream` has computed by now. Needs the
-  // generation held shared.
-  int submit(hvd_request* request, void* user, void* stream, hvd_handle* handle, hvd_status* status);
+  shims::EntryCache& entries() { return entries_; }
 
  private:
   const Collective collective_;
-  std::mutex mutex_;
-  // Of the running generation. Null: there is none yet.
-  using Entry = std::shared_ptr<hvd_entry>;
-
-  // The request of the last shapes and dtypes; an entry from the second time on, so that shapes which never come back
-  // cost little. Other calls may still submit it when it is replaced.
-  std::vector<int64_t> key_;
-  uint64_t generation_ = 0;
-  Entry entry_;
+  shims::EntryCache entries_;  // of the last shapes and dtypes
 };
 
 // A question to HorovodPlace: "rank", "size", "included" in a process set; "local_rank", "local_size".
@@ -78,7 +62,5 @@ void delete_collective(void* kernel);
 // Sets the kernel's failure from a status of the engine.
 void fail(TF_OpKernelContext* context, const hvd_status& status);
 void fail(TF_OpKernelContext* context, Code code, const char* text);
-// The text of a failure for people; its last line names the command that explains it.
-std::string text_of(const hvd_status& status);
 
 }  // namespace hvd::tensorflow

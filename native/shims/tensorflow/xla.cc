@@ -20,8 +20,6 @@
 #include <string_view>
 #include <vector>
 
-#include "shims/on_gpu.h"
-#include "shims/refusal.h"
 #include "shims/tensorflow/kernel.h"
 
 namespace hvd::tensorflow {
@@ -34,13 +32,12 @@ constexpr int kWaitSliceMs = 1000;
 // A grouped request whose tensors are known when it is traced, but for their addresses.
 struct Plan {
   explicit Plan(const hvd_request& traced)
-      : kernel({.name = traced.name, .process_set = traced.process_set}),
-        request(traced),
-        tensors(traced.tensors, traced.tensors + traced.ntensors) {
+      : name(traced.name), request(traced), tensors(traced.tensors, traced.tensors + traced.ntensors) {
     for (const hvd_tensor& tensor : tensors) shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
   }
 
-  Kernel kernel;  // submits the request
+  const std::string name;
+  shims::EntryCache entries;
   hvd_request request;
   std::vector<hvd_tensor> tensors;
   std::vector<std::vector<int64_t>> shapes;
@@ -101,29 +98,27 @@ int submit(Plan* plan, const Buffers& buffers, hvd_handle* handle, hvd_status* s
     tensors[i].output = buffers.outputs[i];
   }
   request.tensors = tensors.data();
-  request.name = plan->kernel.collective().name.c_str();
+  request.name = plan->name.c_str();
   request.flags = HVD_SYNC;
   int code = HVD_OK;
   if (buffers.on_gpu) {
     request.place = HVD_ON_CUDA;
     code = shims::find_device(generation.context, tensors, buffers.stream, &request.device, status);
   }
-  if (code == HVD_OK) code = plan->kernel.submit(&request, nullptr, buffers.stream, handle, status);
-  if (code != HVD_OK) shims::tell_refusal(generation.context, request.name, request.process_set, *status);
+  if (code == HVD_OK) code = plan->entries.submit(&generation, request, buffers.stream, handle, status);
+  if (code != HVD_OK) shims::tell_refusal(generation.context, plan->name, request.process_set, *status);
   return code;
 }
 
 hvd_status run(Plan* plan, const Buffers& buffers) {
-  hvd_status status{};
-  status.size = sizeof status;
+  hvd_status status = shims::new_status();
   hvd_context* context = nullptr;
   hvd_handle handle = 0;
   {
     const std::shared_lock held(generation.mutex);
     context = generation.context;
     if (context == nullptr) {
-      status.code = HVD_NOT_RUNNING;
-      std::string_view("Horovod has not been initialized; use hvd.init().").copy(status.text, sizeof status.text - 1);
+      shims::set_failure(&status, HVD_NOT_RUNNING, shims::kNotInitialized);
       return status;
     }
     if (submit(plan, buffers, &handle, &status) != HVD_OK) return status;
@@ -160,7 +155,7 @@ Plan* find_plan(const char* opaque, size_t length, void* xla_status, size_t* mor
 
 void run_for_xla(Plan* plan, const Buffers& buffers, void* xla_status) {
   const hvd_status status = run(plan, buffers);
-  if (status.code != HVD_OK) fail(xla_status, text_of(status));
+  if (status.code != HVD_OK) fail(xla_status, shims::text_of(status, status.text));
 }
 
 // API_VERSION_STATUS_RETURNING_UNIFIED on the host. `out` is the result's address, or a table of several.
