@@ -133,6 +133,7 @@ class GradientList(abc.ABC):
                 results[index] = self.to_dense(gradient)
             reduced.append(index)
         of = [] if variables is None else [variables[index] for index in reduced]
+        contexts.note_gradients()
         self._watch_double([results[index] for index in reduced], of)
         name = self.unique(self._name_of([results[index] for index in reduced]))
         dense = [index for index in reduced if not self.is_sparse(results[index])]

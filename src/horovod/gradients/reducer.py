@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from horovod.core import context as contexts
 from horovod.core.wording import counted, quoted
 
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
@@ -234,6 +235,7 @@ class GradientReducer(Generic[P, T]):
         if first_error is not None:
             raise first_error
         self._round_done = True
+        contexts.note_gradients()
 
     def complete_step(self) -> None:
         """Reduces the gradients that no backward has reduced, before the optimizer uses them.

@@ -30,6 +30,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
     Raises MismatchError if the ranks' variables differ in number, shape or dtype.
     """
     received = broadcast_arrays([_value(variable) for variable in variables], root_rank, "broadcast_variables")
+    contexts.note_replicas(value.size for value in received)
     for variable, value in zip(variables, received, strict=True):
         variable.assign(value)
 

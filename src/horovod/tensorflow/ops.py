@@ -167,6 +167,7 @@ def _sparse_allreduce(
 ) -> tf.IndexedSlices:
     process_set = how[-1] or global_process_set
     op = _checked_sparse_op("sparse_allreduce", name, how)
+    contexts.note_gradients()
     with tf.device(device or None):
         values, indices = _gathered(
             "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from horovod.core import context as contexts
 from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor, compressed
 from horovod.core.exceptions import InvalidRequestError
@@ -93,6 +94,7 @@ class AdasumOptimizer(Wrapped):
         return collectives.allreduce(sent, name, how, True), ctx
 
     def _hvd_combine(self, trained: list[tuple[str, Tensor]], starts: list[Tensor]) -> None:
+        contexts.note_gradients()
         how = (Adasum, None, 1.0, 1.0, self._hvd_process_set)
         started: list[tuple[Waitable, Any]] = []
         first_error: Exception | None = None
