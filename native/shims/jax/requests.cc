@@ -127,7 +127,7 @@ Generation& generation() {
 int submit(Collective* collective, const Caller& caller, hvd_handle* handle, hvd_status* status) {
   calls.fetch_add(1);
   if (generation().context == nullptr) {
-    set_failure(status, HVD_NOT_RUNNING, "Horovod has not been initialized; use hvd.init().");
+    set_failure(status, HVD_NOT_RUNNING, generation().absence());
     return HVD_NOT_RUNNING;
   }
   int code = HVD_OK;

@@ -18,7 +18,6 @@ std::atomic<bool> may_stay_on_gpu{false};
 
 namespace {
 
-constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 constexpr int kDtypes = 10;
 // TF_DataType by hvd_dtype.
 constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
@@ -275,7 +274,7 @@ void finished(void* user, const hvd_status* outcome) {
 bool start(Invocation* invocation) {
   const std::shared_lock held(generation.mutex);
   if (generation.context == nullptr) {
-    fail(invocation->context, kFailedPrecondition, kNotInitialized);
+    fail(invocation->context, kFailedPrecondition, generation.absence());
     return false;
   }
   const Collective& collective = invocation->kernel->collective();
@@ -365,7 +364,7 @@ void compute_place(void* kernel, TF_OpKernelContext* context) {
   int32_t value = 0;
   {
     const std::shared_lock held(generation.mutex);
-    if (generation.context == nullptr) return fail(context, kFailedPrecondition, kNotInitialized);
+    if (generation.context == nullptr) return fail(context, kFailedPrecondition, generation.absence());
     int32_t members = 0, member = 0;
     hvd_status why = new_hvd_status();
     if (hvd_process_set_place(generation.context, query.process_set, &members, &member, &why) != HVD_OK) {

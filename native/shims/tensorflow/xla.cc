@@ -123,7 +123,7 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
     context = generation.context;
     if (context == nullptr) {
       status.code = HVD_NOT_RUNNING;
-      std::string_view("Horovod has not been initialized; use hvd.init().").copy(status.text, sizeof status.text - 1);
+      std::string_view(generation.absence()).copy(status.text, sizeof status.text - 1);
       return status;
     }
     if (submit(plan, buffers, &handle, &status) != HVD_OK) return status;

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
-from horovod.core import gpus, native
+from horovod.core import gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
 from horovod.core.wording import quoted
@@ -45,7 +45,6 @@ _FATAL = {
     native.DEADLOCK: "DEADLOCK",
 }
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts train
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
@@ -55,7 +54,7 @@ def _is_of_the_script(error: BaseException) -> bool:
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
     path = "" if entry is None else entry.tb_frame.f_code.co_filename
-    return path != "" and not path.startswith(_PACKAGE) and "-packages/" not in path
+    return path != "" and tracebacks.is_of_script(path)
 
 
 class NotAMemberError(InvalidRequestError):
@@ -366,8 +365,10 @@ class Context:
             length = needed
 
 
+tracebacks.install()  # not in init: a script that forgets it gets an error, too
 starting = threading.RLock()  # held while a generation starts or ends
 _current: Context | None = None
+_was_shut_down = False
 _grows = False
 _watchers: list[Callable[[Context | None], None]] = []
 
@@ -393,13 +394,18 @@ def current() -> Context:
     """The running generation. Raises NotInitializedError."""
     context = _current
     if context is None:
-        raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
+        raise NotInitializedError(
+            "Horovod was shut down; hvd.init() starts it again."
+            if _was_shut_down
+            else "Horovod has not been initialized; use hvd.init()."
+        )
     return context
 
 
 def enter(context: Context | Planned | None) -> None:
     """Makes `context` the running generation; None: there is none. The caller holds `starting`."""
-    global _current
+    global _current, _was_shut_down
+    _was_shut_down = context is None
     _current = cast(Context | None, context)  # a planned one has no operations, and says so
 
 

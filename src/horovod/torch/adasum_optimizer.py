@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,12 +124,10 @@ class AdasumOptimizer(Wrapped):
         """Backward never reduces anything."""
         yield
 
-    def skip_synchronize(self) -> NoReturn:
-        """Raises AssertionError: there are no reduced gradients before step()."""
-        raise AssertionError(
-            "skip_synchronize() is not for op=Adasum: step() combines what each rank's own step has changed\n"
-            "hint: gradients are the rank's own, and can be changed at any time before step()"
-        )
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Kept for old scripts: step() combines what each rank's own step has changed, inside as well."""
+        yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Checked, otherwise ignored: step() uses what has been accumulated."""
