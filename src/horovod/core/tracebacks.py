@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from horovod.settings import SettingError, Settings
@@ -85,7 +85,8 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 def _callers() -> Iterator[tuple[int, str]]:
     """The stacklevel and the file of each caller of warn()."""
-    level, frame = 2, sys._getframe(2)
+    level = 2
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield level, frame.f_code.co_filename
         level, frame = level + 1, frame.f_back
