@@ -39,7 +39,8 @@ def main() -> None:
 
     digits = mnist.load(arguments.data_dir)
     # Horovod: each rank has its share of the images. Every step needs all ranks: shares of one size, whole batches
-    train_dataset = dataset(digits.train_images[: arguments.images], digits.train_labels[: arguments.images])
+    count = arguments.images // hvd.size() * hvd.size()
+    train_dataset = dataset(digits.train_images[:count], digits.train_labels[:count])
     train_loader = train_dataset.shard(hvd.size(), hvd.rank()).shuffle(10000)
     train_loader = train_loader.batch(arguments.batch_size, drop_remainder=True).prefetch(2)
     # Horovod: define distributed sharding for validation

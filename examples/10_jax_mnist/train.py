@@ -15,12 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
-import flax.serialization
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+try:
+    import flax.linen as nn
+    import flax.serialization
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}\nhint: pip install jax optax flax")
 
 import horovod.jax as hvd
 

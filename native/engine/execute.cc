@@ -64,10 +64,18 @@ Status Execution::allocate(int64_t bytes, const Prepared& prepared, Gathered* re
           rank_};
 }
 
+void Execution::count_largest(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  int64_t largest = counts_.largest_reduction.load(std::memory_order_relaxed);
+  for (const BatchTensor& tensor : batch.tensors) {
+    largest = std::max(largest, closed[tensor.entry]->prepared->tensors[tensor.tensor].count());
+  }
+  counts_.largest_reduction.store(largest, std::memory_order_relaxed);  // batches run one after the other
+}
+
 Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier) {
   carrier_ = carrier;
   counts_.batches.fetch_add(1, std::memory_order_relaxed);
-  if (reduces(batch.descriptor->kind)) counts_.reductions.fetch_add(1, std::memory_order_relaxed);
+  if (reduces(batch.descriptor->kind)) count_largest(batch, closed);
   counts_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
   switch (batch.descriptor->kind) {
     case HVD_ALLREDUCE:

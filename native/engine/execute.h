@@ -38,7 +38,8 @@ class Execution {
   Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier = nullptr);
 
   struct Counts {
-    std::atomic<uint64_t> batches{0}, reductions{0}, tensors{0}, bytes{0};
+    std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0};
+    std::atomic<int64_t> largest_reduction{0};  // elements of the largest tensor that was averaged, summed, ...
   };
   const Counts& counts() const { return counts_; }
 
@@ -52,6 +53,7 @@ class Execution {
     return carrier_ == nullptr ? *set.communicator : *carrier_->communicator;
   }
   Status allocate(int64_t bytes, const Prepared& prepared, Gathered* result) const;
+  void count_largest(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void count_bytes(int64_t bytes) { counts_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
 
   const int rank_;

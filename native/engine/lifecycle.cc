@@ -310,7 +310,7 @@ std::string Engine::statistics() {
   }
   const Execution::Counts& counts = execution_.counts();
   field("batches", std::to_string(counts.batches.load()));
-  field("reductions", std::to_string(counts.reductions.load()));
+  field("largest_reduction", std::to_string(counts.largest_reduction.load()));
   field("tensors", std::to_string(counts.tensors.load()));
   field("bytes", std::to_string(counts.bytes.load()));
   field("slow_requests", std::to_string(slow_requests));

@@ -16,8 +16,6 @@
 
 namespace hvd::shims {
 
-inline constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
-
 hvd_status new_status();
 // Returns the code.
 int set_failure(hvd_status* status, int code, std::string_view text);

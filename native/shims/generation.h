@@ -14,7 +14,7 @@ namespace hvd::shims {
 
 struct Generation {
   std::shared_mutex mutex;         // held shared by a call while it uses the rest
-  hvd_context* context = nullptr;  // null: Horovod is not initialized
+  hvd_context* context = nullptr;  // null: absence() says why
   uint64_t number = 0;             // differs between any two, though their contexts may lie at the same address
 
   // Python calls it after hvd_start with the context, and before hvd_stop with null. Returns the number.
@@ -22,6 +22,12 @@ struct Generation {
     const std::lock_guard alone(mutex);
     context = running;
     return ++number;
+  }
+
+  // What a call is told if there is no context.
+  const char* absence() const {
+    return number == 0 ? "Horovod has not been initialized; use hvd.init()."
+                       : "Horovod was shut down; hvd.init() starts it again.";
   }
 
   // A prepared request, given back when its last user lets go of it: each holds `mutex` shared meanwhile. The entries

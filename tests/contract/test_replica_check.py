@@ -43,6 +43,7 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
                 texts.append(said("joined, too", [("w", rank)]))
         return texts
 
+    none = ["", "", "", ""]
     common = [
         "",
         "before step 1 of one the ranks differ in `lr`, and 1 other after it; rank 0 is unlike rank 1",
@@ -52,11 +53,12 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
     ]
     joined = ["", "before step 1 of joined, too the ranks differ in `w`; rank 1 is unlike rank 2"]
     environment = {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    assert worlds(3, environment).run(run) == [common, [*common, *joined], [*common, *joined]]
+    assert worlds(3, environment).run(run) == [common, [*none, *joined], [*none, "", ""]]
 
 
 def training(every: str) -> Any:
     def run() -> list[str]:
+        import linecache
         import warnings
 
         import torch
@@ -79,6 +81,7 @@ def training(every: str) -> Any:
                 warnings.simplefilter("always")
                 optimizer.step()
             texts += [f"{number}: {one.message}".splitlines()[0] for one in caught]
+            assert all(linecache.getline(one.filename, one.lineno).strip() == "optimizer.step()" for one in caught)
         return texts
 
     return run
@@ -89,10 +92,9 @@ def test_pytorchs_optimizer_checks_its_first_step_and_more_if_asked(worlds: Worl
     seen = worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK_STEPS": every}).run(training(every))
     lr = "before step {} of optimizer of bias the ranks differ in `lr of group 0`, and 2 others after it"
     expected = {"0": [], "1": [], "2": [2, 4]}[every]
-    for texts in seen:
-        assert len(texts) == len(expected)
-        for number, text in zip(expected, texts, strict=True):
-            assert text.startswith(f"{number}: {lr.format(number + 1)}; rank 0 is unlike rank 1")
+    assert seen[1] == []
+    for number, text in zip(expected, seen[0], strict=True):
+        assert text.startswith(f"{number}: {lr.format(number + 1)}; rank 0 is unlike rank 1")
 
 
 def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_a_backward(worlds: WorldPool) -> None:
@@ -117,28 +119,76 @@ def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_
         assert "the ranks differ in `weight`; rank 0 is unlike rank 1" in text and "hint: broadcast" in text
 
 
-def test_a_model_that_is_broadcast_and_never_reduced_is_told_at_the_end(worlds: WorldPool) -> None:
-    def run() -> list[str]:
+def test_training_apart_is_told_at_the_end(worlds: WorldPool) -> None:
+    def run() -> dict[str, str]:
         import contextlib
         import io
+        import sys
 
         import torch
 
         import horovod.torch as hvd
 
-        said = []
-        for reduces, broadcasts in ((False, True), (True, True), (False, False)):
+        net, scale = torch.nn.Linear(4, 3), torch.nn.Parameter(torch.ones(()))
+        table = torch.nn.Embedding(9, 3, sparse=True)
+
+        def backward() -> list[torch.Tensor]:
+            net.zero_grad()
+            (net(torch.ones(2, 4)) * scale).sum().backward()
+            return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+        def optimize(parameters: list[torch.nn.Parameter]) -> None:
+            optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+            backward()
+            optimizer.step()
+
+        def look_up() -> None:
+            table(torch.tensor([1])).sum().backward()
+            assert table.weight.grad is not None
+            hvd.sparse_allreduce_async(table.weight.grad, "table", hvd.Average)()
+
+        ways = {
+            "nothing": lambda: None,
+            "the loss": lambda: [hvd.allreduce(torch.ones(())) for _ in range(20)],
+            "loss and accuracy": lambda: hvd.allreduce(torch.ones(2)),
+            "by hand": lambda: [hvd.allreduce(gradient) for gradient in backward()],
+            "in place": lambda: hvd.allreduce_(backward()[1]),
+            "grouped": lambda: hvd.grouped_allreduce(backward()),
+            "flat": lambda: hvd.allreduce(torch.cat([gradient.flatten() for gradient in backward()])),
+            "scattered": lambda: hvd.reducescatter(backward()[0]),
+            "sparse": look_up,
+            "a scalar": lambda: optimize([scale]),
+            "a scalar by Adasum": lambda: hvd.DistributedOptimizer(torch.optim.SGD([scale], 0.1), op=hvd.Adasum).step(),
+        }
+        said = {}
+
+        def ends(case: str, *calls: Any) -> None:
             hvd.init()
-            if broadcasts:
-                hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), 0)
-            hvd.broadcast(torch.ones(2), 0)
-            if reduces:
-                hvd.allreduce(torch.ones(2))
+            for call in calls:
+                call()
             with contextlib.redirect_stderr(io.StringIO()) as caught:
                 hvd.shutdown()
-            said.append(caught.getvalue())
+            said[case] = caught.getvalue().splitlines()[0] if caught.getvalue() else ""
+
+        for way, reduce in ways.items():
+            ends(way, lambda: hvd.broadcast_parameters({**net.state_dict(), "scale": scale}, 0), reduce)
+        scalars = {"scale": scale, "shift": torch.zeros(())}
+        ends("of scalars", lambda: hvd.broadcast_parameters(scalars, 0), lambda: hvd.allreduce(torch.ones(())))
+        ends("scalars alone", lambda: hvd.broadcast_parameters(scalars, 0))
+        ends("no model", lambda: hvd.allreduce(torch.ones(2)))
+        ends("no call")
+        frameworks = [f"horovod.{name}" for name in ("torch", "tensorflow", "keras", "jax", "mxnet")]
+        with pytest.MonkeyPatch.context() as patch:
+            for name in frameworks:
+                patch.delitem(sys.modules, name, raising=False)
+            ends("no call and no framework")
         return said
 
     first, second = worlds(2, SHM).run(run)
-    assert first[0].startswith("horovod: warning: the parameters were broadcast, but no operation has averaged")
-    assert first[1:] == ["", ""] and second == ["", "", ""]
+    for apart in ("nothing", "the loss", "loss and accuracy", "scalars alone"):
+        assert first.pop(apart).startswith("horovod: warning: the parameters were broadcast, but nothing as large"), (
+            apart
+        )
+    assert first.pop("no call").startswith("horovod: note: the 2 ranks have exchanged nothing.")
+    assert set(first.values()) == {""}, first
+    assert set(second.values()) == {""}

@@ -36,8 +36,9 @@ def test_keras_variables_that_differ_are_named_before_the_second_eager_step(worl
             texts += [f"{number}: {one.message}".splitlines()[0] for one in caught]
         return texts
 
-    for (text,) in world.run(run):
-        assert text == "1: before step 2 of differing the ranks differ in `0: weight`; rank 0 is unlike rank 1"
+    (text,), none = world.run(run)
+    assert none == []
+    assert text == "1: before step 2 of differing the ranks differ in `0: weight`; rank 0 is unlike rank 1"
 
 
 def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:
@@ -135,3 +136,43 @@ def test_gradients_are_reduced_once_whatever_computed_them(world: World) -> None
             average, total = -1.5, -3.0
             expected = 2 * total if how.startswith("eagerly") else average if " 0 " in how else total
             assert value == expected, (how, value)
+
+
+def test_variables_that_are_broadcast_and_a_loss_that_is_averaged_are_told_apart_from_training(world: World) -> None:
+    def run() -> list[str]:
+        import contextlib
+        import io
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        weights = [tf.Variable(tf.ones([4, 3])), tf.Variable(0.0)]
+        table = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([0]), tf.constant([4, 3]))
+
+        def sparse() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(weights[0], [1]))
+            hvd.DistributedGradientTape(tape).gradient(loss, weights[0])
+
+        said = []
+        hvd.shutdown()
+        for reduce in (
+            lambda: hvd.allreduce(tf.constant(1.0)),
+            lambda: hvd.grouped_allreduce([tf.ones([4, 3]), tf.constant(0.0)]),
+            lambda: hvd.allreduce(table),
+            sparse,
+            lambda: tf.function(lambda: hvd.allreduce(tf.ones([4, 3])))(),
+        ):
+            hvd.init()
+            hvd.broadcast_variables(weights, root_rank=0)
+            reduce()
+            with contextlib.redirect_stderr(io.StringIO()) as caught:
+                hvd.shutdown()
+            said.append(caught.getvalue()[:16])
+        with pytest.raises(tf.errors.FailedPreconditionError, match="was shut down"):
+            tf.function(lambda: hvd.allreduce(tf.ones(1)))()
+        hvd.init()
+        return said
+
+    assert world.run(run) == [["horovod: warning", "", "", "", ""], [""] * 5]

@@ -92,8 +92,15 @@ def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(wo
         loss = optimizer.step(lambda: 7.0)
         optimizer.synchronize()
         assert loss == 7.0
-        with pytest.raises(AssertionError, match="not for op=Adasum"), optimizer.skip_synchronize():
-            pass
+        before = used.detach().clone()
+        used.grad, unused.grad = torch.full_like(used, float(hvd.rank())), None
+        optimizer.synchronize()  # as an old script clips
+        torch.nn.utils.clip_grad_norm_([used], 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert not torch.equal(used, before), "the other rank's step counts"
+        with torch.no_grad():
+            used.copy_(before)
         with pytest.raises(ValueError, match="DistributedOptimizer already"):
             hvd.DistributedOptimizer(optimizer)
         scheduler.step()

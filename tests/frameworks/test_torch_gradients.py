@@ -333,6 +333,8 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
 
         hvd.init()
         sparse = torch.eye(3).to_sparse()
+        with pytest.raises(ValueError, match=r"hint: .*sparse_allreduce_async.* sparse_as_dense=True"):
+            hvd.allreduce(sparse, name="for dense tensors")
         wrong = [(torch.eye(3), hvd.Sum), (sparse, hvd.Max), (sparse, 17), (3, hvd.Sum), (sparse, hvd.Adasum)]
         texts = []
         for index, (tensor, op) in enumerate(wrong):

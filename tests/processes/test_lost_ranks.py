@@ -150,7 +150,7 @@ def test_init_follows_shutdown_any_number_of_times(transport: str) -> None:
             hvd.shutdown()
             hvd.shutdown()
             assert not hvd.is_initialized()
-            with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)"):
+            with pytest.raises(ValueError, match=r"Horovod was shut down; hvd\.init\(\) starts it again"):
                 hvd.rank()
             counts.append(len(os.listdir("/proc/self/fd")))
         return counts

@@ -7,8 +7,10 @@ tests/processes/test_scripts_of_pages.py runs the scripts.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import runpy
+import types
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,7 @@ def test_names_that_a_script_does_not_make_are_found() -> None:
 
 
 def test_each_rank_has_its_share_of_the_data_where_a_page_calls_fit() -> None:
-    shares = re.compile(r"hvd.rank\(\)::|shard\(|send_to_data_service\(")
+    shares = re.compile(r"slice\(hvd\.rank\(\)|shard\(|send_to_data_service\(")
     calls = 0
     for page in PAGES:
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
@@ -60,3 +62,19 @@ def test_pages_are_made_from_their_tables() -> None:
     assert len(pages) == 5
     for path, text in pages.items():
         assert path.read_text() == text, "run tools/pages"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/frameworks/keras.md"])
+def test_the_shares_of_the_keras_lines_are_equal_for_data_of_any_length(name: str) -> None:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line.startswith(("share =", "x, y = "))]
+    assert len(lines) == 2
+    for size, length in itertools.product(range(1, 5), (0, 3, 1024, 1025)):
+        shares = []
+        for rank in range(size):
+            hvd = types.SimpleNamespace(rank=lambda rank=rank: rank, size=lambda size=size: size)
+            scope = {"hvd": hvd, "x": list(range(length)), "y": list(range(length))}
+            exec("\n".join(lines), scope)
+            assert scope["x"] == scope["y"]
+            shares.append(scope["x"])
+        assert {len(share) for share in shares} == {length // size}
+        assert sorted(itertools.chain(*shares)) == list(range(length // size * size))

@@ -42,7 +42,7 @@ int submit(const Collective& collective, const Caller& caller, hvd_handle* handl
   static auto* const entries = new shims::EntryCache(kMostEntries);  // never destroyed, too
   calls.fetch_add(1);
   hvd_context* const context = generation().context;
-  if (context == nullptr) return shims::set_failure(status, HVD_NOT_RUNNING, shims::kNotInitialized);
+  if (context == nullptr) return shims::set_failure(status, HVD_NOT_RUNNING, generation().absence());
   hvd_request request = shims::request_of(collective, collective.tensors);
   request.flags = HVD_SYNC | HVD_URGENT;  // the program waits, at first in hvd_wait
   request.done = caller.done;

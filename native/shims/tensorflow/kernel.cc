@@ -247,7 +247,7 @@ void finished(void* user, const hvd_status* outcome) {
 bool start(Invocation* invocation) {
   const std::shared_lock held(generation.mutex);
   if (generation.context == nullptr) {
-    fail(invocation->context, kFailedPrecondition, shims::kNotInitialized);
+    fail(invocation->context, kFailedPrecondition, generation.absence());
     return false;
   }
   const Collective& collective = invocation->kernel->collective();
@@ -297,7 +297,7 @@ void compute_place(void* kernel, TF_OpKernelContext* context) {
   int32_t value = 0;
   {
     const std::shared_lock held(generation.mutex);
-    if (generation.context == nullptr) return fail(context, kFailedPrecondition, shims::kNotInitialized);
+    if (generation.context == nullptr) return fail(context, kFailedPrecondition, generation.absence());
     int32_t members = 0, member = 0;
     hvd_status why = shims::new_status();
     if (hvd_process_set_place(generation.context, query.process_set, &members, &member, &why) != HVD_OK) {

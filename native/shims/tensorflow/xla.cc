@@ -118,7 +118,7 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
     const std::shared_lock held(generation.mutex);
     context = generation.context;
     if (context == nullptr) {
-      shims::set_failure(&status, HVD_NOT_RUNNING, shims::kNotInitialized);
+      shims::set_failure(&status, HVD_NOT_RUNNING, generation.absence());
       return status;
     }
     if (submit(plan, buffers, &handle, &status) != HVD_OK) return status;

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core import context as contexts
-from horovod.core import gpus, native, raised, stacks, tracebacks
+from horovod.core import gpus, native, raised, stacks
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
@@ -64,7 +64,6 @@ def _at_exit() -> None:
         say_no_init()
 
 
-tracebacks.install()  # not in init: a script that forgets it gets an error, too
 _importer = os.getpid()
 atexit.register(_at_exit)
 

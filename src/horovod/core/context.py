@@ -16,10 +16,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
-from horovod.core import gpus, native
+from horovod.core import gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
 from horovod.core.wording import quoted
@@ -44,7 +44,7 @@ _FATAL = {
     native.DEVICE_LOST: "DEVICE_LOST",
     native.DEADLOCK: "DEADLOCK",
 }
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts train
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
@@ -54,7 +54,7 @@ def _is_of_the_script(error: BaseException) -> bool:
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
     path = "" if entry is None else entry.tb_frame.f_code.co_filename
-    return path != "" and not path.startswith(_PACKAGE) and "-packages/" not in path
+    return path != "" and tracebacks.is_of_script(path)
 
 
 class NotAMemberError(InvalidRequestError):
@@ -65,8 +65,9 @@ class Context:
     """One generation.
 
     `requests`: what it has prepared. `argument`: how a native function is given the context at the least cost.
-    `uses_gpus`: whether a call on a GPU's tensors has been submitted. `has_replicas`: whether the script has broadcast
-    a model's parameters. `submit_entry`, `wait`,
+    `uses_gpus`: whether a call on a GPU's tensors has been submitted. `smallest_replica`: elements of the smallest
+    parameter with more than one that the script has broadcast; 0: none was broadcast. `reduces_gradients`: whether an
+    optimizer or a tape has done so. `submit_entry`, `wait`,
     `wait_on_stream` and `release` have no argument types: they take ctypes objects only.
     """
 
@@ -81,7 +82,8 @@ class Context:
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.uses_gpus = False
-        self.has_replicas = False
+        self.smallest_replica = 0
+        self.reduces_gradients = False
         self.was_told = False  # of the end of the generation
         self.library = native.library()
         meeting_point = world.rendezvous
@@ -221,7 +223,7 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
-        self._warn_of_replicas()
+        self._warn_of_training_apart()
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all
         status = native.Status()
@@ -237,16 +239,25 @@ class Context:
         if code != native.OK:
             print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
 
-    def _warn_of_replicas(self) -> None:
-        """Warns if a script has broadcast parameters and then reduced nothing: each rank has trained alone."""
-        if not self.has_replicas or self.rank != 0 or self.size == 1 or may_grow():
+    def _warn_of_training_apart(self) -> None:
+        """Says at the end, once in a job, that the ranks seem to have trained without each other."""
+        if self.rank != 0 or self.size == 1 or may_grow():
             return
-        failed = self.was_told or hasattr(sys, "last_value")  # the script's last exception
-        if not failed and self.statistics()["reductions"] == 0:
+        if self.was_told or hasattr(sys, "last_value"):  # the script's last exception
+            return
+        counts = self.statistics()
+        if self.smallest_replica and not self.reduces_gradients and counts["largest_reduction"] < self.smallest_replica:
             print(
-                "horovod: warning: the parameters were broadcast, but no operation has averaged or summed anything: if "
-                "this script trains, each rank has trained alone\nhint: train with hvd.DistributedOptimizer or what "
-                "the framework's page says (docs/frameworks)",
+                "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
+                "summed: if this script trains, each rank has trained alone\nhint: train with "
+                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)",
+                file=sys.stderr,
+            )
+        elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
+            print(
+                f"horovod: note: the {self.size} ranks have exchanged nothing. That is right if each has worked on "
+                "data of its own; a model that they trained is another one on each rank\nhint: to train one model, see "
+                "docs/quickstart.md",
                 file=sys.stderr,
             )
 
@@ -354,8 +365,10 @@ class Context:
             length = needed
 
 
+tracebacks.install()  # not in init: a script that forgets it gets an error, too
 starting = threading.RLock()  # held while a generation starts or ends
 _current: Context | None = None
+_was_shut_down = False
 _grows = False
 _watchers: list[Callable[[Context | None], None]] = []
 
@@ -381,13 +394,18 @@ def current() -> Context:
     """The running generation. Raises NotInitializedError."""
     context = _current
     if context is None:
-        raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
+        raise NotInitializedError(
+            "Horovod was shut down; hvd.init() starts it again."
+            if _was_shut_down
+            else "Horovod has not been initialized; use hvd.init()."
+        )
     return context
 
 
 def enter(context: Context | Planned | None) -> None:
     """Makes `context` the running generation; None: there is none. The caller holds `starting`."""
-    global _current
+    global _current, _was_shut_down
+    _was_shut_down = context is None
     _current = cast(Context | None, context)  # a planned one has no operations, and says so
 
 
@@ -396,10 +414,17 @@ def is_initialized() -> bool:
     return _current is not None
 
 
-def note_replicas() -> None:
-    """The script has given all ranks the same parameters, as one that trains does."""
+def note_replicas(sizes: Iterable[int]) -> None:
+    """The script has given all ranks the same parameters, of so many elements, as one that trains does."""
     if isinstance(_current, Context):  # a graph may be built before init
-        _current.has_replicas = True
+        several = [size for size in (*sizes, _current.smallest_replica) if size > 1]
+        _current.smallest_replica = min(several, default=1)
+
+
+def note_gradients() -> None:
+    """Gradients are reduced, whatever size they have and however they travel."""
+    if isinstance(_current, Context):
+        _current.reduces_gradients = True
 
 
 def let_grow() -> None:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, number_of
 from horovod.core.requests import as_factors
+from horovod.core.tracebacks import warn
 from horovod.core.wording import shown
 
 __all__ = ["Reduction", "as_key", "resolve_op", "resolved"]
@@ -25,21 +23,11 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         if op is not None:
             name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
             raise InvalidRequestError(f"both op={name} and average={average!r} were given\nhint: give op alone")
-        warnings.warn(
-            "average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=_level_of_script()
-        )
+        warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning)
         return Average if average else Sum
     if op is True or op is False:  # which would count as the numbers of Sum and Average
         raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
     return Average if op is None else op
-
-
-def _level_of_script() -> int:
-    """The stacklevel of the first caller outside of this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("horovod."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def resolved(how: Reduction) -> tuple[int, float, float, int]:

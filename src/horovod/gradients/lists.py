@@ -15,7 +15,6 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet
 from horovod.core.requests import check_adasum_ranks
+from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions, check_groups
 
 __all__ = ["GradientList", "local_variables"]
@@ -133,6 +133,7 @@ class GradientList(abc.ABC):
                 results[index] = self.to_dense(gradient)
             reduced.append(index)
         of = [] if variables is None else [variables[index] for index in reduced]
+        contexts.note_gradients()
         self._watch_double([results[index] for index in reduced], of)
         name = self.unique(self._name_of([results[index] for index in reduced]))
         dense = [index for index in reduced if not self.is_sparse(results[index])]
@@ -163,10 +164,9 @@ class GradientList(abc.ABC):
         before = _not_applied.pop(key, None) if described else None
         if before is not None:
             again = "" if self.options.op == Average else ": their sum grows with the number of ranks"
-            warnings.warn(
+            warn(
                 f"{self.name} reduces gradients that {before} seems to have reduced already{again}\n"
-                "hint: use one of the two, with a plain optimizer or a plain tape",
-                stacklevel=4,
+                "hint: use one of the two, with a plain optimizer or a plain tape"
             )
 
     def _grouped(self, dense: list[int], variables: Sequence[Any] | None) -> list[list[int]]:

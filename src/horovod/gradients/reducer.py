@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from horovod.core import context as contexts
+from horovod.core.tracebacks import warn
 from horovod.core.wording import counted, quoted
 
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
@@ -234,6 +235,7 @@ class GradientReducer(Generic[P, T]):
         if first_error is not None:
             raise first_error
         self._round_done = True
+        contexts.note_gradients()
 
     def complete_step(self) -> None:
         """Reduces the gradients that no backward has reduced, before the optimizer uses them.
@@ -301,11 +303,10 @@ class GradientReducer(Generic[P, T]):
             self._start(slot, gradients.zeros(parameter), own=False, added=True)
         else:
             if 0 < slot.passes < self.passes_per_step and gradients.version(parameter) != slot.after_pass:
-                warnings.warn(
+                warn(
                     f"gradient {quoted(slot.name)} was changed, by clipping for example, before it was reduced: this "
                     f"step has {slot.passes} of {counted(self.passes_per_step, 'backward pass', 'backward passes')}\n"
-                    "hint: call optimizer.synchronize() before clipping",
-                    stacklevel=5,
+                    "hint: call optimizer.synchronize() before clipping"
                 )
             self._start(slot, gradients.dense(parameter), own=slot.kept or slot.passes > 0)
 

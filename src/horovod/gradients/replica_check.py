@@ -8,7 +8,6 @@ each rank, shows no difference, there is no other.
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from horovod.core.arrays import collectives
 from horovod.core.exceptions import MismatchError
 from horovod.core.native import SYNC, Sum
 from horovod.core.process_sets import ProcessSet
+from horovod.core.tracebacks import warn
 from horovod.core.wording import counted, quoted
 from horovod.settings import Settings
 
@@ -70,7 +70,7 @@ class ReplicaCheck:
         return self._every > 0 and (step == self._first or (self._every > 1 and step > 0 and step % self._every == 0))
 
     def compare(self, described: Iterable[tuple[str, int]]) -> None:
-        """Compares names and checksums in order. Raises MismatchError, or warns, if the ranks' differ."""
+        """Compares names and checksums in order. Raises MismatchError, or warns on one rank, if they differ."""
         pairs = list(described)
         names = [name for name, _ in pairs]
         own = zlib.crc32(repr(pairs).encode()) + 1  # 0 is a rank that has joined
@@ -81,26 +81,25 @@ class ReplicaCheck:
         counts = self._of_all([len(pairs)], "count")[present, 0]
         ranks = self._process_set.ranks or []
         if len(set(counts)) > 1:
-            text = f"the numbers of parameters and options: {', '.join(map(str, counts))}"
+            what = f"the numbers of parameters and options: {', '.join(map(str, counts))}"
             differing = [ranks[place] for place, count in zip(present, counts, strict=True) if count != counts[0]]
         else:
             sums = self._of_all([value for _, value in pairs], "each")[present]
             differs = (sums != sums[0]).any(axis=0)
             first = int(np.flatnonzero(differs)[0]) if differs.any() else 0
             others = f", and {counted(int(differs.sum()) - 1, 'other')} after it" if differs.sum() > 1 else ""
-            text = f"{quoted(names[first])}{others}"
+            what = f"{quoted(names[first])}{others}"
             differing = [ranks[place] for place in present[sums[:, first] != sums[0, first]]]
-        self._say(
-            f"before step {self._steps} of {self._name} the ranks differ in {text}; rank {ranks[present[0]]} is unlike "
+        text = (
+            f"before step {self._steps} of {self._name} the ranks differ in {what}; rank {ranks[present[0]]} is unlike "
             f"{', '.join(f'rank {rank}' for rank in differing[:8])}{', ...' if len(differing) > 8 else ''}\n"
             "hint: broadcast parameters and optimizer state before training, and change options such as the learning "
             "rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
         )
-
-    def _say(self, text: str) -> None:
         if self._is_error:
             raise MismatchError(text)
-        warnings.warn(text, stacklevel=4)
+        if (self._process_set.rank() or 0) == present[0]:
+            warn(text)
 
     def _of_all(self, values: Sequence[int], what: str) -> np.ndarray[Any, Any]:
         """The values of all ranks, in rows; zeros of one that has joined."""

@@ -45,7 +45,7 @@ def _broadcast(tree: Any, root_rank: int, operation: str, process_set: ProcessSe
     tensors = [index for index, value in enumerate(values) if isinstance(value, jax.Array) or hasattr(value, "dtype")]
     shown = [key if index in set(tensors) else f"{key} (no tensor)" for index, key in enumerate(keys)]
     check_same_keys(operation, shown, process_set)
-    context.note_replicas()
+    context.note_replicas(values[index].size for index in tensors)
 
     def start(index: int) -> Any:
         return collectives.broadcast(values[index], root_rank, keys[index], process_set, False)

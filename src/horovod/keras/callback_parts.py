@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from horovod.core import context as contexts
 from horovod.core.arrays import operations
 from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
+from horovod.core.tracebacks import warn
 from horovod.core.variables import broadcast_arrays
 from horovod.elastic.state.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
@@ -30,6 +30,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
     Raises MismatchError if the ranks' variables differ in number, shape or dtype.
     """
     received = broadcast_arrays([_value(variable) for variable in variables], root_rank, "broadcast_variables")
+    contexts.note_replicas(value.size for value in received)
     for variable, value in zip(variables, received, strict=True):
         variable.assign(value)
 
@@ -80,11 +81,10 @@ class Broadcast:
             and optimizer is not None
             and not (has_own_step(self.model) or is_distributed(optimizer))
         ):
-            warnings.warn(
+            warn(
                 f"rank {contexts.rank()}: the model's optimizer ({type(optimizer).__name__}) is not distributed: each "
                 "rank trains a model of its own\nhint: compile with hvd.DistributedOptimizer(...), load with "
-                "hvd.load_model",
-                stacklevel=2,
+                "hvd.load_model"
             )
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import sys
 import types
-import warnings
 from typing import Any
 
 import keras
+
+from horovod.core.tracebacks import warn
 
 __all__ = ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "elastic_callback_classes"]
 
@@ -105,10 +106,9 @@ class UpdateBatch(_Counter):
         self._hvd_steps = self.params.get("steps")
         self._hvd_done = self.state.batch
         if self._hvd_done and self._hvd_steps is None:
-            warnings.warn(
+            warn(
                 f"{self._hvd_done} batches of this epoch are done, but the number of its batches is not known: it "
-                "is trained as a whole\nhint: model.fit(..., steps_per_epoch=...)",
-                stacklevel=2,
+                "is trained as a whole\nhint: model.fit(..., steps_per_epoch=...)"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

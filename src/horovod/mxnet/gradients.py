@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.common.util import split_list
+from horovod.core import context as contexts
 from horovod.core.compression import compressed
 from horovod.core.native import ALLREDUCE
 from horovod.gradients.options import ReductionOptions
@@ -25,6 +26,7 @@ def average(options: ReductionOptions, names: Sequence[str], gradients: Sequence
     process_set = options.process_set
     if not gradients or not process_set.has_peers():
         return
+    contexts.note_gradients()
     places = range(len(gradients))
     groups = [list(group) for group in split_list(places, min(options.groups or len(places), len(places)))]
     step = new_step(len(groups))

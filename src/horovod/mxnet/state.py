@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mxnet as mx
@@ -39,7 +40,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     names = [f"{prefix or ''}{name}" for name, _ in named]
     with raising_mxnets():
         check_same_keys(_OPERATION, names, global_process_set)
-    context.note_replicas()
+    context.note_replicas(0 if value.shape is None else math.prod(value.shape) for _, value in named)
     for name, (_, value) in zip(names, named, strict=True):
         if isinstance(value, Parameter) and value._data is None:
             _broadcast_once_made(value, root_rank, name)

@@ -14,6 +14,7 @@ from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
 from horovod.mxnet.compression import Compression
@@ -136,7 +137,7 @@ class DistributedTrainer(mx.gluon.Trainer):
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:
         if is_wrong and self._hvd_options.process_set.has_peers():
             hint = "hint: call step(), or allreduce_grads() and then update()"
-            warnings.warn(f"DistributedTrainer: {text}\n{hint}", stacklevel=3)
+            warn(f"DistributedTrainer: {text}\n{hint}")
 
     def _allreduce_grads(self) -> None:
         """Reduces the gradients; step() and allreduce_grads() of Gluon's trainer call this."""

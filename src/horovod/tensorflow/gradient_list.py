@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.native import Sum
 from horovod.core.process_sets import ProcessSet, number_of
+from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
 from horovod.tensorflow import ops, xla
 from horovod.tensorflow.rank_ops import size_op
@@ -56,11 +56,10 @@ class TensorFlowGradients(GradientList):
 
     def to_dense(self, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
-            warnings.warn(
+            warn(
                 "sparse gradients are reduced as dense ones if XLA compiles the step: an optimizer that updates the "
                 "rows of sparse gradients alone, as Adam does, updates all rows then\n"
-                "hint: jit_compile=False keeps them sparse; sparse_as_dense=True says that dense is wanted",
-                stacklevel=2,
+                "hint: jit_compile=False keeps them sparse; sparse_as_dense=True says that dense is wanted"
             )
         return tf.convert_to_tensor(gradient)
 

@@ -167,6 +167,7 @@ def _sparse_allreduce(
 ) -> tf.IndexedSlices:
     process_set = how[-1] or global_process_set
     op = _checked_sparse_op("sparse_allreduce", name, how)
+    contexts.note_gradients()
     with tf.device(device or None):
         values, indices = _gathered(
             "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
@@ -176,6 +177,9 @@ def _sparse_allreduce(
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
+_AS_DENSE = "hint: tf.convert_to_tensor makes it dense; for gradients, sparse_as_dense=True does"
+
+
 def _checked_sparse_op(label: str, name: str | None, how: Reduction) -> int:
     """The op. Raises NotImplementedError, of which the peers are told, if sparse tensors have no such reduction."""
 
@@ -183,9 +187,13 @@ def _checked_sparse_op(label: str, name: str | None, how: Reduction) -> int:
         op, prescale, postscale, _ = resolved(how)
         check_reduction(ALLREDUCE, op, [])
         if op not in (Average, Sum):
-            raise NotImplementedError(f"tf.IndexedSlices can be reduced by Average and Sum, got op={OP_NAMES[op]}")
+            raise NotImplementedError(
+                f"tf.IndexedSlices can be reduced by Average and Sum, got op={OP_NAMES[op]}\n{_AS_DENSE}"
+            )
         if (prescale, postscale) != (1.0, 1.0):
-            raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
+            raise NotImplementedError(
+                "tf.IndexedSlices are reduced without prescale_factor and postscale_factor\n" + _AS_DENSE
+            )
         return op
 
     return checked(label, name, how[-1] or global_process_set, known_op)

@@ -44,7 +44,7 @@ def broadcast_variables(
         strings = [variable for variable in variables if getattr(variable, "dtype", None) == tf.string]
         variables = [variable for variable in variables if getattr(variable, "dtype", None) != tf.string]
     assigned = ops.broadcast_(variables, root_rank, "broadcast_variables", process_set)
-    contexts.note_replicas()
+    contexts.note_replicas(tf.TensorShape(variable.shape).num_elements() or 0 for variable in variables)
     if strings:
         values = [variable.numpy() for variable in strings]
         received = objects.broadcast_object(values, root_rank, "broadcast_variables.strings", process_set)

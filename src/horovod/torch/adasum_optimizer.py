@@ -12,11 +12,12 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from horovod.core import context as contexts
 from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor, compressed
 from horovod.core.exceptions import InvalidRequestError
@@ -93,6 +94,7 @@ class AdasumOptimizer(Wrapped):
         return collectives.allreduce(sent, name, how, True), ctx
 
     def _hvd_combine(self, trained: list[tuple[str, Tensor]], starts: list[Tensor]) -> None:
+        contexts.note_gradients()
         how = (Adasum, None, 1.0, 1.0, self._hvd_process_set)
         started: list[tuple[Waitable, Any]] = []
         first_error: Exception | None = None
@@ -122,12 +124,10 @@ class AdasumOptimizer(Wrapped):
         """Backward never reduces anything."""
         yield
 
-    def skip_synchronize(self) -> NoReturn:
-        """Raises AssertionError: there are no reduced gradients before step()."""
-        raise AssertionError(
-            "skip_synchronize() is not for op=Adasum: step() combines what each rank's own step has changed\n"
-            "hint: gradients are the rank's own, and can be changed at any time before step()"
-        )
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Kept for old scripts: step() combines what each rank's own step has changed, inside as well."""
+        yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Checked, otherwise ignored: step() uses what has been accumulated."""

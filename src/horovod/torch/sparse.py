@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from horovod.core import context as contexts
 from horovod.core.native import OP_NAMES, Adasum, Average, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.torch.tensors import collectives
@@ -40,6 +41,7 @@ class SparseReduction:
                 raise ValueError(f"a sparse tensor has Average and Sum, got op={OP_NAMES[op] if known else repr(op)}")
         except (TypeError, ValueError, NotImplementedError) as error:
             collectives.refuse(label, name, error, process_set)
+        contexts.note_gradients()
         # Indices by row: that dimension is what an allgather joins.
         parts = [tensor._indices().t().contiguous(), tensor._values()]
         self._operation = collectives.grouped_allgather(parts, name, process_set, label=label)

@@ -48,7 +48,7 @@ def broadcast_parameters(params: Any, root_rank: int, *, process_set: ProcessSet
     objects = {name: value for name, value in pairs if not isinstance(value, Tensor)}
     keys = [name if isinstance(value, Tensor) else f"{name} (no tensor)" for name, value in pairs]
     check_same_keys("broadcast_parameters", keys, process_set)
-    context.note_replicas()
+    context.note_replicas(value.numel() for _, value in tensors if not torch.nn.parameter.is_lazy(value))
     _broadcast_all(tensors, root_rank, process_set)
     if objects:
         received = broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)

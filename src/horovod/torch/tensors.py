@@ -123,7 +123,8 @@ def _explain(tensor: Tensor) -> None:
         raise unsupported_dtype(tensor.dtype)
     if tensor.layout is not torch.strided:
         raise InvalidRequestError(
-            f"layout {tensor.layout} is not supported: expected a dense tensor\nhint: call .to_dense() first"
+            f"layout {tensor.layout} is not supported: expected a dense tensor\nhint: call .to_dense() first; for COO "
+            "there is sparse_allreduce_async, and DistributedOptimizer has sparse_as_dense=True"
         )
 
 

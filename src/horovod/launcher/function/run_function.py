@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horovod.core import tracebacks
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.temporary_files import memory_file
 from horovod.launcher import cli
@@ -50,6 +51,8 @@ __all__ = ["run"]
 
 class _WorkerTraceback(Exception):
     """The cause of a worker's exception in the caller: its traceback, as text."""
+
+    is_of_rank = True
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
@@ -98,6 +101,7 @@ def run(
     last words; TypeError for a function or arguments that cannot be pickled; ValueError for arguments with which
     horovodrun would not start. KeyboardInterrupt ends the job first.
     """
+    tracebacks.install()
     if hosts is not None and hostfile is not None:
         raise ValueError("horovod.run: both hosts and hostfile were given: expected one")
     if use_gloo and use_mpi:
@@ -268,7 +272,7 @@ def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
         # A rank's own error goes before the errors that it causes on its peers, which may be noticed first.
         first = min(failed, key=lambda answer: (isinstance(answer.error, HorovodInternalError), answer.time_ns))
         assert first.error is not None
-        raise first.error from (_WorkerTraceback(first.traceback) if first.traceback else None)
+        raise first.error from (_WorkerTraceback(f"rank {first.rank}:\n{first.traceback}") if first.traceback else None)
     silent = [str(rank) for rank, answer in enumerate(answers) if answer is None]
     if silent:
         raise RuntimeError(

@@ -12,12 +12,11 @@ import dataclasses
 import pickle
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from horovod.core import raised
+from horovod.core import raised, tracebacks
 from horovod.elastic.worker import session as sessions
 from horovod.launcher.function.exchange import ask_for_task, bring_answer
 from horovod.launcher.function.unpicklable import culprit
@@ -110,13 +109,13 @@ def _called(rank: int, caller: _Caller) -> Answer:
         func, args, kwargs = pickle.loads(given["call"])
         return Answer(rank, value=func(*args, **kwargs))
     except Exception as error:
-        return Answer(rank, error=error, traceback=f"rank {rank}:\n{traceback.format_exc()}")
+        return Answer(rank, error=error, traceback=tracebacks.formatted(error))
     except sessions.Stopped:
         raise
     except SystemExit as end:
         # As a SystemExit it would end the caller without a word.
         text = f"rank {rank} called sys.exit({end.code!r})"
-        return Answer(rank, error=RuntimeError(text), traceback=f"{text}\n{traceback.format_exc()}")
+        return Answer(rank, error=RuntimeError(text), traceback=f"{text}\n{tracebacks.formatted(end)}")
 
 
 def _portable(answer: Answer) -> tuple[Answer, bytes]:

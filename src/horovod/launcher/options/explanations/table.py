@@ -207,11 +207,16 @@ EXPLANATIONS = (
         "not-initialized",
         "Horovod was used before hvd.init() or after hvd.shutdown()",
         "NotInitializedError (a ValueError)",
-        ("Horovod has not been initialized; use hvd.init().", "joins a running job and is in no world yet"),
+        (
+            "Horovod has not been initialized; use hvd.init().",
+            "Horovod was shut down; hvd.init() starts it again.",
+            "joins a running job and is in no world yet",
+        ),
         "rank(), size() and every operation need a running world. A child process started by the script has none: it "
         "is not a rank. A worker that joins an elastic job has none until its training function starts.",
         (
             "Call hvd.init() once at the start of the script, before anything else of hvd.",
+            "Call hvd.shutdown() after the last use of hvd. At the end of a script it is not needed.",
             "In an elastic job, call operations only inside the function that is decorated with hvd.elastic.run.",
         ),
     ),
@@ -288,7 +293,7 @@ EXPLANATIONS = (
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
-            "If ranks have different numbers of batches, use hvd.join() (docs/uneven-data.md).",
+            "If ranks have different numbers of batches, see docs/uneven-data.md.",
             "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
         ),
@@ -367,7 +372,9 @@ EXPLANATIONS = (
         ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
         "All ranks must make the same number of collective calls. One rank was finished before the others.",
         (
-            "Check that all ranks make the same number of steps: with uneven data, use hvd.join().",
+            "Check that all ranks make the same number of steps: leave out the rows that remain when the data is "
+            "divided by the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
+            "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (docs/uneven-data.md).",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
             "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
         ),
