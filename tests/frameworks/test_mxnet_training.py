@@ -234,7 +234,7 @@ def test_parameters_that_differ_are_named_before_the_first_step(worlds: WorldPoo
         return str(caught[0].message)
 
     for text in worlds(2).run(run):
-        assert "before step 1 of the trainer the ranks differ in `0: weight`; rank 0 is unlike rank 1" in text
+        assert "before step 1 of the trainer, the ranks differ in `0: weight`; rank 0 is unlike rank 1" in text
 
 
 def test_a_set_trains_for_itself(worlds: WorldPool) -> None:

@@ -233,6 +233,14 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
         (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
         (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
+        (["python", "train.py", "-np", "2"], 2, "hint: flags go before the command: horovodrun -np 2 python train.py"),
+        (["python", "train.py", "-np4"], 2, "is missing: `-np4` stands behind the command"),
+        (["-np", "2", "./folder"], 126, "./folder is a folder, not a program"),
+        (["-np", "2", "folder"], 127, "command not found: folder"),
+        (["-np", "2", "--start-timeout", "python"], 2, "horovodrun: --start-timeout='python': expected a number, 0.1"),
+        (["-np", "python"], 2, "horovodrun: -np/--num-proc: 'python' is not a number of processes"),
+        (["-np", "2", "--transport", "smh", "ls"], 2, "hint: shm is the nearest; there are auto, "),
+        (["--explain", "deadlok"], 2, "there is no code 'deadlok'\nhint: deadlock is the nearest; "),
         # More than the kernel has process ids, however it is set.
         (
             ["-np", "1000000000", "ls"],
@@ -250,6 +258,7 @@ def test_a_command_line_that_cannot_run_is_one_clear_error(
     tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
     done = run_job(tmp_path, *arguments)
     assert (done.code, done.stdout) == (code, "")
     assert done.stderr.startswith("horovodrun: ") and expected in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -99,7 +100,9 @@ def _explanation(code: str) -> str:
     try:
         return explanations.explain(code)
     except KeyError:
-        raise UsageError(f"there is no code {code!r}\nhint: horovodrun --explain lists them") from None
+        nearest = difflib.get_close_matches(code, [one.code for one in explanations.EXPLANATIONS], 1)
+        hint = f"{nearest[0]} is the nearest; horovodrun --explain lists" if nearest else "horovodrun --explain lists"
+        raise UsageError(f"there is no code {code!r}\nhint: {hint} them") from None
 
 
 def _occupy_standard_streams() -> None:

@@ -198,8 +198,11 @@ class AgentGroup:
         try:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
-            hint = f"is {placement.name} installed here?" if isinstance(error, FileNotFoundError) else ""
-            self._calls[host].fails(host, f"got no agent: {error}", hint)
+            text, hint = f"got no agent: {error}", "the limits of this machine or its memory may be reached"
+            if isinstance(error, FileNotFoundError) and placement.program:
+                text = f"cannot be reached: {placement.program} is not installed here, or not on PATH"
+                hint = f"install {placement.program}, or choose another way with --start-with"
+            self._calls[host].fails(host, text, hint)
             self._end_call(host)
             return
         self.links.append(agent)

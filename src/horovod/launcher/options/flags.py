@@ -53,6 +53,8 @@ def is_elastic(options: argparse.Namespace) -> bool:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse: `argument -x/--ex: 'y' is not ...`, and `argument --x: --x='y': expected ...`, which names it twice.
+        message = re.sub(r"^argument (?:\S+: (?=-))?", "", message)
         raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
 
 
