@@ -12,8 +12,8 @@ __all__ = ["above", "launcher_above", "parent_of"]
 
 _AGENTS = ("'horovod.launcher.host.agent'", "'horovod.launcher.host.remote_agent'")  # as python_command has it
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-_OF_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted")
-_OF_MPI += ("hydra_pmi_proxy", "hydra_bstrap_proxy")
+_OF_MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted"}
+_OF_MPI |= {"hydra_pmi_proxy", "hydra_bstrap_proxy"}
 
 
 def parent_of(pid: int) -> int:
