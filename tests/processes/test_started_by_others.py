@@ -50,6 +50,11 @@ def test_one_process_of_several_can_be_meant_alone(folder: Folder) -> None:
     assert ends == [(0, "0 1\n")]
 
 
+def test_rank_0_alone_tells_of_settings_that_do_nothing(folder: Folder) -> None:
+    ends = end_of(srun(folder, ["-c", INIT], env={"HOROVOD_FUSION_TRESHOLD": "1", "HOROVOD_AUTOTUNE": "1"}))
+    assert [text.count(" has no effect: ") for _, text in ends] == [2, 0, 0, 0], ends
+
+
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi", "torchrun"])
 def test_a_wrapper_that_drops_the_variables_is_told(folder: Folder, launcher: str) -> None:
     if launcher == "torchrun":
