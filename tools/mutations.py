@@ -1015,7 +1015,7 @@ MUTATIONS = (
     Mutation(
         "stall-without-stacks",
         "native/engine/stacks.cc",
-        "telling_calls(take_stack());",
+        "telling_calls(*stack);",
         'telling_calls("");',
         "a stall report does not say where the missing ranks stand",
         (python("tests/processes/test_stall.py", "-k", "where_each_missing_rank_stands and shm"),),

@@ -9,6 +9,7 @@ What makes the script distributed is marked with "Horovod:". It also runs alone:
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,9 @@ import horovod.torch as hvd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import mnist  # noqa: E402
+
+EPOCHS = 3
+LEAST_STEPS = 300  # with few images, or many ranks, an epoch is only a few steps
 
 
 class LeNet5(nn.Module):
@@ -43,7 +47,7 @@ class LeNet5(nn.Module):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="LeNet-5 on MNIST, data-parallel with Horovod")
     parser.add_argument("--data-dir", help="folder with the four MNIST files; by default the cache")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, help=f"default {EPOCHS}, or more for {LEAST_STEPS} steps")
     parser.add_argument("--images", type=int, help="number of training images; by default all")
     parser.add_argument("--batch-size", type=int, default=64, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank; scaled by their number")
@@ -142,8 +146,9 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    for epoch in range(first_epoch, arguments.epochs):
-        train(model, optimizer, train_loader, sampler, epoch, arguments.epochs)
+    epochs = arguments.epochs or max(EPOCHS, math.ceil(LEAST_STEPS / len(train_loader)))
+    for epoch in range(first_epoch, epochs):
+        train(model, optimizer, train_loader, sampler, epoch, epochs)
         loss, accuracy, count = test(model, test_loader)
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: test loss {loss:.4f}, accuracy {accuracy:.4f} on {count} images", flush=True)

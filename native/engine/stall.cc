@@ -200,7 +200,7 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
     return;
   }
   const bool answered = std::ranges::all_of(asked, [this](int rank) { return leader_.stacks().contains(rank); });
-  if (!answered && now_ns() - asked_ns_ < kPatienceNs) return;
+  if (!answered && now_ns() - asked_ns_ < kStackPatienceS * 1000000000ull) return;
   asked_ns_ = 0;
   told_ns_ = now_ns();
   warn("stall: " + report + stacks_in_words(leader_.stacks(), asked) +

@@ -95,7 +95,7 @@ const char* name_of(hvd_place place) { return place == HVD_ON_CUDA ? "a GPU's" :
 
 namespace {
 
-constexpr const char* kSameCall = "all ranks must call the same operation under a name; look for a branch on the rank";
+constexpr const char* kSameCall = "all ranks must make the same calls in the same order; look for a branch on the rank";
 constexpr const char* kSameList = "all ranks must give the same list of tensors; look for a branch on the rank";
 constexpr const char* kSameDtype = "all ranks must give the same dtype; look for a cast that only some ranks make";
 constexpr const char* kSameShape =

@@ -3,6 +3,7 @@
 // file. Offered once by the language's side (hvd_stack_source); taken by the monitor, whatever the main thread does.
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace hvd {
@@ -10,8 +11,9 @@ namespace hvd {
 // The handler of `signal` is the one that is installed now. Both may be given again; any thread.
 void offer_stack_source(int signal, int fd);
 
-// Blocks for 250 ms at most. Empty where nothing was offered, the handler is another one by now, or the main thread
-// does not take signals (stopped, or deep in the kernel). One caller at a time.
-std::string take_stack();
+// Blocks for 250 ms at most. Empty where nothing was offered, or the handler is another one by now. nullopt: the main
+// thread has not taken the signal yet (a busy machine, a signal mask, deep in the kernel); a later call takes the text
+// without another signal. One caller at a time.
+std::optional<std::string> take_stack();
 
 }  // namespace hvd

@@ -96,7 +96,7 @@ def test_a_job_goes_on_over_a_bad_link(cluster: MakeCluster, tmp_path: Path, lin
         job.wait_ready(4)
         with spoiled(two):
             done = job.wait()
-    assert (done.code, done.stderr) == (0, ""), done
+    assert (done.code, done.said) == (0, ""), done
     assert sum(line.endswith("trained " + line[1]) for line in done.stdout.splitlines()) == 4, done
 
 

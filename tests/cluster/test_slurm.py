@@ -65,6 +65,16 @@ def test_srun_starts_a_world(
     assert_world(results, hosts, has_mpi=bool(name))
 
 
+def test_a_wrapper_that_drops_the_variables_of_srun_is_told(slurm: Slurm, folder: Folder) -> None:
+    """But not a step of one process, which has its variables."""
+    code = [sys.executable, "-c", "import horovod.core as hvd; hvd.init(); assert hvd.size() == 1"]
+    done = slurm.run("srun", *TWO_BY_TWO, "env", "-i", *code, env=environment(folder.home))
+    assert done.returncode == 0, done
+    assert (done.stdout + done.stderr).count("this process trains alone (size 1): srun (process ") == 4, done
+    alone = slurm.run("srun", "-n1", "-N1", *code, env=environment(folder.home))
+    assert alone.returncode == 0 and "trains alone" not in alone.stdout + alone.stderr, alone
+
+
 def test_mpirun_in_an_allocation_starts_a_world(slurm: Slurm, folder: Folder) -> None:
     """mpirun reaches the other hosts by srun, so that the ranks there have the variables of a step of one task."""
     mpirun, python = mpi("openmpi")

@@ -147,7 +147,7 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], A
     "kind": (
         lambda hvd, f: hvd.allgather(ones(f, 3)),
         lambda hvd, f: hvd.barrier(),
-        ["allgather", "barrier", "about unnamed barrier"],
+        ["allgather", "barrier", "about unnamed barrier", "hint: all ranks must make the same calls in the same order"],
     ),
 }
 

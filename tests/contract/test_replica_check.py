@@ -46,12 +46,12 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
     none = ["", "", "", ""]
     common = [
         "",
-        "before step 1 of one the ranks differ in `lr`, and 1 other after it; rank 0 is unlike rank 1",
-        "before step 1 of more the ranks differ in the numbers of parameters and options: 1, 1, 2; "
+        "before step 1 of one, the ranks differ in `lr`, and 1 other after it; rank 0 is unlike rank 1",
+        "before step 1 of more, the ranks differ in the numbers of parameters and options: 1, 1, 2; "
         "rank 0 is unlike rank 2",
         "",
     ]
-    joined = ["", "before step 1 of joined, too the ranks differ in `w`; rank 1 is unlike rank 2"]
+    joined = ["", "before step 1 of joined, too, the ranks differ in `w`; rank 1 is unlike rank 2"]
     environment = {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     assert worlds(3, environment).run(run) == [common, [*none, *joined], [*none, "", ""]]
 
@@ -90,11 +90,11 @@ def training(every: str) -> Any:
 @pytest.mark.parametrize("every", ["0", "1", "2"])
 def test_pytorchs_optimizer_checks_its_first_step_and_more_if_asked(worlds: WorldPool, every: str) -> None:
     seen = worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK_STEPS": every}).run(training(every))
-    lr = "before step {} of optimizer of bias the ranks differ in `lr of group 0`, and 2 others after it"
+    lr = "before step {} of the optimizer that updates `bias`, the ranks differ in `lr of group 0`, and 2 others"
     expected = {"0": [], "1": [], "2": [2, 4]}[every]
     assert seen[1] == []
     for number, text in zip(expected, seen[0], strict=True):
-        assert text.startswith(f"{number}: {lr.format(number + 1)}; rank 0 is unlike rank 1")
+        assert text.startswith(f"{number}: {lr.format(number + 1)} after it; rank 0 is unlike rank 1")
 
 
 def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_a_backward(worlds: WorldPool) -> None:

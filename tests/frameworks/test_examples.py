@@ -235,9 +235,47 @@ def test_a_wrong_file_is_not_used_and_every_way_that_was_tried_is_named(
     assert not (tmp_path / "cache").exists(), "nothing is written outside of --data-dir"
 
 
+def test_make_demo_looks_for_the_digits_before_it_compiles_and_keeps_what_it_has_compiled() -> None:
+    made = subprocess.run(["make", "-n", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
+    steps = made.stdout
+    assert 0 < steps.index("common/mnist.py") < steps.index("-C build-dir=build/demo/native")
+
+
+def test_without_any_digits_one_rank_says_so_once_and_python_alone_can_tell_before(
+    mnist: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
+    script = str(EXAMPLES / "common" / "mnist.py")
+    done = subprocess.run([sys.executable, "-I", "-S", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert done.stderr.startswith("MNIST cannot be had: not in ") and done.stderr.count("\n") == 1, done
+
+    import horovod.core as hvd
+
+    hvd.init()
+    monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda _: None)  # no scikit-learn
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    for rank, said in ((0, f"MNIST cannot be had: not in .*\n{mnist.HINT}"), (1, "0")):
+        monkeypatch.setattr(hvd, "rank", lambda rank=rank: rank)
+        with pytest.raises(SystemExit, match=said):
+            mnist.load(None)
+    hvd.shutdown()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_the_small_digits_are_learned_by_any_number_of_ranks(tmp_path: Path, size: str) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
+    done = horovodrun("-np", size, sys.executable, str(EXAMPLES / "01_torch_mnist" / "train.py"), **env)
+    accuracy = re.search(r"test accuracy (\d\.\d+) \(297 images\)", done.stdout)
+    assert accuracy is not None and float(accuracy[1]) > 0.85, done
+
+
 def test_the_small_digits_have_the_shape_of_mnist(mnist: ModuleType) -> None:
     pytest.importorskip("sklearn", reason="not run: scikit-learn is not installed")
-    digits = mnist._small_digits("test")
+    digits = mnist._small_digits()
     assert digits.train_images.shape == (1500, 28, 28) and digits.test_images.shape == (297, 28, 28)
     assert digits.train_images.max() == 255 and set(digits.test_labels) == set(range(10))
 

@@ -181,5 +181,5 @@ def test_parameters_that_differ_are_named_before_the_first_step_outside_of_jit(w
         return " ".join(str(one.message) for one in caught)  # of this world's other tests, too
 
     first, *others = world.run(run)
-    assert "before step 1 of differing the ranks differ in `['w']`; rank 0 is unlike rank 1" in first
+    assert "before step 1 of differing, the ranks differ in `['w']`; rank 0 is unlike rank 1" in first
     assert not any("the ranks differ" in text for text in others)

@@ -57,13 +57,13 @@ def test_ranks_share_the_cores_unless_the_user_says_how(tmp_path: Path) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // ranks)
         said = f"horovodrun: OMP_NUM_THREADS={threads} for each rank: a host's cores divided by its ranks"
         assert f"[0]<stdout>:{threads}\n" in done.stdout and done.stderr.startswith(said), done
-    assert run_job(tmp_path, "-np", "2", python(code), env={"OMP_NUM_THREADS": "7"}).stderr == ""
+    assert run_job(tmp_path, "-np", "2", python(code), env={"OMP_NUM_THREADS": "7"}).said == ""
 
 
 def test_lines_of_one_rank_without_a_prefix(tmp_path: Path) -> None:
     flags = ["-np", "2", "--no-prefix", "--only-rank", "1", "--output-filename", "logs"]
     done = run_job(tmp_path, *flags, python("print('out', rank); print('err', rank, file=sys.stderr)"))
-    assert (done.code, done.stdout, done.stderr) == (0, "out 1\n", "err 1\n"), done
+    assert (done.code, done.stdout, done.said) == (0, "out 1\n", "err 1\n"), done
     assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "out 0\n"
     assert "--only-rank 2: the ranks are 0 to 1" in run_job(tmp_path, "-np", "2", "--only-rank", "2", "true").stderr
 
@@ -74,13 +74,24 @@ def test_lines_of_one_rank_without_a_prefix(tmp_path: Path) -> None:
         ("2", "import horovod.core as hvd; hvd.is_initialized(); hvd.gloo_built()", True),
         ("1", "import horovod.core as hvd; hvd.is_initialized(); hvd.gloo_built()", False),
         ("2", "import horovod.core as hvd; hvd.init(); hvd.shutdown()", False),
-        ("2", "import horovod", False),
         ("2", "import horovod.core as hvd; hvd.gloo_built(); sys.exit(3)", False),
     ],
 )
 def test_a_forgotten_init_is_said(tmp_path: Path, size: str, code: str, said: bool) -> None:
     done = run_job(tmp_path, "-np", size, python(code))
     assert ("no rank has called init: 2 processes have run alone" in done.stderr) is said, done
+
+
+@pytest.mark.parametrize("size", ["2", "1"])
+def test_a_wrapper_that_drops_the_variables_is_told(tmp_path: Path, size: str) -> None:
+    """By init, which sees the agent above it, and by horovodrun, for a container say, in which init does not."""
+    code = "import horovod.core as hvd; hvd.init(); assert hvd.size() == 1"
+    done = run_job(tmp_path, "-np", size, "env", "-i", sys.executable, "-c", code)
+    assert done.code == 0
+    assert done.stderr.count("this process trains alone (size 1): horovodrun (process ") == int(size), done
+    assert ("if the command uses Horovod, its 2 processes have run alone" in done.stderr) is (size == "2"), done
+    meant = run_job(tmp_path, "-np", "1", "env", "-i", "HOROVOD_SIZE=1", sys.executable, "-c", code)
+    assert meant.stderr == "", meant
 
 
 def test_a_command_is_taken_as_a_shell_takes_it(tmp_path: Path) -> None:

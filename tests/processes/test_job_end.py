@@ -281,7 +281,7 @@ def test_under_nohup_a_job_outlives_its_terminal(tmp_path: Path) -> None:
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
 
 
 def test_ctrl_c_at_the_terminal_reaches_horovodrun_alone(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_launcher_that_is_stopped_suspends_its_ranks(tmp_path: Path) -> None:
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
 
 
 def test_the_agent_says_that_the_launcher_was_killed(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> No
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.said) == (0, "")
 
 
 def test_the_rendezvous_port_is_closed_with_the_job(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_each_line_carries_its_rank_and_stream(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", python("print('out', rank); print('err', rank, file=sys.stderr)"))
     assert done.code == 0
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:out 0", "[1]<stdout>:out 1"]
-    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>:err 0", "[1]<stderr>:err 1"]
+    assert sorted(done.said.splitlines()) == ["[0]<stderr>:err 0", "[1]<stderr>:err 1"]
 
 
 def test_characters_that_arrive_in_pieces_and_bytes_that_are_none_come_through(tmp_path: Path) -> None:
@@ -233,6 +233,14 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np", "2", "--timeline-filename", "none/t.json", "ls"], 2, "--timeline-filename none/t.json: No such file"),
         (["-np", "2", "--timeline-filename", ".", "ls"], 2, "--timeline-filename .: Is a directory\nhint: "),
         (["-np", "2", "--network-interface", "none9", "ls"], 2, "no network interface 'none9'"),
+        (["python", "train.py", "-np", "2"], 2, "hint: flags go before the command: horovodrun -np 2 python train.py"),
+        (["python", "train.py", "-np4"], 2, "is missing: `-np4` stands behind the command"),
+        (["-np", "2", "./folder"], 126, "./folder is a folder, not a program"),
+        (["-np", "2", "folder"], 127, "command not found: folder"),
+        (["-np", "2", "--start-timeout", "python"], 2, "horovodrun: --start-timeout='python': expected a number, 0.1"),
+        (["-np", "python"], 2, "horovodrun: -np/--num-proc: 'python' is not a number of processes"),
+        (["-np", "2", "--transport", "smh", "ls"], 2, "hint: shm is the nearest; there are auto, "),
+        (["--explain", "deadlok"], 2, "there is no code 'deadlok'\nhint: deadlock is the nearest; "),
         # More than the kernel has process ids, however it is set.
         (
             ["-np", "1000000000", "ls"],
@@ -250,6 +258,7 @@ def test_a_command_line_that_cannot_run_is_one_clear_error(
     tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
     done = run_job(tmp_path, *arguments)
     assert (done.code, done.stdout) == (code, "")
     assert done.stderr.startswith("horovodrun: ") and expected in done.stderr
@@ -398,7 +407,7 @@ def test_mpi_control_is_refused_before_anything_starts(tmp_path: Path) -> None:
 def test_an_output_that_takes_nothing_needs_no_traceback(
     tmp_path: Path, redirection: str, code: int, said: str
 ) -> None:
-    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", *python("print('out', rank)")]
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "1", *python("print('out', rank)")]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
         cwd=tmp_path,
@@ -416,7 +425,7 @@ def test_flags_without_effect_are_told_and_the_job_runs(tmp_path: Path) -> None:
     flags = ["-np", "2", "--config-file", "config.yaml", "--gloo-timeout-seconds", "2"]
     done = run_job(tmp_path, flags, python("print(os.environ['HOROVOD_CYCLE_TIME'])"))
     assert (done.code, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:4.0", "[1]<stdout>:4.0"]), done
-    timeout, tuning = done.stderr.splitlines()
+    timeout, tuning = done.said.splitlines()
     assert timeout.startswith("horovodrun: --gloo-timeout-seconds has no effect: ")
     assert tuning.startswith("horovodrun: autotune.enabled has no effect: ")
 
@@ -455,7 +464,7 @@ def test_a_full_disk_for_the_files_of_the_output_costs_one_warning(tmp_path: Pat
     done = run_job(tmp_path, "-np", "2", "--output-filename", "logs", python("for i in range(9): print(i, rank)"))
     assert done.code == 0, done
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{i} {rank}" for rank in range(2) for i in range(9)]
-    assert done.stderr == (
+    assert done.said == (
         "horovodrun: warning: cannot write to logs/rank.1/stdout: No space left on device; from now on no file gets "
         "what the ranks print, only the terminal\nhint: the job goes on; --output-filename names the folder\n"
     )

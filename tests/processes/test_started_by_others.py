@@ -50,6 +50,26 @@ def test_one_process_of_several_can_be_meant_alone(folder: Folder) -> None:
     assert ends == [(0, "0 1\n")]
 
 
+def test_rank_0_alone_tells_of_settings_that_do_nothing(folder: Folder) -> None:
+    ends = end_of(srun(folder, ["-c", INIT], env={"HOROVOD_FUSION_TRESHOLD": "1", "HOROVOD_AUTOTUNE": "1"}))
+    assert [text.count(" has no effect: ") for _, text in ends] == [2, 0, 0, 0], ends
+
+
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi", "torchrun"])
+def test_a_wrapper_that_drops_the_variables_is_told(folder: Folder, launcher: str) -> None:
+    if launcher == "torchrun":
+        pytest.importorskip("torch", reason="not run: torch is not installed")
+        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+        python = sys.executable
+    else:
+        mpirun, python = mpi(launcher)
+        words = [*mpirun, "-np", "2"]
+    done = run(folder, [*words, "env", "-i", python, "-c", INIT])
+    name = "torchrun" if launcher == "torchrun" else "mpirun"
+    assert (done.returncode, done.stdout) == (0, "0 1\n" * 2), done
+    assert done.stderr.count(f"this process trains alone (size 1): {name} (process ") == 2, done
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_dies_in_init_is_named_at_once(folder: Folder, victim: int) -> None:
     began_s = time.monotonic()

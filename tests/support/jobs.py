@@ -91,6 +91,11 @@ class Done:
     stderr: str
     seconds: float
 
+    @property
+    def said(self) -> str:
+        """The stderr of a command that does not use Horovod, without the note that it has not called init."""
+        return re.sub(r"horovodrun: no rank has called init in this job: .*\nhint: .*\n\Z", "", self.stderr)
+
 
 class Job:
     """One horovodrun. Its output is read as it comes; `__exit__` ends it and looks for what it left."""

@@ -13,9 +13,9 @@ from support.pages import ROOT, fenced
 
 from horovod.launcher import cli
 from horovod.launcher.options.config_file import read_config_file
-from horovod.launcher.options.old_flags import WITHOUT_EFFECT
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
+from horovod.settings.without_effect import WITHOUT_EFFECT
 
 # Every key of Horovod 0.28.1, with a value that is not the default.
 EVERYTHING = """
@@ -104,7 +104,7 @@ def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
         ("stall_check: {enabled: maybe}", "stall_check.enabled: 'maybe': expected true or false"),
         ("logging: {level: loud}", "logging.level: 'loud': expected one of trace, debug"),
         ("autotune: {gaussian_process_noise: 2}", "autotune.gaussian_process_noise: 2: expected a number from 0 to 1"),
-        ("autotune: {enabled: 3}", "autotune.enabled: 3: expected true or false"),
+        ("autotune: {enabled: maybe}", "autotune.enabled: 'maybe': expected true or false"),
         ("controller: ddl", "controller: 'ddl': expected one of gloo, mpi"),
         ("- params", "expected keys, such as `params:`, got ['params']"),
         ("params: [", "not YAML: "),

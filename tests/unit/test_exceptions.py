@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import horovod.common.exceptions as old
-from horovod.core import exceptions
+from horovod.core import exceptions, wording
 
 
 def test_old_names_are_the_same_classes() -> None:
@@ -62,3 +62,11 @@ def test_the_drawn_tree_is_the_whole_tree() -> None:
     assert set(exceptions.__all__) == public | {"NOT_REACHED", "explain_command", "named", "text_of"}
     for name in public:
         assert f"+-- {name} " in (exceptions.__doc__ or ""), name
+
+
+def test_an_error_of_the_system_is_told_in_words_without_its_number() -> None:
+    assert wording.of_system(FileNotFoundError(2, "No such file or directory", "ssh")) == (
+        "ssh: No such file or directory"
+    )
+    assert wording.of_system(OSError(24, "Too many open files")) == "Too many open files"
+    assert wording.of_system(OSError("in words\nhint: do it")) == "in words\nhint: do it"

@@ -111,6 +111,26 @@ def test_a_record_with_a_hint_of_its_own_is_the_last_word() -> None:
     )
 
 
+def test_the_last_line_is_the_code_of_what_the_rank_said_and_nothing_is_said_twice() -> None:
+    """A deadlock: the stall report and the error stand on the terminal already, and the error is the record."""
+    record = "`a` failed: rank 0 waited 3 s\nhint: call it"
+    more = "more: horovodrun --explain deadlock"
+    stall = said("horovod: warning: stall: rank 0 waited 2 s", "  rank 1 stands at", "more: horovodrun --explain stall")
+    error = said("horovod.core.exceptions.DeadlockError: `a` failed: rank 0 waited 3 s", "hint: call it", more)
+    text = report(Cause(0, 1, record), [RankExit(0, 1, 1.0)], "h", [*said("epoch 3"), *stall, *error])
+    assert text.splitlines() == [
+        "horovodrun: the last lines of rank 0's stderr:",
+        "    epoch 3",
+        "    horovod.core.exceptions.DeadlockError: `a` failed: rank 0 waited 3 s",
+        "    hint: call it",
+        "horovodrun: rank 0 on host h exited with code 1",
+        more,
+    ]
+    # A report that nothing follows may be why the rank was killed. One whose beginning is lost ends where it ends.
+    assert "stands at" in report(Cause(0, -9), [RankExit(0, -9, 1.0)], "h", stall)
+    assert "stands at" not in report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", [*stall[1:], *error])
+
+
 @pytest.mark.parametrize(
     ("known", "happened", "hint", "code"),
     [

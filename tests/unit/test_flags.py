@@ -120,9 +120,20 @@ def said(*arguments: str, **environment: str) -> list[str]:
 
 
 def test_a_misspelt_setting_is_told_with_its_right_name() -> None:
-    assert said("-np", "1", HOROVOD_FUSION_TRESHOLD="1", HOROVOD_GLOO_TIMEOUT_SECONDS="5", HOROVOD_WITH_MPI="1") == [
+    assert said("-np", "1", HOROVOD_FUSION_TRESHOLD="1", HOROVOD_WITH_MPI="1") == [
         "HOROVOD_FUSION_TRESHOLD has no effect: there is no such setting; did you mean HOROVOD_FUSION_THRESHOLD?"
     ]
+
+
+def test_variables_without_effect_are_told_as_flags_are() -> None:
+    """Once, where horovodrun does not start the ranks: rank 0 says it in init."""
+    old = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "f", "HOROVOD_MPI_THREADS_DISABLE": "0"}
+    (line,) = said("-np", "1", **old)
+    assert line.startswith("HOROVOD_AUTOTUNE, HOROVOD_AUTOTUNE_LOG have no effect: algorithms are chosen by size")
+    assert said("-np", "1", "--mpi", **old) == []
+    assert len(said("-np", "1", HOROVOD_ENABLE_XLA_OPS="1", HOROVOD_GLOO_TIMEOUT_SECONDS="5")) == 2
+    assert said("-np", "1", HOROVOD_HIERARCHICAL_ALLGATHER="off") != []
+    assert said("-np", "1", HOROVOD_AUTOTUNE="", HOROVOD_GLOO_TIMEOUT_SECONDS="") == []
 
 
 def test_flags_without_effect_are_one_line_for_each_reason() -> None:

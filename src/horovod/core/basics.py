@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from horovod.core.context import Context, current, is_initialized, rank, size, s
 from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
 from horovod.core.temporary_files import say_no_init
-from horovod.settings import Settings
+from horovod.settings import Settings, current_environment
+from horovod.settings.without_effect import notes, variables_without_effect
 from horovod.world import bootstrap, communicators, mpi, starters
 from horovod.world.agreed_sets import GivenSet
 from horovod.world.bootstrap import Assignment
@@ -50,6 +52,8 @@ __all__ = [
     "statistics",
     "stop_timeline",
 ]
+
+_log = logging.getLogger("horovod")
 
 _registered = False  # whether shutdown runs at exit
 
@@ -148,6 +152,9 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         raise
     contexts.enter(context)
     if not _registered:
+        if context.rank == 0 and not settings.rendezvous_address:  # else horovodrun has said it
+            for note in notes(variables_without_effect(current_environment())):
+                _log.warning("horovod: warning: %s", note)
         mpi.at_exit(shutdown)  # runs before what a starter has registered: MPI ends after the world
         _registered = True
     try:

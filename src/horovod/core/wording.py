@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["counted", "quoted", "shown"]
+__all__ = ["counted", "of_system", "quoted", "shown"]
 
 _LONGEST = 120
 _TAIL = 30
@@ -32,6 +32,13 @@ def shown(value: Any) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """For example `1 rank` and `2 ranks`. `plural`: if it is not the noun with an s behind it."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def of_system(error: BaseException) -> str:
+    """An error's text; that of the system without its number, behind the file that it is about."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _ends(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,11 +24,11 @@ from horovod.launcher.options.config_file import ConfigFile, read_config_file
 from horovod.launcher.options.flags import is_elastic, parse
 from horovod.launcher.options.host_list import HostList, choose_hosts
 from horovod.launcher.options.hosts import HostsError, RankIdentity, assign_ranks, is_local
-from horovod.launcher.options.old_flags import misspelt, notes
 from horovod.launcher.options.room import NoRoomError, check_room
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PlacementOptions
 from horovod.settings import SettingError, Settings, current_environment, environment_of, rows
+from horovod.settings.without_effect import notes, variables_without_effect
 
 __all__ = ["check", "main"]
 
@@ -99,7 +100,9 @@ def _explanation(code: str) -> str:
     try:
         return explanations.explain(code)
     except KeyError:
-        raise UsageError(f"there is no code {code!r}\nhint: horovodrun --explain lists them") from None
+        nearest = difflib.get_close_matches(code, [one.code for one in explanations.EXPLANATIONS], 1)
+        hint = f"{nearest[0]} is the nearest; horovodrun --explain lists" if nearest else "horovodrun --explain lists"
+        raise UsageError(f"there is no code {code!r}\nhint: {hint} them") from None
 
 
 def _occupy_standard_streams() -> None:
@@ -145,8 +148,9 @@ class _Plan:
     def without_effect(self) -> list[str]:
         """The given options that do nothing, a line for each reason."""
         options = self._options
-        given = [*options.without_effect, *self._file.without_effect, *misspelt(self._environment)]
+        given = [*options.without_effect, *self._file.without_effect]
         if self._controller == "gloo":
+            given += variables_without_effect(self._environment)  # else rank 0 says it in init
             why = "these are for mpirun and jsrun, which --mpi and --jsrun choose"
             flags = (("--mpi-args", options.mpi_args), ("--binding-args", options.binding_args))
             given += [(flag, why) for flag, value in flags if value is not None]

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "Parse",
+    "SWITCH_WORDS",
     "Row",
     "SettingError",
     "choice",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 Parse = Callable[[str], Any]
+
+SWITCH_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class SettingError(ValueError):
@@ -78,13 +81,12 @@ def number(least: float) -> tuple[Parse, str]:
 
 def switch() -> tuple[Parse, str]:
     """True or false; an empty text is false."""
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "": False}
 
     def parse(text: str) -> bool:
         word = text.strip().lower()
-        return words[word] if word in words else int(word) > 0
+        return SWITCH_WORDS[word] if word in SWITCH_WORDS else int(word or 0) > 0
 
-    return parse, "0 or 1"
+    return parse, f"0 or 1, or one of {', '.join(SWITCH_WORDS)}"
 
 
 def choice(*choices: str) -> tuple[Parse, str]:

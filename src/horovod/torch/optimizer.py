@@ -297,7 +297,9 @@ def DistributedOptimizer(
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}
     wrapped._hvd_process_set = process_set
-    wrapped._hvd_check = ReplicaCheck(f"optimizer of {min(names.values(), default='no names')}", process_set)
+    # One name, and not their number, which may differ between the ranks.
+    name = f"the optimizer that updates {quoted(min(names.values()))}" if names else "an optimizer without parameters"
+    wrapped._hvd_check = ReplicaCheck(name, process_set)
     wrapped._hvd_active = process_set.may_have_peers()
     wrapped._hvd_backward = lambda: None
     if wrapped._hvd_active:

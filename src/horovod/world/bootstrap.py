@@ -167,6 +167,8 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
             "independent processes are meant",
             "start-alone",
         )
+    if generation == 0 and not meant:
+        starters.warn_of_dropped_variables(settings)
     return World(0, 1, 0, 1, 0, 1, generation, [0], [], "loopback", None)
 
 

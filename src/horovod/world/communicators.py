@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import difflib
 import functools
 import json
 from collections.abc import Sequence
@@ -46,6 +47,14 @@ def is_built(name: str) -> bool:
 
 def check(transport: str) -> None:
     """Raises StartError if the communicator does not exist or is unavailable."""
+    names = ["auto", *(row.name for row in all_communicators())]
+    if transport not in names:
+        nearest = difflib.get_close_matches(transport, names, 1)
+        raise StartError(
+            f"HOROVOD_TRANSPORT={transport} cannot be used: there is no such communicator\n"
+            f"hint: {f'{nearest[0]} is the nearest; ' if nearest else ''}there are {', '.join(names)}",
+            "start-transport",
+        )
     plan("mpi" if transport in BY_MPI else transport, [0], [0], 0)  # the error names what the user may have set
 
 

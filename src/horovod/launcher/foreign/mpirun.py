@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
+from horovod.core.wording import of_system
 from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
 from horovod.launcher.options.usage import UsageError
 
@@ -53,7 +54,7 @@ def mpirun_command(job: ForeignJob) -> ForeignCommand:
             timeout=_VERSION_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"--mpi: {path} --version: {error}") from None
+        raise UsageError(f"--mpi: {path} --version: {of_system(error)}") from None
     return command_of(job, said.stdout + said.stderr)
 
 

@@ -32,6 +32,7 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core.temporary_files import has_no_init
+from horovod.core.wording import of_system
 from horovod.launcher.host import processes
 from horovod.launcher.host.command import start_rank
 from horovod.launcher.host.job_directory import remove_directory, say
@@ -303,7 +304,7 @@ class Agent:
             # No longer than what multiprocessing would make itself: the names of its sockets have 108 bytes.
             self._directory = tempfile.mkdtemp(prefix="hvd-", dir=parent if parent and os.path.isdir(parent) else None)
         except OSError as error:
-            say(f"horovodrun: warning: no folder for temporary files: {error}")
+            say(f"horovodrun: warning: no folder for temporary files: {of_system(error)}")
             return
         self._tell(event="directory", path=self._directory)
 
@@ -313,7 +314,7 @@ class Agent:
             secret = [self._secret_file.descriptor] if self._secret_file is not None else []
             process = start_rank(self._common["command"], environment, self._common["directory"], secret)
         except (OSError, subprocess.SubprocessError) as error:
-            self._tell(event="not started", rank=rank, error=str(error))
+            self._tell(event="not started", rank=rank, error=of_system(error))
             if not self._stays:
                 self._begin_end()
             return

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from horovod.core.wording import of_system
 from horovod.launcher.host.lines import LineError
 from horovod.launcher.job.agent_link import AgentLink
 from horovod.launcher.job.roll_call import RollCall
@@ -198,8 +199,11 @@ class AgentGroup:
         try:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
-            hint = f"is {placement.name} installed here?" if isinstance(error, FileNotFoundError) else ""
-            self._calls[host].fails(host, f"got no agent: {error}", hint)
+            text, hint = f"got no agent: {of_system(error)}", "the limits of this machine or its memory may be reached"
+            if isinstance(error, FileNotFoundError) and placement.program:
+                text = f"cannot be reached: {placement.program} is not installed here, or not on PATH"
+                hint = f"install {placement.program}, or choose another way with --start-with"
+            self._calls[host].fails(host, text, hint)
             self._end_call(host)
             return
         self.links.append(agent)

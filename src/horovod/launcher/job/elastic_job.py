@@ -451,7 +451,7 @@ class ElasticJob(Supervision):
         lines = []
         if late is not None:
             happened = f"worker {late.rank} {late.how} after the training had ended"
-            lines = [*self._last_words(late), f"horovodrun: {happened}"]
+            lines = [*self._last_words(late), f"horovodrun: {happened}", explain_command("rank-failed")]
         self.conclude_with("\n".join(lines), has_trained=True, workers=sorted(finished))
         return 0 if late is None else late.exit_code
 

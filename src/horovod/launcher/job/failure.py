@@ -67,6 +67,7 @@ _KINDS = ("RANK_LEFT", "ABORTED", LATE, REJOINED)
 _EQUAL_STEPS = "all ranks must make the same number of steps and collective calls"
 
 _FRAME = re.compile(r'  File ".*", line \d+')
+_STALL = "horovod: warning: stall: "  # the first line of a report
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.<>]*(:|$)")
 _NOT_FATAL = ("Exception ignored", "Exception in thread")  # in front of a traceback
 
@@ -201,17 +202,22 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
     own = next((one for one in exits if one.rank == cause.rank), None)
     happened, hint, code = _happened(cause, own)
     lines = last_words(cause.rank, own, last_lines)
+    said = [line.text for line in last_lines if line.text.startswith(explain_command(""))]
+    if code == "rank-failed" and said:  # an exception of ours, which the rank did not catch, has a code of its own
+        more = said[-1]
+        lines = [line for line in lines if line.strip() != more]
+    else:
+        more = explain_command(code)
+    record = cause.record.splitlines()
+    is_said = any(line.endswith(record[0]) for line in lines) if record else True
     lines.append(f"horovodrun: rank {cause.rank} on host {hostname} {happened}")
-    if cause.record:
-        lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
+    if not is_said:
+        lines.append("  as the ranks saw it: " + "\n    ".join(record))
     if not last_lines and own is not None and own.code > 0:
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
         lines.append(f"hint: {hint}")
-    # An exception of ours, which the rank did not catch, has said it with its own code.
-    if not (code == "rank-failed" and any(explain_command("") in line.text for line in last_lines)):
-        lines.append(explain_command(code))
-    return "\n".join(lines)
+    return "\n".join([*lines, more])
 
 
 def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
@@ -254,7 +260,7 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
 def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name: str = "rank") -> list[str]:
     """The end of the rank's stderr, as far as it is about the rank's end. `name`: what the number is of.
 
-    Left out: what frameworks log, frames of tracebacks, and old lines.
+    Left out: what frameworks log, frames of tracebacks, stall reports that an error follows, and old lines.
     """
     end_s = own.time_s if own is not None else max((line.time_s for line in last_lines), default=0.0)
     recent = [line for line in last_lines if own is None or own.code >= 0 or end_s - line.time_s <= _RECENT_S]
@@ -263,7 +269,7 @@ def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name
         return []
     age_s = end_s - telling[-1].time_s
     age = f", written {age_s:.0f} s before its end" if age_s > _OLD_S else ""
-    texts = _without_frames([line.text for line in telling])
+    texts = _without_stall(_without_frames([line.text for line in telling]))
     return [f"horovodrun: the last lines of {name} {rank}'s stderr{age}:", *(f"    {text}" for text in texts)]
 
 
@@ -296,3 +302,10 @@ def _without_frames(lines: Sequence[str]) -> Sequence[str]:
         if not in_frames:
             kept.append(line)
     return kept or lines
+
+
+def _without_stall(lines: Sequence[str]) -> Sequence[str]:
+    """Without reports that stand further up as well, if the error that came of them follows."""
+    end = next((at for at in reversed(range(len(lines))) if lines[at] == explain_command("stall")), -1)
+    begin = next((at for at, line in enumerate(lines[: end + 1]) if _STALL in line), 0)
+    return [*lines[:begin], *lines[end + 1 :]] if end + 1 < len(lines) else lines

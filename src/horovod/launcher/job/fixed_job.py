@@ -264,13 +264,23 @@ class FixedJob(Supervision):
                 + explain_command("agent-lost")
             )
             return max(processes.shell_code(code), 1)
-        if self.has_no_init and len(self.job.ranks) > 1 and not self.server.entered():
-            size = len(self.job.ranks)
-            self.warn(
-                f"no rank has called init: {size} processes have run alone, each as if there were no other\n"
-                "hint: call hvd.init() at the beginning of the script"
-            )
+        if len(self.job.ranks) > 1 and not self.server.entered():
+            self.warn(_without_init(len(self.job.ranks), self.has_no_init))
         return 0
+
+
+def _without_init(size: int, is_horovods: bool) -> str:
+    """All ranks have ended well, and none has called init. `is_horovods`: one of them has imported horovod."""
+    if is_horovods:
+        return (
+            f"no rank has called init: {size} processes have run alone, each as if there were no other\n"
+            "hint: call hvd.init() at the beginning of the script"
+        )
+    return (
+        f"no rank has called init in this job: if the command uses Horovod, its {size} processes have run alone\n"
+        "hint: a wrapper that drops variables hides the job from the script: no env -i, sudo -E, su -m; into a "
+        "container pass all HOROVOD_* variables"
+    )
 
 
 def how_it_ended(agent: AgentLink) -> str:

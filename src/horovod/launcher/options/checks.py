@@ -95,6 +95,8 @@ def check_command(command: str, environment: Mapping[str, str]) -> None:
         if why:
             raise UsageError(f"{why}\nhint: {hint}", 126)
         return
+    if os.sep in command and os.path.isdir(command):
+        raise UsageError(f"{command} is a folder, not a program", 126)
     if os.path.isfile(command):
         hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
         raise UsageError(f"{command} is not executable{hint}", 126)

@@ -6,7 +6,7 @@
     stall_check:
       enabled: false
 
-A key of a setting is the `yaml` of its row in settings/table.py; the others are those of launcher/options/old_flags.py,
+A key of a setting is the `yaml` of its row in settings/table.py; the others are those of settings/without_effect.py,
 and `controller`. A flag wins over the file, and the file over an environment variable.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from horovod.launcher.options.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import Row, SettingError, parse_flag, rows
+from horovod.settings.without_effect import WITHOUT_EFFECT, OldFlag
 
 __all__ = ["ConfigFile", "read_config_file"]
 
@@ -30,7 +30,7 @@ _OPPOSITE = "not "  # in front of a row's key that says the opposite of its sett
 
 @dataclasses.dataclass
 class ConfigFile:
-    """The contents of a file. `without_effect`: keys that do nothing, each with the reason (old_flags.notes)."""
+    """The contents of a file. `without_effect`: keys that do nothing, each with the reason (without_effect.notes)."""
 
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # by keyword
     controller: str | None = None
@@ -138,8 +138,8 @@ def _old_flag(flag: OldFlag) -> _Take:
     def take(config: ConfigFile, value: Any) -> None:
         try:
             parsed = flag.parse(_text(value))
-        except (ValueError, KeyError):
-            raise _ValueError(flag.kind[1]) from None
+        except ValueError:
+            raise _ValueError("true or false" if flag.is_switch else flag.kind[1]) from None
         if parsed is not False or flag.both:
             config.without_effect.append((flag.yaml, flag.why))
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from horovod.launcher.host.command import assignments
-from horovod.launcher.options.old_flags import WITHOUT_EFFECT, OldFlag
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PLACEMENTS
 from horovod.settings import Row, SettingError, parse_flag, rows
+from horovod.settings.without_effect import WITHOUT_EFFECT, OldFlag
 
 __all__ = ["is_elastic", "parse", "parser"]
 
@@ -30,7 +30,7 @@ _ELASTIC_FLAGS = {
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options, and `command`: everything from the first word that is not an option, untouched.
 
-    `without_effect`: flags that do nothing here, each with the reason (old_flags.notes). Raises UsageError.
+    `without_effect`: flags that do nothing here, each with the reason (without_effect.notes). Raises UsageError.
     """
     flags_of_horovodrun = parser()
     flags, command = _split(flags_of_horovodrun, arguments)
@@ -53,6 +53,8 @@ def is_elastic(options: argparse.Namespace) -> bool:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse: `argument -x/--ex: 'y' is not ...`, and `argument --x: --x='y': expected ...`, which names it twice.
+        message = re.sub(r"^argument (?:\S+: (?=-))?", "", message)
         raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
 
 

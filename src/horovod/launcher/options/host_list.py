@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import re
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod.core.wording import counted
@@ -55,13 +57,27 @@ def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) ->
         slots = max(options.num_proc or 0, (options.max_np or 0) + (options.spares or 0))
         hosts, origin = [Host("localhost", slots)], "the default, this machine"
     if options.num_proc is None and (allocation is None or hosts is not allocation.hosts):
-        raise UsageError("-np, the number of processes, is missing\nhint: horovodrun -np 2 python train.py")
+        raise UsageError(_without_size(options.command))
     size = options.num_proc or sum(host.slots for host in hosts)
     _check_slots(hosts, size, allocation)
     # Look-ups of names may take seconds each; the answers are kept.
     with concurrent.futures.ThreadPoolExecutor(_LOOKUPS_AT_A_TIME) as pool:
         list(pool.map(is_local, [host.name for host in hosts]))
     return HostList(hosts, size, origin, options.start_with or _way(hosts, allocation))
+
+
+def _without_size(command: Sequence[str]) -> str:
+    """There is no -np, or it stands behind the command, whose argument it is then."""
+    text, command = "-np, the number of processes, is missing", list(command)
+    at = next((at for at, word in enumerate(command) if re.fullmatch("-np[0-9]*|--num-proc(=.*)?", word)), None)
+    if at is None:
+        return f"{text}\nhint: horovodrun -np 2 python train.py"
+    words = 2 if command[at] in ("-np", "--num-proc") else 1
+    flag, rest = shlex.join(command[at : at + words]), shlex.join(command[:at] + command[at + words :])
+    return (
+        f"{text}: `{flag}` stands behind the command, which gets it as an argument\n"
+        f"hint: flags go before the command: horovodrun {flag} {rest}"
+    )
 
 
 def _given_hosts(options: argparse.Namespace) -> list[Host]:

@@ -8,19 +8,32 @@ and mpirun's processes on other hosts see the variables of the srun that carried
     mpi.py       ... through mpi4py
     folder.py    ... through a file in a folder that all hosts share
     orphans.py   ends a rank whose launcher was killed
+    ancestors.py finds a launcher whose variables have not reached this process
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.core.wording import counted
 from horovod.settings import Settings
-from horovod.world.starters import hydra, open_mpi, orphans, slurm, torchrun
+from horovod.world.starters import ancestors, hydra, open_mpi, orphans, slurm, torchrun
 from horovod.world.starters.base import Environment, Started
 
-__all__ = ["STARTERS", "Started", "announced_world", "end_with_launcher", "recognise", "started_by", "world_size"]
+__all__ = [
+    "STARTERS",
+    "Started",
+    "announced_world",
+    "end_with_launcher",
+    "recognise",
+    "started_by",
+    "warn_of_dropped_variables",
+    "world_size",
+]
+
+_log = logging.getLogger("horovod")
 
 STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
 
@@ -85,3 +98,19 @@ def announced_world(environment: Environment) -> tuple[str, str] | None:
     # A count that is not a number may mean several processes; to run alone then needs HOROVOD_SIZE=1.
     unreadable = [(variable, value) for variable, value in found if value and not value.isdecimal()]
     return next(iter(several + unreadable), None)
+
+
+def warn_of_dropped_variables(settings: Settings) -> None:
+    """If this process runs alone below a launcher, none of whose variables it has."""
+    if settings.size == 1:
+        return
+    found = ancestors.launcher_above()
+    # A batch script, say, is below a launcher, but is not one of several processes.
+    if found is not None and (found[0] == "horovodrun" or not settings.launch_environment):
+        _log.warning(
+            "horovod: warning: this process trains alone (size 1): %s (process %d) has started it, but none of the "
+            "variables that name its rank has reached it\n"
+            "hint: let the wrapper between them keep the environment: no env -i, sudo -E, su -m; HOROVOD_SIZE=1 says "
+            "that one process is meant",
+            *found,
+        )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.exceptions import StartError
+from horovod.core.wording import of_system
 from horovod.settings import Settings
 from horovod.world.mpi import at_exit, not_the_launchers, will_abort
 from horovod.world.network import interface_address, machine, own_addresses
@@ -92,7 +93,9 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> J
         addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
         server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
     except (OSError, ValueError) as error:
-        raise StartError(f"rank 0 cannot open a port for the other ranks: {error}", "start-connection") from error
+        raise StartError(
+            f"rank 0 cannot open a port for the other ranks: {of_system(error)}", "start-connection"
+        ) from error
     offer = Offer(started.size, addresses or [*own_addresses(), _LOOPBACK], server.port, secret)
     try:
         if file is not None:

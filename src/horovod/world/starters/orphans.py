@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from horovod.world.starters.ancestors import parent_of
 from horovod.world.starters.base import Environment, Started
 
 __all__ = ["watch"]
@@ -70,7 +71,7 @@ def _up_to_starter(started: Started, recognise: Recognise) -> list[int]:
             variables = _environment_of(pid)
             if (one := recognise(variables)) is None or (one.launcher, one.rank) != (started.launcher, started.rank):
                 return found
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = parent_of(pid)
         except PermissionError:  # of another user, such as slurmstepd
             return found
         except (OSError, ValueError):  # it has just ended

@@ -24,12 +24,15 @@ EXPLANATIONS = (
     Explanation(
         "start-alone",
         "This process was started with others, but nothing tells it how to find them",
-        _START,
-        ("says that this is one of ... processes",),
+        f"{_START}; a warning if no variable tells of the others",
+        ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
         "The environment says that several processes were started together, by a launcher that is not one of those "
         "which Horovod knows (mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun), and no rendezvous address is "
-        "set. Without this error, each process would train a model of its own without a warning.",
+        "set. Without this error, each process would train a model of its own without a warning. If a wrapper (env -i, "
+        "sudo, su, a container) has dropped all variables of the launcher, init warns if it finds the launcher among "
+        "the processes above, and horovodrun says at the end that no rank has called init.",
         (
+            "Let wrappers keep the environment: sudo -E, su -m, and every HOROVOD_* variable for a container.",
             "Start the script with `horovodrun -np N python train.py`.",
             "If you do want N independent processes, set HOROVOD_SIZE=1.",
         ),

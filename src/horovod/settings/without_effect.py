@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's flags that do nothing here, so that old scripts go on.
+"""Horovod's flags and environment variables that do nothing here, so that old scripts go on; and misspelt variables.
 
-A flag without effect is accepted, its value is checked, and one line says why it does nothing.
+A flag without effect is accepted, its value is checked, and one line says why it does nothing. horovodrun says it, or
+else rank 0 in init.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from horovod.settings import rows
+from horovod.settings import kinds
+from horovod.settings.table import rows
 
-__all__ = ["WITHOUT_EFFECT", "OldFlag", "misspelt", "notes"]
+__all__ = ["OLD_VARIABLES", "WITHOUT_EFFECT", "OldFlag", "notes", "variables_without_effect"]
 
 _PREFIX = "HOROVOD_"
 
@@ -33,13 +35,9 @@ def _share(text: str) -> float:
     return value
 
 
-def _on_or_off(text: str) -> bool:
-    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-
-
 _COUNT = (_count, "a whole number, 0 or more")
 _SHARE = (_share, "a number from 0 to 1")
-_SWITCH = (_on_or_off, "true or false")
+_SWITCH = kinds.switch()
 _TEXT = (str, "text")
 
 _TUNED = "algorithms are chosen by size, ranks and hosts; what has to be measured is measured without a flag"
@@ -59,11 +57,16 @@ class OldFlag:
     both: bool = False
 
     @property
+    def variable(self) -> str:
+        """Its spelling as an environment variable."""
+        return _PREFIX + self.name[2:].upper().replace("-", "_").removesuffix("_FILE")
+
+    @property
     def is_switch(self) -> bool:
         return self.kind is _SWITCH
 
     def parse(self, text: str) -> Any:
-        """Raises ValueError or KeyError for what is not `kind`."""
+        """Raises ValueError for what is not `kind`."""
         return self.kind[0](text)
 
 
@@ -80,16 +83,37 @@ WITHOUT_EFFECT = (
 )
 
 
-def misspelt(variables: Iterable[str]) -> list[tuple[str, str]]:
-    """Environment variables that are almost named like a setting, each with the reason why it has no effect."""
+# Horovod has no flags for these.
+OLD_VARIABLES = {
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum chooses its chunks itself",
+    "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges; HOROVOD_TIMELINE records the operations",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "only the stream that uses a GPU's result waits for it, in any case",
+    "HOROVOD_ENABLE_XLA_OPS": "functions that XLA compiles need no switch",
+}
+
+
+def variables_without_effect(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The variables that do nothing, or are almost named like a setting, each with the reason. For `notes`."""
     known = [row.variable for row in rows()]
-    old = {_PREFIX + flag.name[2:].upper().replace("-", "_") for flag in WITHOUT_EFFECT}
+    old = {flag.variable: flag for flag in WITHOUT_EFFECT}
     found = []
-    for name in sorted(set(variables) - set(known) - old):
-        if name.startswith(_PREFIX):
+    for name in sorted(name for name in environment if name.startswith(_PREFIX)):
+        if name in OLD_VARIABLES:
+            found.append((name, OLD_VARIABLES[name]))
+        elif name in old:
+            found += [(name, old[name].why)] if _asks_for_it(old[name], environment[name]) else []
+        elif name not in known:
             nearest = difflib.get_close_matches(name, known, 1, cutoff=0.9)
             found += [(name, f"there is no such setting; did you mean {one}?") for one in nearest]
     return found
+
+
+def _asks_for_it(old: OldFlag, text: str) -> bool:
+    """False for a switch that is off, or an empty value: nothing is missed then."""
+    try:
+        return bool(text.strip()) and (old.both or not old.is_switch or old.parse(text))
+    except ValueError:
+        return True
 
 
 def notes(given: Iterable[tuple[str, str]]) -> list[str]:
