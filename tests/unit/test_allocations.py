@@ -112,6 +112,7 @@ def chosen(environment: dict[str, str], **given: object) -> HostList:
         "max_np": None,
         "spares": None,
         "start_with": None,
+        "command": ["python", "train.py"],
         **given,
     }
     return choose_hosts(argparse.Namespace(**flags), environment)
