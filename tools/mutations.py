@@ -171,7 +171,7 @@ MUTATIONS = (
     # engine
     Mutation(
         "join-overtakes",
-        "native/engine/drive.cc",
+        "native/engine/calls.cc",
         "if (later_.calls.empty()) {",
         "if (true) {",
         "a rank says that it has joined before it has told what it completed last",
@@ -1767,7 +1767,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-work-not-aborted-with-the-job",
-        "native/engine/lifecycle.cc",
+        "native/engine/runner.cc",
         "    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);\n",
         "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
@@ -1833,7 +1833,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-result-freed-before-it-is-copied",
-        "native/engine/submit.cc",
+        "native/engine/wait.cc",
         "  result->on_device.use_on(stream);",
         "",
         "a gathered result is given back while a stream still copies it",
@@ -1849,7 +1849,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-gathered-rows-lent-again-before-they-are-copied",
-        "native/engine/submit.cc",
+        "native/engine/wait.cc",
         "  result->staged.use_on(stream);\n",
         "",
         "pinned memory with a gathered result gets another call's data while a stream still copies the result",
@@ -2354,7 +2354,7 @@ MUTATIONS = (
     ),
     Mutation(
         "two-threads-conflict",
-        "native/engine/submit.cc",
+        "native/engine/calls.cc",
         "submission->sync && !has_several_waiters_;",
         "submission->sync;",
         "two threads of a rank that call two operations in another order than a peer's get an error",
