@@ -203,35 +203,35 @@ MUTATIONS = (
     ),
     Mutation(
         "look-before-announce",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kLook;",
         "a sleeper looks for work before it has said that it sleeps: a wake-up is lost now and then",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
             (
-                "native/engine/bells.h",
+                "native/wakeup/bells.h",
                 "        }\n        state_ = State::kLook;",
                 "        }\n        state_ = State::kSleep;",
             ),
-            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
+            ("native/wakeup/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
         ),
     ),
     Mutation(
         "read-bell-after-look",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kSleep;",
         "a sleeper reads its bell after it has looked for work: it sleeps through a bell in between",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
-            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
-            ("native/engine/bells.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
+            ("native/wakeup/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
+            ("native/wakeup/bells.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
         ),
     ),
     Mutation(
         "leave-without-look",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kLook;",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kDone;",
         "a caller that leaves does not look for what has come since",
@@ -326,7 +326,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hosts-are-not-asked-who-waits",
-        "native/engine/stall.cc",
+        "native/liveness/stall.cc",
         "leader_.ask_who_waits();",
         "",
         "a stall report knows of other hosts only what is late or complete there",
@@ -491,7 +491,7 @@ MUTATIONS = (
     ),
     Mutation(
         "silence-is-not-missed",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs ||",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs * 1000 ||",
         "a stopped process is waited for without end",
@@ -499,7 +499,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-debugger-is-a-loss",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (state == 't') {",
         "if (state == 'u') {",
         "attaching a debugger ends the job",
@@ -507,7 +507,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-pause-is-silence",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "for (BeatWatch& watch : beats_) watch.silence.restart(now);",
         "",
         "a job that Ctrl-Z suspended is ended by fg",
@@ -679,7 +679,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stopped-leader-is-lost",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "(frozen_ms_ == 0 && host_answers(watch->link.fd()))",
         "(frozen_ms_ == 1 && host_answers(watch->link.fd()))",
         "a rank of another host that is stopped on purpose is lost although the user switched this off",
@@ -1014,7 +1014,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stall-without-stacks",
-        "native/engine/stacks.cc",
+        "native/liveness/stacks.cc",
         "telling_calls(take_stack());",
         'telling_calls("");',
         "a stall report does not say where the missing ranks stand",
@@ -1889,7 +1889,7 @@ MUTATIONS = (
     ),
     Mutation(
         "memfd-or-nothing",
-        "native/negotiation/segment.cc",
+        "native/host/segment.cc",
         "if (!is_sealable) memfd = nameless_file();",
         "",
         "ranks do not start where a container refuses memfd_create",
@@ -1897,7 +1897,7 @@ MUTATIONS = (
     ),
     Mutation(
         "crossed-waits-reported-late",
-        "native/engine/stall.cc",
+        "native/liveness/stall.cc",
         "std::min(limit_s, kCrossedS)",
         "limit_s",
         "ranks that wait for each other are reported after a minute only",
@@ -2306,7 +2306,7 @@ MUTATIONS = (
     ),
     Mutation(
         "strangers-state-for-a-peers",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "watch->peer.is_known ? process_state(watch->peer.pid) : '\\0'",
         "process_state(watch->peer.pid)",
         "a silent rank in another container is described by the state of a stranger",
@@ -2314,7 +2314,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who-waits-for-a-core-is-frozen",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (state == 'R' && silent_ns < kTimesIfItWouldRun * frozen_ms_ * kMs) return;",
         "",
         "a rank that gets no core for a few seconds is taken for frozen",

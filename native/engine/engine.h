@@ -25,11 +25,11 @@
 #include <thread>
 
 #include "engine/calls.h"
-#include "engine/monitor.h"
 #include "engine/options.h"
 #include "engine/parts.h"
 #include "engine/runner.h"
 #include "engine/submitter.h"
+#include "liveness/monitor.h"
 
 namespace hvd {
 

@@ -10,7 +10,7 @@
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "engine/share_memory.h"
-#include "engine/stacks.h"
+#include "liveness/stacks.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/fault_point.h"

@@ -4,16 +4,16 @@
 
 #include <memory>
 
-#include "engine/bells.h"
-#include "engine/board.h"
-#include "engine/ending.h"
 #include "engine/process_set.h"
 #include "engine/serve.h"
-#include "engine/settings.h"
 #include "engine/trace.h"
-#include "engine/wakeup.h"
+#include "host/board.h"
 #include "negotiation/host_map.h"
 #include "negotiation/publisher.h"
+#include "settings/settings.h"
+#include "wakeup/bells.h"
+#include "wakeup/ending.h"
+#include "wakeup/wakeup.h"
 
 namespace hvd {
 

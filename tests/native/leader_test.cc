@@ -3,7 +3,7 @@
 #include <deque>
 
 #include "check.h"
-#include "engine/stall.h"
+#include "liveness/stall.h"
 #include "negotiation/gathering.h"
 #include "plain_world.h"
 

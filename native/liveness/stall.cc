@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/stall.h"
+#include "liveness/stall.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "engine/stacks.h"
+#include "liveness/stacks.h"
 #include "negotiation/gradient_lists.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "negotiation/segment.h"
+#include "host/segment.h"
 #include "negotiation/wire.h"
 
 namespace hvd {

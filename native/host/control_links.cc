@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/control_links.h"
+#include "host/control_links.h"
 
 #include <poll.h>
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/settings.h"
 #include "negotiation/leader.h"
 #include "platform/clock.h"
 #include "platform/status.h"
+#include "settings/settings.h"
 
 namespace hvd {
 

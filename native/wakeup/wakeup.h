@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <thread>
 
-#include "engine/bells.h"
-#include "engine/board.h"
-#include "engine/ending.h"
+#include "host/board.h"
+#include "wakeup/bells.h"
+#include "wakeup/ending.h"
 
 namespace hvd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ending.h"
+#include "wakeup/ending.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>

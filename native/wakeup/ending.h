@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/bells.h"
+#include "host/segment.h"
 #include "negotiation/host_map.h"
-#include "negotiation/segment.h"
 #include "platform/interrupt.h"
 #include "platform/status.h"
+#include "wakeup/bells.h"
 
 namespace hvd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/stacks.h"
+#include "liveness/stacks.h"
 
 #include <algorithm>
 #include <string_view>

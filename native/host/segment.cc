@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "negotiation/segment.h"
+#include "host/segment.h"
 
 #include <fcntl.h>
 #include <pthread.h>

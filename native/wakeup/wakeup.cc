@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/wakeup.h"
+#include "wakeup/wakeup.h"
 
 #include <sched.h>
 

@@ -30,8 +30,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/link.h"
-#include "negotiation/segment.h"
+#include "host/link.h"
+#include "host/segment.h"
 #include "platform/status.h"
 
 namespace hvd {

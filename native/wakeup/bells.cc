@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/bells.h"
+#include "wakeup/bells.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

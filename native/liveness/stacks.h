@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "host/segment.h"
 #include "negotiation/ports.h"
-#include "negotiation/segment.h"
 
 namespace hvd {
 

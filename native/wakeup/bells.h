@@ -22,9 +22,9 @@
 #include <memory>
 #include <vector>
 
-#include "engine/poll_bell.h"
+#include "host/segment.h"
 #include "negotiation/ports.h"
-#include "negotiation/segment.h"
+#include "wakeup/poll_bell.h"
 
 namespace hvd {
 

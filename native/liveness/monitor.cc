@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/monitor.h"
+#include "liveness/monitor.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

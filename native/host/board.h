@@ -3,9 +3,9 @@
 // borrows the segment. Any thread.
 #pragma once
 
-#include "engine/link.h"
+#include "host/link.h"
+#include "host/segment.h"
 #include "negotiation/ports.h"
-#include "negotiation/segment.h"
 #include "platform/clock.h"
 
 namespace hvd {

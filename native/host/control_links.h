@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/link.h"
+#include "host/link.h"
 #include "negotiation/ports.h"
 
 namespace hvd {

@@ -52,7 +52,7 @@ struct alignas(128) RequestRing {  // one producer (the rank), one consumer (the
   char bytes[kRingBytes];
 };
 
-struct alignas(128) StackPage {    // where a rank's main thread stands; see engine/stacks.cc
+struct alignas(128) StackPage {    // where a rank's main thread stands; see liveness/stacks.cc
   std::atomic<uint32_t> asked;     // how often
   std::atomic<uint32_t> answered;  // ... and answered: then `text` is of now
   std::atomic<uint32_t> length;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/settings.h"
+#include "settings/settings.h"
 
 #include <algorithm>
 #include <cstdlib>

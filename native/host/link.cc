@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/link.h"
+#include "host/link.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
