@@ -294,7 +294,7 @@ MUTATIONS = (
     ),
     Mutation(
         "followers-are-not-woken",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "    waker_.ring_others();",
         "",
         "a leader writes into the log, and the host's other ranks sleep on",
@@ -327,7 +327,7 @@ MUTATIONS = (
     Mutation(
         "hosts-are-not-asked-who-waits",
         "native/liveness/stall.cc",
-        "leader_.ask_who_waits();",
+        "leader_.facts().ask_who_waits();",
         "",
         "a stall report knows of other hosts only what is late or complete there",
         (native("leader_test", "a_stall_report_names"),),
@@ -350,7 +350,7 @@ MUTATIONS = (
     ),
     Mutation(
         "recall-dropped",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "if (entry->answers_missing > 0) effects->recalls.push_back(entry->id);",
         "",
         "a changed descriptor does not take the entry back to the slow way",
@@ -370,7 +370,7 @@ MUTATIONS = (
     ),
     Mutation(
         "join-forgotten-after-one-round",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "entry->recalled = sets_[entry->set].joined > 0;",
         "entry->recalled = false;",
         "the coordinator takes an entry that stays recalled for one that is not",
@@ -386,7 +386,7 @@ MUTATIONS = (
     ),
     Mutation(
         "slow-for-ever-after-join",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "if (board_.is_recalled(id)) board_.reset(id, false);",
         "if (board_.is_recalled(id)) board_.reset(id, true);",
         "every call takes the slow way once all ranks have joined",
@@ -394,7 +394,7 @@ MUTATIONS = (
     ),
     Mutation(
         "zeros-for-every-operation",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "|| descriptor.kind == HVD_ALLREDUCE) return",
         "|| descriptor.kind != HVD_BARRIER) return",
         "an allgather is announced though a rank has joined that can give it nothing",
@@ -954,9 +954,9 @@ MUTATIONS = (
     ),
     Mutation(
         "sets-count-all-ranks-here",
-        "native/negotiation/spread.cc",
-        "static_cast<uint32_t>(set->second.members.size())",
-        "static_cast<uint32_t>(map_.ranks_here.size())",
+        "native/negotiation/log_writer.cc",
+        "set->second.members);",
+        "static_cast<uint32_t>(map_.ranks_here.size()));",
         "a set's tally waits for ranks that are not its members",
         (
             native("engine_sets_test", "every_operation_works_over_a_set"),
@@ -965,7 +965,7 @@ MUTATIONS = (
     ),
     Mutation(
         "foreign-leader-sleeps",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "return set == sets_.end() || !set->second.has_leader;",
         "return set == sets_.end();",
         "members are not woken by a leader that takes no part",
@@ -973,7 +973,7 @@ MUTATIONS = (
     ),
     Mutation(
         "definitions-outlive-their-set",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "    const uint32_t id = entries_[index].id;\n",
         "    continue;\n    const uint32_t id = entries_[index].id;\n",
         "a set that comes back with a number finds the former one's definitions",
@@ -982,7 +982,7 @@ MUTATIONS = (
     # names that come and go, what is seen of a run
     Mutation(
         "retires-in-flight",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "if (board_.in_flight_since_ms(rank, id) != 0) return false;",
         "",
         "a name goes although a rank has arrived whose READY is still to come",
@@ -990,15 +990,15 @@ MUTATIONS = (
     ),
     Mutation(
         "number-back-unread",
-        "native/negotiation/spread.cc",
-        "!retired_here_.empty() && board_.all_have_read(retired_here_.front().end)",
+        "native/negotiation/log_writer.cc",
+        "!retired_.empty() && board_.all_have_read(retired_.front().end)",
         "!retired_here_.empty()",
         "a number comes back before all ranks have read that its name is gone",
         (native("negotiation_model_test", "two_ranks_whose"),),
     ),
     Mutation(
         "number-reused-at-once",
-        "native/negotiation/eviction.cc",
+        "native/negotiation/coordinator/ids.cc",
         "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",
         "  ids_[id].state = Id::State::kFree;\n  free_ids_.push_back(id);\n",
         "a number means another name before all ranks have read that the first is gone",
@@ -1129,7 +1129,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stalled-since-the-first-step",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "  if (!entry->is_open()) entry->since = now;\n  last_event_ = now;\n  entry->host_ready[host] = true;\n",
         "  last_event_ = now;\n  entry->host_ready[host] = true;\n",
         "over TCP a tensor seen half way is said to have stalled since it was defined, and a stall limit ends the job",
@@ -2330,15 +2330,15 @@ MUTATIONS = (
     ),
     Mutation(
         "arena-fills-with-names-that-few-use",
-        "native/negotiation/coordinator.cc",
-        "                    cached_bytes_ + wanted <= limits_.bytes && bytes_ + wanted <= limits_.all_bytes();",
-        "                    bytes_ + wanted > 0;",
+        "native/negotiation/coordinator/ids.cc",
+        "cached_bytes_ + bytes <= limits_.bytes && bytes_ + bytes <= limits_.all_bytes();",
+        "bytes_ + bytes > 0;",
         "groups of many tensors under ever new names end the job",
         (native("negotiation_test", "long_definitions"),),
     ),
     Mutation(
         "arena-names-that-run-once-pile-up",
-        "native/negotiation/eviction.cc",
+        "native/negotiation/coordinator/ids.cc",
         "bytes_ + wanted <= limits_.all_bytes();",
         "bytes_ + wanted > 0;",
         "names that run once fill the memory for names before they are retired",

@@ -59,7 +59,7 @@ class Calls {
   Member::Finished leave(const SubmissionPtr& submission);
   void end(const SubmissionPtr& submission, Status status);
   void say(const Member::Finished& finished);
-  // What could not be told from inside of the log (`following`) is told now. False: there was nothing.
+  // Tells what could not be told from inside of the log (`following`). False: there was nothing.
   bool say_the_rest();
   // All calls in flight; they are to be completed.
   std::vector<SubmissionPtr> give_up_all();

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "negotiation/arena.h"
-#include "negotiation/coordinator.h"
+#include "negotiation/decision.h"
 #include "negotiation/log.h"
 #include "negotiation/tally.h"
 #include "platform/status.h"

@@ -124,9 +124,9 @@ bool StallReport::anything_is_late(double resumed_s) {
 bool StallReport::knows_who_waits() {
   if (asked_hosts_ns_ == 0) {
     asked_hosts_ns_ = now_ns();
-    leader_.ask_who_waits();
+    leader_.facts().ask_who_waits();
   }
-  if (!leader_.all_have_told() && now_ns() - asked_hosts_ns_ < kPatienceNs) return false;
+  if (!leader_.facts().all_have_told() && now_ns() - asked_hosts_ns_ < kPatienceNs) return false;
   asked_hosts_ns_ = 0;
   return true;
 }
@@ -151,7 +151,7 @@ Status StallReport::report() {
   }
   const double limit_s = static_cast<double>(settings_.stall_warning_ms) * 1e-3;
   Groups stalled = stalled_for(waiting, resumed_s, std::min(limit_s, kCrossedS));
-  const std::vector<int> stuck = deadlocked(waiting, leader_.blocked());
+  const std::vector<int> stuck = deadlocked(waiting, leader_.facts().blocked());
   proven_ns_ = stuck.empty() ? 0 : proven_ns_ == 0 ? now_ns() : proven_ns_;
   const bool crossed = !stuck.empty() || is_crossed(stalled);
   std::erase_if(stalled, [&](const auto& entry) {
@@ -196,14 +196,15 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
   if (asked.size() > kShownStacks) asked.resize(kShownStacks);
   if (asked_ns_ == 0) {
     asked_ns_ = now_ns();
-    leader_.ask_for_stacks(asked);
+    leader_.facts().ask_for_stacks(asked);
     return;
   }
-  const bool answered = std::ranges::all_of(asked, [this](int rank) { return leader_.stacks().contains(rank); });
+  const bool answered =
+      std::ranges::all_of(asked, [this](int rank) { return leader_.facts().stacks().contains(rank); });
   if (!answered && now_ns() - asked_ns_ < kPatienceNs) return;
   asked_ns_ = 0;
   told_ns_ = now_ns();
-  warn("stall: " + report + stacks_in_words(leader_.stacks(), asked) +
+  warn("stall: " + report + stacks_in_words(leader_.facts().stacks(), asked) +
            "\nhint: every rank must call the same collectives; look for " +
            (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
                     : "a branch on the rank, uneven data, or a rank that is slow") +

@@ -30,7 +30,7 @@ class StallReport {
   // other can do nothing else.
   Status report();
   // All hosts have answered which ranks wait: report() can go on.
-  bool is_answered() const { return asked_hosts_ns_ != 0 && leader_.all_have_told(); }
+  bool is_answered() const { return asked_hosts_ns_ != 0 && leader_.facts().all_have_told(); }
   void note_tick() { ticked_ns_.store(now_ns()); }
   // This process runs again after it had been held up.
   void note_pause() { resumed_ns_.store(now_ns()); }

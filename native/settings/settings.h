@@ -7,7 +7,7 @@
 
 #include "communicators/nccl/levels.h"
 #include "horovod/horovod.h"
-#include "negotiation/coordinator.h"
+#include "negotiation/decision.h"
 #include "platform/status.h"
 #include "reduction/kernels.h"
 

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "fusion/batch.h"
 #include "host/segment.h"
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 #include "negotiation/frames.h"
 #include "negotiation/gradient_lists.h"
 #include "negotiation/wire.h"

@@ -50,6 +50,7 @@ INCLUDES = {
     "include": set(),
 }
 MOST_FILES = 30  # of a native folder
+MOST_METHODS = 40  # of a native class
 # Files of at most this many lines. Those that are longer may only shrink.
 LIMIT = 500
 LINE = 120
@@ -95,6 +96,16 @@ def test_no_native_folders_include_each_other_in_a_circle() -> None:
 def test_no_native_folder_has_many_files() -> None:
     files = collections.Counter(path.parent.relative_to(NATIVE).as_posix() for path in sources())
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
+def test_no_native_class_has_many_methods() -> None:
+    methods = {}
+    for path in sources():
+        for name, body in re.findall(r"^class (\w+)[^;]*?\{\n(.*?)^\};", path.read_text(encoding="utf-8"), re.M | re.S):
+            declared = re.findall(r"^  (?:[\w:<>,*&\[\]]+ )+[*&]?(\w+)\(", body, re.M)  # clang-format has indented them
+            methods[name] = len([method for method in declared if method != name])
+    assert len(methods) > 60 and methods["Segment"] > 20
+    assert {name: count for name, count in methods.items() if count > MOST_METHODS} == {}
 
 
 def test_no_native_state_is_a_threads_own() -> None:

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 
 namespace hvd {
 
@@ -28,7 +28,7 @@ bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects
 
 // Nothing is open by then: to all entries with an arrival, every rank has arrived or will not come.
 void Coordinator::end_if_all_joined(Effects* effects) {
-  if (joined_ranks_ < joined_.size() || answers_missing_ > 0 || !waiting_.empty()) return;
+  if (joined_ranks_ < joined_.size() || answers_missing_ > 0 || ids_.have_waiting()) return;
   const auto is_under_way = [](const Entry& entry) {
     return entry.is_open() || std::ranges::find(entry.host_ready_to_come, true) != entry.host_ready_to_come.end();
   };

@@ -3,7 +3,7 @@
 // an id; its whole state, for the model checks.
 #include <algorithm>
 
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 
 namespace hvd {
 
@@ -61,19 +61,7 @@ std::string Coordinator::snapshot() const {
       text.put(rank).put_string(said.descriptor).put_string(said.refusal);
     }
   }
-  std::vector<uint64_t> uses;  // only their order matters
-  for (const Id& id : ids_) uses.push_back(id.entry == kNoEntry ? 0 : id.used);
-  std::sort(uses.begin(), uses.end());
-  for (const Id& id : ids_) {
-    const uint64_t used = id.entry == kNoEntry ? 0 : id.used;
-    text.put(id.bytes())
-        .put(id.state)
-        .put(id.idle)
-        .put(std::lower_bound(uses.begin(), uses.end(), used) - uses.begin());
-    for (const bool expected : id.expected) text.put(expected);
-  }
-  for (const uint32_t id : free_ids_) text.put(id);
-  for (const auto& decisions : waiting_) text.put_string(decisions.front().payload);
+  ids_.add_to_snapshot(&text);
   for (const bool joined : joined_) text.put(joined);
   for (const CountedIn& counted : counted_in_) {
     for (const auto& [id, round] : counted) text.put(id).put(round);

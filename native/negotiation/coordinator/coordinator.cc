@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "negotiation/arena.h"
 #include "negotiation/frames.h"
 #include "negotiation/names.h"
 
@@ -24,12 +25,11 @@ bool is_any(const std::vector<bool>& values) { return std::find(values.begin(), 
 }  // namespace
 
 Coordinator::Coordinator(std::vector<int> host_of_rank, NameLimits limits)
-    : host_of_rank_(std::move(host_of_rank)), limits_(limits) {
+    : host_of_rank_(std::move(host_of_rank)),
+      hosts_(*std::ranges::max_element(host_of_rank_) + 1),
+      ids_(static_cast<size_t>(hosts_), limits) {
   std::vector<int> all;
-  for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) {
-    hosts_ = std::max(hosts_, host_of_rank_[rank] + 1);
-    all.push_back(static_cast<int>(rank));
-  }
+  for (size_t rank = 0; rank < host_of_rank_.size(); ++rank) all.push_back(static_cast<int>(rank));
   joined_.assign(all.size(), false);
   counted_in_.resize(all.size());
   add_set(0, std::move(all));
@@ -57,19 +57,10 @@ void Coordinator::remove_set(int32_t set) {
   std::sort(indices.begin(), indices.end());
   for (const size_t index : indices) {
     const uint32_t id = entries_[index].id;
-    const std::vector<bool> answered = entries_[index].host_answered;
+    std::vector<bool> answered = entries_[index].host_answered;
     const int missing = entries_[index].answers_missing;
     forget(index);
-    if (id == kNoId || ids_[id].state != Id::State::kTaken) continue;
-    if (missing > 0) {
-      ids_[id].state = Id::State::kAbandoned;
-      ids_[id].expected = answered;
-      ids_[id].expected.flip();
-      ids_[id].answers_missing = missing;
-      continue;
-    }
-    ids_[id].state = Id::State::kFree;
-    free_ids_.push_back(id);
+    if (id != kNoId) ids_.abandon(id, std::move(answered), missing);
   }
 }
 
@@ -108,11 +99,7 @@ void Coordinator::forget(size_t index) {
   Entry& entry = entries_[index];
   sets_[entry.set].by_name.erase(entry.name);
   answers_missing_ -= entry.answers_missing;
-  if (entry.defined()) {
-    ids_[entry.id].entry = kNoEntry;
-    --cached_;
-    cached_bytes_ -= ids_[entry.id].bytes();
-  }
+  if (entry.defined()) ids_.forget_entry(entry.id);
   entry = Entry();
   gaps_.push_back(index);
 }
@@ -166,7 +153,11 @@ void Coordinator::recall(Entry* entry, Effects* effects) {
 
 bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects* effects) {
   Entry* entry = entry_of(id);
-  if (entry == nullptr) return recalled_in_vain(host, id, effects);
+  if (entry == nullptr) {  // its set has been removed meanwhile
+    if (!ids_.take_late_answer(host, id, effects)) return false;
+    end_if_all_joined(effects);
+    return true;
+  }
   if (found.count > sets_[entry->set].members_of_host[host]) return false;
   if (!entry->recalled || entry->host_answered[host]) return true;
   entry->host_answered[host] = true;
@@ -175,15 +166,7 @@ bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects
   entry->round_of_host[host] = found.round;
   entry->host_ready_to_come[host] = found.complete && !entry->host_ready[host];
   entry->counted += found.count;
-  decide(ids_[id].entry, effects);
-  end_if_all_joined(effects);
-  return true;
-}
-
-// Of an entry whose set has been removed meanwhile. A number that is asked for or retired waits for another answer.
-bool Coordinator::recalled_in_vain(int host, uint32_t id, Effects* effects) {
-  if (id >= ids_.size() || ids_[id].state == Id::State::kFree) return false;
-  if (take_answer(host, id, Id::State::kAbandoned) && ids_[id].answers_missing == 0) give_back(id, effects);
+  decide(ids_.entry_of(id), effects);
   end_if_all_joined(effects);
   return true;
 }
@@ -199,7 +182,7 @@ bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
   if (entry->recalled) {
     entry->counted += sets_[entry->set].members_of_host[host];
     entry->host_ready_to_come[host] = false;
-    decide(ids_[id].entry, effects);
+    decide(ids_.entry_of(id), effects);
     end_if_all_joined(effects);
   } else if (entry->hosts_ready == sets_[entry->set].hosts) {
     effects->decisions.push_back({RecordKind::kReady, id, true, {}});
@@ -352,38 +335,47 @@ void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effect
   Entry& entry = entries_[index];
   finish(&entry);
   const uint64_t wanted = Arena::piece_bytes(decisions.front().payload.size());
-  const bool keep = decisions.front().kind == RecordKind::kDefine && cached_ < limits_.names &&
-                    cached_bytes_ + wanted <= limits_.bytes && bytes_ + wanted <= limits_.all_bytes();
-  if (!entry.defined() && keep && take_id(&entry.id)) {
-    ids_[entry.id].entry = index;
-    ++cached_;
-    cached_bytes_ += ids_[entry.id].bytes();  // of the name that had this id when its set was removed
-  }
+  if (!entry.defined() && decisions.front().kind == RecordKind::kDefine) ids_.take_for(index, wanted, &entry.id);
   if (entry.defined()) {
     touch(entry.id);
     for (Decision& decision : decisions) {
       decision.stays_recalled = decision.reset && entry.recalled;
-      say(entry.id, std::move(decision), effects);
+      ids_.say(entry.id, std::move(decision), effects);
     }
-    if (cached_bytes_ > limits_.bytes) make_room(0, effects);  // a definition has become longer
+    if (ids_.are_crowded()) make_room(0, effects);  // a definition has become longer
     return;
   }
   forget(index);
-  run_once(std::move(decisions), effects);
+  ids_.run_once(std::move(decisions), effects);
   make_room(wanted, effects);
 }
 
-void Coordinator::say(uint32_t id, Decision decision, Effects* effects) {
-  Id& of = ids_[id];
-  if (!decision.payload.empty()) {
-    uint64_t& has = decision.kind == RecordKind::kDefine ? of.definition_bytes : of.error_bytes;
-    const uint64_t more = std::max(has, Arena::piece_bytes(decision.payload.size())) - has;
-    has += more;
-    bytes_ += more;
-    if (of.entry != kNoEntry) cached_bytes_ += more;
+void Coordinator::make_room(uint64_t wanted_bytes, Effects* effects) {
+  const auto asked = [this](size_t index) {
+    return entries_[index].may_go() ? &sets_[entries_[index].set].members_of_host : nullptr;
+  };
+  ids_.make_room(wanted_bytes, asked, effects);
+}
+
+bool Coordinator::may_retire(int host, uint32_t id, bool idle, Effects* effects) {
+  std::optional<bool> all_idle;
+  if (!ids_.take_answer(host, id, idle, &all_idle)) return false;
+  if (!all_idle.has_value()) return true;
+  const Entry* entry = entry_of(id);
+  if (entry != nullptr && (!*all_idle || !entry->may_go())) {  // in use after all
+    ids_.keep(id);
+    return true;
   }
-  decision.id = id;
-  effects->decisions.push_back(std::move(decision));
+  if (entry != nullptr) forget(ids_.entry_of(id));  // else its set has been removed meanwhile
+  ids_.evict(id, effects);
+  return true;
+}
+
+bool Coordinator::retired(int host, uint32_t id, Effects* effects) {
+  bool is_free = false;
+  if (!ids_.take_retirement(host, id, effects, &is_free)) return false;
+  if (is_free) end_if_all_joined(effects);
+  return true;
 }
 
 }  // namespace hvd

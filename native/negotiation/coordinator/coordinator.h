@@ -13,70 +13,22 @@
 // the rank had submitted before still count: the join carries the rounds in which it was counted, and the answers to a
 // recall carry those of the recalled counts. When all have joined, nothing is open any more, and the fast way is back.
 //
-// Names come and go. An entry has a number (id) once it has been defined, and keeps it while it is among the names that
-// were used last. If there is no room, in numbers or in the arena, a new name runs once and keeps nothing (DEFINE +
-// READY + RETIRE under a temporary number). Meanwhile the hosts are asked to give up the names that were unused for
-// longest. A host that has no arrival under a name agrees, and shuts its fast way. If all hosts agree, the name is
-// RETIREd. Its number is reused when all ranks of all hosts have read the RETIRE: until then one of them might still
-// count under it. A recalled name counts as in use: while a rank has joined, no name of its sets goes.
+// Names come and go; ids.h has the rules.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "negotiation/arena.h"
-#include "negotiation/log.h"
+#include "negotiation/coordinator/ids.h"
+#include "negotiation/decision.h"
 #include "negotiation/tally.h"
 #include "negotiation/wire.h"
 
 namespace hvd {
-
-constexpr uint32_t kMaxEntries = 8192;                   // numbers of entries
-constexpr uint32_t kMaxCachedNames = kMaxEntries - 512;  // the rest is for names that run once
-constexpr uint32_t kNoId = UINT32_MAX;
-
-// How much a coordinator remembers; tests take little, to reach the ends.
-struct NameLimits {
-  uint32_t names = kMaxCachedNames;  // with the fast way; 0: none
-  uint32_t ids = kMaxEntries;
-  uint64_t bytes = 4u << 20;  // of the arena, for what is known of these names: that of a group grows with the group
-  constexpr uint32_t evicted_at_once() const { return names / 32 + 1; }
-  constexpr uint64_t all_bytes() const { return bytes + bytes / 2; }  // with names that run once
-};
-
-// To be applied by every leader in this order. `reset`: the entry's tally is reset before the record is appended, and
-// `stays_recalled`. A DEFINE or an ERROR without it is of a name that runs once: its tally is retired instead. JOIN
-// resets those of all entries that are recalled.
-struct Decision {
-  RecordKind kind = RecordKind::kNone;
-  uint32_t id = 0;
-  bool reset = false;
-  // DEFINE: string name | string descriptor, which holds the set
-  // ERROR: i32 set | string name | i32 code | i32 culprit | string text | u32 n | n x i32 rank that it is for; none:
-  // for all
-  std::string payload;
-  bool stays_recalled = false;
-};
-
-// A rank that asks for an entry the slow way. `waits`: it will submit nothing else before this is done.
-struct Requester {
-  int rank = 0;
-  bool waits = false;
-};
-
-// By entry that a rank has in flight: the round of its host's tally in which it was counted.
-using CountedIn = std::map<uint32_t, uint32_t>;
-
-struct Effects {
-  std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
-  std::vector<uint32_t> retires;  // likewise: whether these may go
-  std::vector<Decision> decisions;
-};
 
 // One entry that some ranks wait for, as a stall report shows it.
 struct Undecided {
@@ -115,9 +67,9 @@ class Coordinator {
   bool may_retire(int host, uint32_t id, bool idle, Effects* effects);
   bool retired(int host, uint32_t id, Effects* effects);
   // The entry has become READY by the counters alone: it now counts as used last.
-  void touch(uint32_t id);
-  uint64_t evicted() const { return evicted_; }
-  bool waits_for_ids() const { return !waiting_.empty(); }
+  void touch(uint32_t id) { ids_.touch(id); }
+  uint64_t evicted() const { return ids_.evicted(); }
+  bool waits_for_ids() const { return ids_.have_waiting(); }
 
   int hosts() const { return hosts_; }
   bool has_joined(int rank) const { return joined_[static_cast<size_t>(rank)]; }
@@ -177,20 +129,6 @@ class Coordinator {
       return definition;
     }
   };
-  struct Id {
-    // Abandoned: its set was removed before all hosts had answered a recall.
-    enum class State : uint8_t { kFree, kTaken, kAsked, kRetired, kAbandoned } state = State::kFree;
-    size_t entry = kNoEntry;
-    uint64_t used = 0;           // when, by clock_
-    std::vector<bool> expected;  // by host, while asked, retired or abandoned: an answer is to come
-    int answers_missing = 0;
-    bool idle = true;                                // as far as has been answered
-    uint64_t definition_bytes = 0, error_bytes = 0;  // that it has in the arena
-
-    uint64_t bytes() const { return definition_bytes + error_bytes; }
-  };
-  static constexpr size_t kNoEntry = SIZE_MAX;
-
   size_t find_or_create(int32_t set, const std::string& name);
   bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Said said, double now,
                 Effects* effects);
@@ -198,7 +136,6 @@ class Coordinator {
   void decide(size_t index, Effects* effects);
   void decide_if_complete(size_t index, Effects* effects);
   void decide_conflict(size_t index, Effects* effects);
-  bool recalled_in_vain(int host, uint32_t id, Effects* effects);
   void end_if_all_joined(Effects* effects);
   bool has_arrived(const Entry& entry, int rank) const;
   std::vector<int> absent(const Entry& entry) const;
@@ -208,38 +145,22 @@ class Coordinator {
   void conclude(size_t index, std::vector<Decision> decisions, Effects* effects);
   void finish(Entry* entry);
   void forget(size_t index);
-  bool take_id(uint32_t* id);
-  void expect_answers(Id* of, Id::State state, const std::vector<uint32_t>* members_of_host);
-  bool take_answer(int host, uint32_t id, Id::State state);
-  void run_once(std::vector<Decision> decisions, Effects* effects);
-  void retire(uint32_t id, Effects* effects);
-  void give_back(uint32_t id, Effects* effects);
-  void say(uint32_t id, Decision decision, Effects* effects);
   void make_room(uint64_t wanted_bytes, Effects* effects);
   Entry* entry_of(uint32_t id) {
-    return id < ids_.size() && ids_[id].entry != kNoEntry ? &entries_[ids_[id].entry] : nullptr;
+    const size_t index = ids_.entry_of(id);
+    return index == Ids::kNoEntry ? nullptr : &entries_[index];
   }
   const Entry* entry_of(uint32_t id) const { return const_cast<Coordinator*>(this)->entry_of(id); }
 
   static std::string in_words(const Entry& entry, std::string_view descriptor = {});
 
   std::vector<int> host_of_rank_;
-  NameLimits limits_;
   int hosts_ = 0;
   std::map<int32_t, Set> sets_;
   std::vector<Entry> entries_;  // with gaps, which have no name
   std::vector<size_t> gaps_;
-  std::vector<Id> ids_;
-  std::vector<uint32_t> free_ids_;
-  uint32_t cached_ = 0;        // ids that an entry has
-  uint64_t cached_bytes_ = 0;  // and what those have in the arena
-  uint64_t bytes_ = 0;         // what all ids have there
-  uint32_t retiring_ = 0;      // ids
-  uint32_t questions_ = 0;     // asked, not all answered
-  int answers_missing_ = 0;    // to recalls of all entries
-  uint64_t clock_ = 0;
-  uint64_t evicted_ = 0;
-  std::deque<std::vector<Decision>> waiting_;  // decided, for want of an id not yet said
+  Ids ids_;
+  int answers_missing_ = 0;  // to recalls of all entries
 
   std::vector<bool> joined_;           // by rank
   std::vector<CountedIn> counted_in_;  // by rank that has joined
