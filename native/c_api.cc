@@ -260,7 +260,7 @@ int hvd_prepare(hvd_context* context, const hvd_request* request, hvd_entry** en
     auto made = std::make_unique<hvd_entry>();
     Request ours;
     HVD_RETURN_IF_ERROR(read_request(request, &ours));
-    HVD_RETURN_IF_ERROR(context->engine->prepare(ours.request, &made->prepared));
+    HVD_RETURN_IF_ERROR(context->engine->submitter().prepare(ours.request, &made->prepared));
     *entry = made.get();
     const std::lock_guard lock(context->mutex);
     context->entries.emplace(*entry, std::move(made));
@@ -290,8 +290,8 @@ int hvd_submit_entry_on(hvd_context* context, hvd_entry* entry, const void* cons
                         uint32_t flags, void* user, void* stream, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(entry), HVD_NEED(handle)}));
-    return context->engine->submit(entry->prepared, inputs, outputs, flags, handle, user,
-                                   static_cast<hvd::cuda::Stream>(stream));
+    return context->engine->submitter().submit(entry->prepared, inputs, outputs, flags, handle, user,
+                                               static_cast<hvd::cuda::Stream>(stream));
   });
 }
 
@@ -320,20 +320,22 @@ int hvd_submit(hvd_context* context, const hvd_request* request, hvd_handle* han
     std::shared_ptr<const hvd::Prepared> prepared;
     Request ours;
     HVD_RETURN_IF_ERROR(read_request(request, &ours));
-    HVD_RETURN_IF_ERROR(context->engine->prepare(ours.request, &prepared));
+    HVD_RETURN_IF_ERROR(context->engine->submitter().prepare(ours.request, &prepared));
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
     for (const hvd_tensor& tensor : ours.tensors) {
       inputs.push_back(tensor.input);
       outputs.push_back(tensor.output);
     }
-    return context->engine->submit(std::move(prepared), inputs.data(), outputs.data(), ours.request.flags, handle);
+    return context->engine->submitter().submit(std::move(prepared), inputs.data(), outputs.data(), ours.request.flags,
+                                               handle);
   });
 }
 
 int hvd_refuse(hvd_context* context, const char* name, int32_t process_set, const char* why, hvd_status* status) {
-  return with(context, status,
-              [&]() -> Status { return context->engine->refuse(name, process_set, why == nullptr ? "" : why); });
+  return with(context, status, [&]() -> Status {
+    return context->engine->submitter().refuse(name, process_set, why == nullptr ? "" : why);
+  });
 }
 
 int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nranks, hvd_handle* handle,
@@ -341,14 +343,14 @@ int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nra
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
     if (nranks > 0) HVD_RETURN_IF_ERROR(need({HVD_NEED(ranks)}));
-    return context->engine->add_process_set(ranks, nranks, handle);
+    return context->engine->submitter().add_process_set(ranks, nranks, handle);
   });
 }
 
 int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
-    return context->engine->remove_process_set(process_set, handle);
+    return context->engine->submitter().remove_process_set(process_set, handle);
   });
 }
 
@@ -356,33 +358,33 @@ int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* me
                           hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(members), HVD_NEED(member)}));
-    return context->engine->place_in_set(process_set, members, member);
+    return context->engine->submitter().place_in_set(process_set, members, member);
   });
 }
 
 int hvd_join(hvd_context* context, hvd_handle* handle, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
-    return context->engine->join(handle);
+    return context->engine->submitter().join(handle);
   });
 }
 
 int hvd_device_of(hvd_context* context, const void* address, int32_t* device, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(device)}));
-    return context->engine->device_of(address, device);
+    return context->engine->submitter().device_of(address, device);
   });
 }
 
 int hvd_device_of_stream(hvd_context* context, void* stream, int32_t* device, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(device)}));
-    return context->engine->device_of_stream(static_cast<hvd::cuda::Stream>(stream), device);
+    return context->engine->submitter().device_of_stream(static_cast<hvd::cuda::Stream>(stream), device);
   });
 }
 
 int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout_ms, hvd_status* status) {
-  const int code = with(context, status, [&] { return context->engine->wait(handle, timeout_ms); });
+  const int code = with(context, status, [&] { return context->engine->submitter().wait(handle, timeout_ms); });
   if (code != HVD_PENDING) hvd::fault_point("waited");  // the caller has not come back yet
   return code;
 }
@@ -391,26 +393,27 @@ int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context)}));
     if (nhandles > 0) HVD_RETURN_IF_ERROR(need({HVD_NEED(handles)}));
-    return context->engine->declare_blocked({handles, nhandles});
+    context->engine->submitter().declare_blocked({handles, nhandles});
+    return {};
   });
 }
 
 int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
-  return with(context, status, [&] { return context->engine->poll(handle); });
+  return with(context, status, [&] { return context->engine->submitter().poll(handle); });
 }
 
 int hvd_poll_launch(hvd_context* context, hvd_handle handle, hvd_status* status) {
-  return with(context, status, [&] { return context->engine->poll_launch(handle); });
+  return with(context, status, [&] { return context->engine->submitter().poll_launch(handle); });
 }
 
 int hvd_wait_on_stream(hvd_context* context, hvd_handle handle, void* stream, int32_t timeout_ms, hvd_status* status) {
   return with(context, status, [&] {
-    return context->engine->wait_on_stream(handle, static_cast<hvd::cuda::Stream>(stream), timeout_ms);
+    return context->engine->submitter().wait_on_stream(handle, static_cast<hvd::cuda::Stream>(stream), timeout_ms);
   });
 }
 
 int hvd_settle(hvd_context* context, int32_t timeout_ms, hvd_status* status) {
-  return with(context, status, [&] { return context->engine->settle(timeout_ms); });
+  return with(context, status, [&] { return context->engine->submitter().settle(timeout_ms); });
 }
 
 int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_result* result, hvd_status* status) {
@@ -418,7 +421,7 @@ int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(result)}));
     hvd::SubmissionPtr submission;
     hvd::Gathered* gathered = nullptr;
-    HVD_RETURN_IF_ERROR(context->engine->find_result(handle, index, &submission, &gathered));
+    HVD_RETURN_IF_ERROR(context->engine->submitter().find_result(handle, index, &submission, &gathered));
     const bool on_gpu = gathered->on_device.data() != nullptr;
     hvd::write_struct<hvd_result>({result->size, static_cast<int32_t>(gathered->shape.size()), gathered->memory(),
                                    gathered->shape.data(), gathered->rows.data(), on_gpu ? HVD_ON_CUDA : HVD_ON_HOST,
@@ -430,13 +433,14 @@ int hvd_get_result(hvd_context* context, hvd_handle handle, uint32_t index, hvd_
 
 int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t index, void* to, void* stream,
                     hvd_status* status) {
-  return with(context, status,
-              [&] { return context->engine->copy_result(handle, index, to, static_cast<hvd::cuda::Stream>(stream)); });
+  return with(context, status, [&] {
+    return context->engine->submitter().copy_result(handle, index, to, static_cast<hvd::cuda::Stream>(stream));
+  });
 }
 
 void hvd_release(hvd_context* context, hvd_handle handle) {
   with(context, nullptr, [&]() -> Status {
-    context->engine->release(handle);
+    context->engine->submitter().release(handle);
     return {};
   });
 }

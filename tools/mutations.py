@@ -171,7 +171,7 @@ MUTATIONS = (
     # engine
     Mutation(
         "join-overtakes",
-        "native/engine/drive.cc",
+        "native/engine/calls.cc",
         "if (later_.calls.empty()) {",
         "if (true) {",
         "a rank says that it has joined before it has told what it completed last",
@@ -203,35 +203,35 @@ MUTATIONS = (
     ),
     Mutation(
         "look-before-announce",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kLook;",
         "a sleeper looks for work before it has said that it sleeps: a wake-up is lost now and then",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
             (
-                "native/engine/bells.h",
+                "native/wakeup/bells.h",
                 "        }\n        state_ = State::kLook;",
                 "        }\n        state_ = State::kSleep;",
             ),
-            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
+            ("native/wakeup/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kAnnounce;"),
         ),
     ),
     Mutation(
         "read-bell-after-look",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kAnnounce;",
         "        seen_ = door.bell(who_).load();\n        state_ = State::kSleep;",
         "a sleeper reads its bell after it has looked for work: it sleeps through a bell in between",
         (native("doorbell_model_test", "no_interleaving"),),
         also=(
-            ("native/engine/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
-            ("native/engine/bells.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
+            ("native/wakeup/bells.h", "State::kWithdraw : State::kSleep;", "State::kWithdraw : State::kReadBell;"),
+            ("native/wakeup/bells.h", "State state_ = State::kReadBell;", "State state_ = State::kAnnounce;"),
         ),
     ),
     Mutation(
         "leave-without-look",
-        "native/engine/bells.h",
+        "native/wakeup/bells.h",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kLook;",
         "static_cast<uint32_t>(Sleeper::kEngine));\n        state_ = State::kDone;",
         "a caller that leaves does not look for what has come since",
@@ -294,7 +294,7 @@ MUTATIONS = (
     ),
     Mutation(
         "followers-are-not-woken",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "    waker_.ring_others();",
         "",
         "a leader writes into the log, and the host's other ranks sleep on",
@@ -326,8 +326,8 @@ MUTATIONS = (
     ),
     Mutation(
         "hosts-are-not-asked-who-waits",
-        "native/engine/stall.cc",
-        "leader_.ask_who_waits();",
+        "native/liveness/stall.cc",
+        "leader_.facts().ask_who_waits();",
         "",
         "a stall report knows of other hosts only what is late or complete there",
         (native("leader_test", "a_stall_report_names"),),
@@ -350,7 +350,7 @@ MUTATIONS = (
     ),
     Mutation(
         "recall-dropped",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "if (entry->answers_missing > 0) effects->recalls.push_back(entry->id);",
         "",
         "a changed descriptor does not take the entry back to the slow way",
@@ -370,7 +370,7 @@ MUTATIONS = (
     ),
     Mutation(
         "join-forgotten-after-one-round",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "entry->recalled = sets_[entry->set].joined > 0;",
         "entry->recalled = false;",
         "the coordinator takes an entry that stays recalled for one that is not",
@@ -386,7 +386,7 @@ MUTATIONS = (
     ),
     Mutation(
         "slow-for-ever-after-join",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "if (board_.is_recalled(id)) board_.reset(id, false);",
         "if (board_.is_recalled(id)) board_.reset(id, true);",
         "every call takes the slow way once all ranks have joined",
@@ -394,7 +394,7 @@ MUTATIONS = (
     ),
     Mutation(
         "zeros-for-every-operation",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "|| descriptor.kind == HVD_ALLREDUCE) return",
         "|| descriptor.kind != HVD_BARRIER) return",
         "an allgather is announced though a rank has joined that can give it nothing",
@@ -491,7 +491,7 @@ MUTATIONS = (
     ),
     Mutation(
         "silence-is-not-missed",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs ||",
         "if (frozen_ms_ == 0 || silent_ns < frozen_ms_ * kMs * 1000 ||",
         "a stopped process is waited for without end",
@@ -499,7 +499,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-debugger-is-a-loss",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (state == 't') {",
         "if (state == 'u') {",
         "attaching a debugger ends the job",
@@ -507,7 +507,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-pause-is-silence",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "for (BeatWatch& watch : beats_) watch.silence.restart(now);",
         "",
         "a job that Ctrl-Z suspended is ended by fg",
@@ -679,7 +679,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stopped-leader-is-lost",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "(frozen_ms_ == 0 && host_answers(watch->link.fd()))",
         "(frozen_ms_ == 1 && host_answers(watch->link.fd()))",
         "a rank of another host that is stopped on purpose is lost although the user switched this off",
@@ -954,9 +954,9 @@ MUTATIONS = (
     ),
     Mutation(
         "sets-count-all-ranks-here",
-        "native/negotiation/spread.cc",
-        "static_cast<uint32_t>(set->second.members.size())",
-        "static_cast<uint32_t>(map_.ranks_here.size())",
+        "native/negotiation/log_writer.cc",
+        "set->second.members);",
+        "static_cast<uint32_t>(map_.ranks_here.size()));",
         "a set's tally waits for ranks that are not its members",
         (
             native("engine_sets_test", "every_operation_works_over_a_set"),
@@ -965,7 +965,7 @@ MUTATIONS = (
     ),
     Mutation(
         "foreign-leader-sleeps",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "return set == sets_.end() || !set->second.has_leader;",
         "return set == sets_.end();",
         "members are not woken by a leader that takes no part",
@@ -973,7 +973,7 @@ MUTATIONS = (
     ),
     Mutation(
         "definitions-outlive-their-set",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "    const uint32_t id = entries_[index].id;\n",
         "    continue;\n    const uint32_t id = entries_[index].id;\n",
         "a set that comes back with a number finds the former one's definitions",
@@ -982,7 +982,7 @@ MUTATIONS = (
     # names that come and go, what is seen of a run
     Mutation(
         "retires-in-flight",
-        "native/negotiation/spread.cc",
+        "native/negotiation/log_writer.cc",
         "if (board_.in_flight_since_ms(rank, id) != 0) return false;",
         "",
         "a name goes although a rank has arrived whose READY is still to come",
@@ -990,15 +990,15 @@ MUTATIONS = (
     ),
     Mutation(
         "number-back-unread",
-        "native/negotiation/spread.cc",
-        "!retired_here_.empty() && board_.all_have_read(retired_here_.front().end)",
+        "native/negotiation/log_writer.cc",
+        "!retired_.empty() && board_.all_have_read(retired_.front().end)",
         "!retired_here_.empty()",
         "a number comes back before all ranks have read that its name is gone",
         (native("negotiation_model_test", "two_ranks_whose"),),
     ),
     Mutation(
         "number-reused-at-once",
-        "native/negotiation/eviction.cc",
+        "native/negotiation/coordinator/ids.cc",
         "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",
         "  ids_[id].state = Id::State::kFree;\n  free_ids_.push_back(id);\n",
         "a number means another name before all ranks have read that the first is gone",
@@ -1014,7 +1014,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stall-without-stacks",
-        "native/engine/stacks.cc",
+        "native/liveness/stacks.cc",
         "telling_calls(*stack);",
         'telling_calls("");',
         "a stall report does not say where the missing ranks stand",
@@ -1129,7 +1129,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stalled-since-the-first-step",
-        "native/negotiation/coordinator.cc",
+        "native/negotiation/coordinator/coordinator.cc",
         "  if (!entry->is_open()) entry->since = now;\n  last_event_ = now;\n  entry->host_ready[host] = true;\n",
         "  last_event_ = now;\n  entry->host_ready[host] = true;\n",
         "over TCP a tensor seen half way is said to have stalled since it was defined, and a stall limit ends the job",
@@ -1767,7 +1767,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-work-not-aborted-with-the-job",
-        "native/engine/lifecycle.cc",
+        "native/engine/runner.cc",
         "    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);\n",
         "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
@@ -1833,7 +1833,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-result-freed-before-it-is-copied",
-        "native/engine/submit.cc",
+        "native/engine/wait.cc",
         "  result->on_device.use_on(stream);",
         "",
         "a gathered result is given back while a stream still copies it",
@@ -1849,7 +1849,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-gathered-rows-lent-again-before-they-are-copied",
-        "native/engine/submit.cc",
+        "native/engine/wait.cc",
         "  result->staged.use_on(stream);\n",
         "",
         "pinned memory with a gathered result gets another call's data while a stream still copies the result",
@@ -1889,7 +1889,7 @@ MUTATIONS = (
     ),
     Mutation(
         "memfd-or-nothing",
-        "native/negotiation/segment.cc",
+        "native/host/segment.cc",
         "if (!is_sealable) memfd = nameless_file();",
         "",
         "ranks do not start where a container refuses memfd_create",
@@ -1897,7 +1897,7 @@ MUTATIONS = (
     ),
     Mutation(
         "crossed-waits-reported-late",
-        "native/engine/stall.cc",
+        "native/liveness/stall.cc",
         "std::min(limit_s, kCrossedS)",
         "limit_s",
         "ranks that wait for each other are reported after a minute only",
@@ -2306,7 +2306,7 @@ MUTATIONS = (
     ),
     Mutation(
         "strangers-state-for-a-peers",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "watch->peer.is_known ? process_state(watch->peer.pid) : '\\0'",
         "process_state(watch->peer.pid)",
         "a silent rank in another container is described by the state of a stranger",
@@ -2314,7 +2314,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who-waits-for-a-core-is-frozen",
-        "native/engine/monitor.cc",
+        "native/liveness/monitor.cc",
         "if (state == 'R' && silent_ns < kTimesIfItWouldRun * frozen_ms_ * kMs) return;",
         "",
         "a rank that gets no core for a few seconds is taken for frozen",
@@ -2330,15 +2330,15 @@ MUTATIONS = (
     ),
     Mutation(
         "arena-fills-with-names-that-few-use",
-        "native/negotiation/coordinator.cc",
-        "                    cached_bytes_ + wanted <= limits_.bytes && bytes_ + wanted <= limits_.all_bytes();",
-        "                    bytes_ + wanted > 0;",
+        "native/negotiation/coordinator/ids.cc",
+        "cached_bytes_ + bytes <= limits_.bytes && bytes_ + bytes <= limits_.all_bytes();",
+        "bytes_ + bytes > 0;",
         "groups of many tensors under ever new names end the job",
         (native("negotiation_test", "long_definitions"),),
     ),
     Mutation(
         "arena-names-that-run-once-pile-up",
-        "native/negotiation/eviction.cc",
+        "native/negotiation/coordinator/ids.cc",
         "bytes_ + wanted <= limits_.all_bytes();",
         "bytes_ + wanted > 0;",
         "names that run once fill the memory for names before they are retired",
@@ -2354,7 +2354,7 @@ MUTATIONS = (
     ),
     Mutation(
         "two-threads-conflict",
-        "native/engine/submit.cc",
+        "native/engine/calls.cc",
         "submission->sync && !has_several_waiters_;",
         "submission->sync;",
         "two threads of a rank that call two operations in another order than a peer's get an error",

@@ -25,11 +25,11 @@
 #include "device/device.h"
 #include "engine/execute.h"
 #include "engine/process_set.h"
-#include "engine/settings.h"
 #include "engine/submission.h"
 #include "fusion/batch.h"
 #include "platform/interrupt.h"
 #include "platform/status.h"
+#include "settings/settings.h"
 
 namespace hvd {
 

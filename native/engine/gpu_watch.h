@@ -15,9 +15,9 @@
 #include <string>
 
 #include "engine/device_batches.h"
-#include "engine/ending.h"
-#include "engine/settings.h"
 #include "platform/status.h"
+#include "settings/settings.h"
+#include "wakeup/ending.h"
 
 namespace hvd {
 

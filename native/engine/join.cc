@@ -1,48 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // Join (steps 4 and 5): a rank that has run out of data says so, gives zeros to the others' allreduces, and waits until
 // all have joined. The coordinator decides which operations still run meanwhile, and that none of them waits for it.
-#include "engine/engine.h"
+#include "engine/calls.h"
 
 namespace hvd {
 
-Status Engine::join(hvd_handle* handle) {
-  auto submission = std::make_shared<Submission>();
-  auto prepared = std::make_shared<Prepared>();
-  prepared->name = "join";
-  submission->name = std::make_shared<const std::string>(prepared->name);
-  submission->prepared = std::move(prepared);
-  submission->sync = true;
-  Member::Announcement announcement;
-  {
-    const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(map_.rank) + ", join"));
-    announcement = member_->join(submission);
-    in_flight_.fetch_add(1);
-    set_blocked(false);
-  }
-  *handle = handles_.add(std::move(submission));
-  announce(announcement);
+Status Calls::enter_join(const SubmissionPtr& join, Member::Announcement* announcement) {
+  const std::lock_guard lock(mutex_);
+  HVD_RETURN_IF_ERROR(refuse_if_over().while_doing("rank " + std::to_string(map_.rank) + ", join"));
+  *announcement = member_.join(join);
+  in_flight_.fetch_add(1);
+  set_blocked(false);
   return {};
 }
 
-void Engine::say_join() {
+void Calls::say_join() {
   Member::Announcement join;
   {
     const std::lock_guard lock(mutex_);
-    join = member_->say_join();
+    join = member_.say_join();
   }
   announce(join);
 }
 
-void Engine::all_have_joined(const SubmissionPtr& join, uint32_t last_rank) {
+void Calls::all_have_joined(const SubmissionPtr& join, uint32_t last_rank) {
   Gathered result;
   result.rows.push_back(last_rank);
   join->results.push_back(std::move(result));
   complete(join, {});
 }
 
-// The contribution of this rank, which has joined, to an entry that is ready. Null if zeros will not do.
-SubmissionPtr Engine::zeros_for(const Member::Applied& ready) {
+SubmissionPtr Calls::zeros_for(const Member::Applied& ready) {
   constexpr uint64_t kLine = 64;
   auto prepared = std::make_shared<Prepared>();
   if (!Descriptor::decode(ready.descriptor, &prepared->descriptor)) return nullptr;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start and stop of an engine: what it is made of, and in which order.
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <exception>
 #include <new>
 #include <system_error>
@@ -12,7 +10,7 @@
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "engine/share_memory.h"
-#include "engine/stacks.h"
+#include "liveness/stacks.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "platform/fault_point.h"
@@ -26,14 +24,11 @@ Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       topology_(options_.host_of_rank),
       map_(topology_, options_.rank),
-      world_(std::make_shared<ProcessSet>()),
-      execution_(options_.rank, options_.settings.instruction_set),
-      gpu_watch_(options_.settings, options_.rank) {
+      world_(std::make_shared<ProcessSet>()) {
   options_.host_of_rank = topology_.host_of_rank();
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
   world_->member = map_.rank;
   world_->topology = topology_;
-  sets_.emplace(0, world_);
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {
@@ -92,7 +87,7 @@ Status Engine::connect() {
   if (service_ != nullptr) HVD_RETURN_IF_ERROR(service_->take_links(&options_.links));
   // From here on the ranks wait for each other in shared memory, where only the monitor sees a death.
   HVD_RETURN_IF_ERROR(start_monitor());
-  Status status = make_communicator();
+  Status status = runner_->connect(&options_.links);
   // The reason why it was interrupted says more than that it was.
   return status.ok() || !ending_->poisoned() ? status : ending_->cause();
 }
@@ -118,34 +113,11 @@ void Engine::make_negotiation() {
   } else {
     publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
-  member_.emplace(map_, *board_, clock_, *publisher_);
-  const auto parts = [this] { return parts_in(nullptr); };
-  device_batches_.emplace(execution_, options_.settings, ending_->interrupt(), parts);
-}
-
-Status Engine::make_communicator() {
-  std::sort(options_.links.begin(), options_.links.end(),
-            [](const auto& a, const auto& b) { return a.index < b.index; });
-  std::vector<std::vector<int>> sockets(static_cast<size_t>(map_.world_size()));
-  int opener = -1, links_per_peer = 0;
-  for (EngineOptions::Link& link : options_.links) {
-    if (link.purpose == HVD_LINK_OPENER && opener < 0) {
-      opener = std::exchange(link.fd, -1);
-      links_per_peer = link.index;
-    }
-    if (link.purpose != HVD_LINK_DATA || link.peer < 0 || link.peer >= map_.world_size()) continue;
-    sockets[static_cast<size_t>(link.peer)].push_back(std::exchange(link.fd, -1));
-  }
-  data_links_ = std::make_shared<DataLinks>(std::move(sockets), opener, links_per_peer);
-  data_links_->lose_after(options_.settings.lost_timeout_ms);
-  return world_->row->make({world_->ranks, world_->member, topology_}, parts_in(segment_->transport_area()),
-                           &world_->communicator);
-}
-
-CommunicatorParts Engine::parts_in(std::byte* area) const {
-  CommunicatorSettings settings;
-  settings.isa = options_.settings.instruction_set;
-  return {area, data_links_, settings, ending_->interrupt()};
+  const EngineParts parts{settings, map_,     world_,   clock_,      *segment_,      *board_,
+                          *bells_,  *ending_, *wakeup_, *publisher_, service_.get(), trace_};
+  calls_.emplace(parts);
+  runner_.emplace(parts, *calls_);
+  submitter_.emplace(parts, *calls_, runner_->launched());
 }
 
 Status Engine::start_monitor() {
@@ -176,12 +148,12 @@ Status Engine::start_monitor() {
                           std::to_string(options_.settings.start_timeout_ms) +
                           " ms (setting start_timeout_ms), says rank " + std::to_string(map_.rank));
     }
-    gpu_watch_.tick(*device_batches_, *ending_);
+    runner_->watch_gpus();
     answer_stack_question(*segment_, map_.local_rank, *bells_);
     if (service_ == nullptr) return;
     service_->tick();
     // Only if something is on its way, here or on another host: an idle job sleeps.
-    if (in_flight_.load() > 0 || !service_->is_alone()) bells_->ring(map_.local_rank);
+    if (calls_->in_flight() > 0 || !service_->is_alone()) bells_->ring(map_.local_rank);
   };
   Monitor::Events events;
   events.on_loss = [this](int rank, const std::string& text) { ending_->poison(HVD_RANK_LOST, rank, text); };
@@ -210,13 +182,13 @@ void Engine::warn(const std::string& text) const {
 void Engine::abort(int failed_rank, const std::string& text) { ending_->poison(HVD_ABORTED, failed_rank, text); }
 
 Status Engine::stop(uint32_t timeout_ms) {
-  if (calling_back_.is_here()) {
+  if (calls_->is_calling_back()) {
     return {HVD_WOULD_DEADLOCK,
             "a completion callback cannot stop the engine: it runs on the thread that makes progress"};
   }
   const uint64_t deadline_ns = now_ns() + timeout_ms * 1000000ull;
   // GPUs may still work for this rank. That work ends soon, or with an error that has been reported.
-  if (const Status settled = await_launched(static_cast<int32_t>(timeout_ms)); !settled.ok()) {
+  if (const Status settled = submitter_->await_launched(static_cast<int32_t>(timeout_ms)); !settled.ok()) {
     warn("what was launched on a GPU has not ended: " + settled.text());
   }
   if (!ending_->begin_stop(deadline_ns)) return {};
@@ -249,36 +221,13 @@ Status Engine::stop(uint32_t timeout_ms) {
   monitor_.reset();
   while (!wakeup_->take_token()) sleep_ms(1);  // a waiting caller may still drive
   const Status cause = ending_->poisoned() ? ending_->cause() : ending_->end_of_job();
-  fail_all(cause);
-  for (const SubmissionPtr& submission : launched_.take_all()) end(submission, cause);
+  runner_->fail_all(cause);
+  runner_->fail_launched(cause);
   if (service_ != nullptr) service_->finish_sending();
-  drop_communicators(!ending_->poisoned());
+  runner_->drop_communicators(!ending_->poisoned());
   wakeup_->drop_token();
   trace_.stop();
   return {};
-}
-
-// Not in order: what waits in NCCL for other ranks is aborted, and this rank's GPU has left it, unless that takes long.
-void Engine::drop_communicators(bool in_order) {
-  std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
-  for (const auto& [number, set] : sets_) {
-    for (auto* const way : {&set->gpu.whole, &set->gpu.in_levels}) {
-      for (auto& carrier : way->carriers) carriers.push_back(std::move(carrier));
-      way->carriers.clear();
-    }
-  }
-  drop_host_communicators();
-  if (in_order) {
-    nccl::close_all(carriers, nccl::kPatienceToCloseMs);
-  } else {
-    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);
-  }
-}
-
-void Engine::drop_host_communicators() {
-  const std::lock_guard lock(communicator_mutex_);
-  for (const auto& [number, set] : sets_) set->communicator.reset();
-  data_links_.reset();
 }
 
 Engine::~Engine() {
@@ -288,40 +237,10 @@ Engine::~Engine() {
     thread_.join();
   }
   monitor_.reset();
-  drop_communicators(false);
+  if (runner_.has_value()) runner_->drop_communicators(false);
   for (const EngineOptions::Link& link : options_.links) {
     if (link.fd >= 0) close_private(link.fd);
   }
-}
-
-std::string Engine::statistics() {
-  std::string text = "{";
-  const auto field = [&](const char* name, const std::string& value) {
-    text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
-  };
-  {
-    const std::lock_guard lock(communicator_mutex_);
-    if (world_->communicator != nullptr) text += world_->communicator->describe();  // names itself
-  }
-  uint64_t slow_requests = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    slow_requests = member_->slow_requests();
-  }
-  const Execution::Counts& counts = execution_.counts();
-  field("batches", std::to_string(counts.batches.load()));
-  field("largest_reduction", std::to_string(counts.largest_reduction.load()));
-  field("tensors", std::to_string(counts.tensors.load()));
-  field("bytes", std::to_string(counts.bytes.load()));
-  field("slow_requests", std::to_string(slow_requests));
-  field("control_messages", std::to_string(service_ == nullptr ? 0 : service_->messages()));
-  field("engine_wakes", std::to_string(wakeup_->engine_wakes()));
-  field("names_evicted", std::to_string(service_ == nullptr ? 0 : service_->names_evicted()));
-  field("batches_by_nccl", std::to_string(device_batches_->counts().by_nccl.load()));
-  field("batches_in_levels", std::to_string(device_batches_->counts().in_levels.load()));
-  field("batches_staged", std::to_string(device_batches_->counts().staged.load()));
-  field("in_flight", std::to_string(in_flight_.load()));
-  return text + "}";
 }
 
 }  // namespace hvd

@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "engine/poll_bell.h"
-#include "engine/settings.h"
 #include "horovod/horovod.h"
-#include "negotiation/segment.h"
+#include "host/segment.h"
+#include "settings/settings.h"
+#include "wakeup/poll_bell.h"
 
 namespace hvd {
 

@@ -14,7 +14,7 @@
 
 namespace hvd {
 
-// Made and changed under the token; the engine's mutex guards the fields below "mutex". Prepared requests keep it alive
+// Made and changed under the token; the mutex of Calls guards the fields below "mutex". Prepared requests keep it alive
 // when it has been removed.
 struct ProcessSet {
   // Fixed.

@@ -11,9 +11,7 @@
 // on any rank, all reopen the set, and the removal fails. Otherwise all its operations have been decided, run and
 // completed, so that no tally, coordinator's entry, ring or link holds anything of the set. Its number is free for
 // other members.
-#include <cstring>
-
-#include "engine/engine.h"
+#include "engine/runner.h"
 #include "negotiation/names.h"
 #include "platform/kept_memory.h"
 
@@ -44,78 +42,20 @@ Status first_failure(const Exchanged<Fact>& facts) {
 
 }  // namespace
 
-Status Engine::add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle) {
-  Descriptor descriptor;
-  descriptor.kind = HVD_ADD_PROCESS_SET;
-  if (nranks > 0) descriptor.ranks.assign(ranks, ranks + nranks);
-  const std::string words = describe_shape({descriptor.ranks.begin(), descriptor.ranks.end()});
-  const auto refused = [&](const std::string& why) -> Status {
-    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ", process set " + words + ": " + why};
-  };
-  if (nranks == 0) return refused("expected at least one rank");
-  for (size_t i = 0; i < descriptor.ranks.size(); ++i) {
-    const int rank = descriptor.ranks[i];
-    if (rank < 0 || rank >= map_.world_size()) {
-      return refused("expected ranks from 0 to " + std::to_string(map_.world_size() - 1));
-    }
-    if (i > 0 && rank <= descriptor.ranks[i - 1]) return refused("expected each rank once, in ascending order");
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [number, set] : sets_) {
-      if (std::ranges::equal(set->ranks, descriptor.ranks)) {
-        return refused("process set " + std::to_string(number) + " has these ranks already");
-      }
-    }
-  }
-  return submit_set_change(std::move(descriptor), "add_process_set", handle);
-}
-
-Status Engine::place_in_set(int32_t process_set, int32_t* members, int32_t* member) {
-  std::shared_ptr<ProcessSet> set;
-  HVD_RETURN_IF_ERROR(find_any_set(process_set, &set));
-  *members = set->size();
-  *member = set->member;
-  return {};
-}
-
-Status Engine::remove_process_set(int32_t process_set, hvd_handle* handle) {
-  Descriptor descriptor;
-  descriptor.kind = HVD_REMOVE_PROCESS_SET;
-  descriptor.root_rank = process_set;
-  {
-    const std::lock_guard lock(mutex_);
-    if (process_set == 0 || !sets_.contains(process_set)) {
-      return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ": there is no process set " +
-                                        std::to_string(process_set) + " to be removed"};
-    }
-  }
-  return submit_set_change(std::move(descriptor), "remove_process_set", handle);
-}
-
-Status Engine::submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle) {
-  auto prepared = std::make_shared<Prepared>();
-  prepared->name = name;
-  prepared->descriptor = std::move(descriptor);
-  prepared->bytes = prepared->descriptor.encode();
-  prepared->set = world_;
-  return submit(std::move(prepared), nullptr, nullptr, HVD_SYNC, handle);
-}
-
-Status Engine::run_add_process_set(Submission* submission) {
+Status Runner::run_add_process_set(Submission* submission) {
   auto set = std::make_shared<ProcessSet>();
   set->ranks = submission->prepared->descriptor.ranks;
   set->member = set->member_of(map_.rank);
-  while (find_set(set->number) != nullptr) ++set->number;
+  while (calls_.set(set->number) != nullptr) ++set->number;
 
-  set->topology = topology_.among(set->ranks);
-  HVD_RETURN_IF_ERROR(choose_communicator(options_.settings.communicator, set->topology, false, &set->row));
+  set->topology = map_.topology.among(set->ranks);
+  HVD_RETURN_IF_ERROR(choose_communicator(settings_.communicator, set->topology, false, &set->row));
   set->area_bytes = shared_bytes_here(*set);
   const bool shares_memory = set->area_bytes > 0;
   Fact mine;
   Exchanged<Fact> facts(static_cast<size_t>(map_.world_size()));
   if (shares_memory && map_.is_leader()) {
-    if (const Status taken = segment_->take_area(set->area_bytes, &mine.offset); !taken.ok())
+    if (const Status taken = segment_.take_area(set->area_bytes, &mine.offset); !taken.ok())
       mine.say(taken.code(), taken.text());
   }
   HVD_RETURN_IF_ERROR(world_->communicator->exchange(&mine, sizeof mine, facts.data()));
@@ -125,7 +65,7 @@ Status Engine::run_add_process_set(Submission* submission) {
 
   if (shares_memory && set->member >= 0) {
     set->area_offset = offset;
-    if (const Status mapped = segment_->map_area(offset, set->area_bytes, &set->area); !mapped.ok()) {
+    if (const Status mapped = segment_.map_area(offset, set->area_bytes, &set->area); !mapped.ok()) {
       mine.say(mapped.code(), mapped.text());
     }
   }
@@ -134,52 +74,40 @@ Status Engine::run_add_process_set(Submission* submission) {
   if (!submission->outcome.ok()) {
     set->area.reset();
     HVD_RETURN_IF_ERROR(world_->communicator->barrier());
-    if (shares_memory && map_.is_leader()) segment_->release_area(offset);
+    if (shares_memory && map_.is_leader()) segment_.release_area(offset);
     return {};
   }
-  if (set->member >= 0) HVD_RETURN_IF_ERROR(make_set_communicator(set.get()));
+  if (set->member >= 0) {
+    HVD_RETURN_IF_ERROR(
+        set->row->make({set->ranks, set->member, set->topology}, parts_in(set->area.get()), &set->communicator));
+  }
   if (shares_memory) set->area_offset = offset;  // the leader gives it back, member or not
   if (service_ != nullptr) service_->leader().add_set(set->number, set->ranks);
   Gathered result;
   result.rows.push_back(set->number);
   submission->results.push_back(std::move(result));
-  const std::lock_guard lock(mutex_);
-  if (set->member >= 0) member_->add_set(set->number);
-  sets_.emplace(set->number, std::move(set));
+  calls_.add_set(std::move(set));
   return {};
 }
 
 // The shared memory that the set's members on this host need, whether or not this rank is one of them.
-size_t Engine::shared_bytes_here(const ProcessSet& set) const {
+size_t Runner::shared_bytes_here(const ProcessSet& set) const {
   for (const int rank : map_.ranks_here) {
     if (const int member = set.member_of(rank); member >= 0) return set.row->shared_bytes(set.topology, member);
   }
   return 0;
 }
 
-Status Engine::make_set_communicator(ProcessSet* set) {
-  return set->row->make({set->ranks, set->member, set->topology}, parts_in(set->area.get()), &set->communicator);
-}
-
-// The operation that is in flight in the set on this rank, in words; empty if nothing is. Takes nothing new from here
-// on.
-std::string Engine::close_set(ProcessSet* set) {
-  const std::lock_guard lock(mutex_);
-  set->closing = true;
-  const std::string name = set->member < 0 ? "" : member_->name_in_flight(set->number);
-  return name.empty() ? "" : quote_name(name);
-}
-
-Status Engine::run_remove_process_set(Submission* submission) {
+Status Runner::run_remove_process_set(Submission* submission) {
   const int32_t number = submission->prepared->descriptor.root_rank;
-  ProcessSet* const set = find_set(number);
+  ProcessSet* const set = calls_.set(number);
   if (set == nullptr) {  // removed by another thread's call, in this batch
     submission->outcome = {HVD_MISMATCH, "process set " + std::to_string(number) + " has been removed already"};
     return {};
   }
   Fact mine;
   Exchanged<Fact> facts(static_cast<size_t>(map_.world_size()));
-  if (const std::string busy = close_set(set); !busy.empty()) {
+  if (const std::string busy = calls_.close_set(set); !busy.empty()) {
     mine.say(HVD_MISMATCH, "process set " + std::to_string(number) + " cannot be removed while " + busy +
                                " is in flight in it on rank " + std::to_string(map_.rank) +
                                "\nhint: wait for it first");
@@ -187,20 +115,13 @@ Status Engine::run_remove_process_set(Submission* submission) {
   HVD_RETURN_IF_ERROR(world_->communicator->exchange(&mine, sizeof mine, facts.data()));
   submission->outcome = first_failure(facts);
   if (!submission->outcome.ok()) {
-    const std::lock_guard lock(mutex_);
-    set->closing = false;
+    calls_.reopen_set(set);
     return {};
   }
   const bool shares_memory = set->area_bytes > 0;
   const uint64_t offset = set->area_offset;
   if (service_ != nullptr) service_->leader().remove_set(number);
-  std::shared_ptr<ProcessSet> removed;
-  {
-    const std::lock_guard lock(mutex_);
-    member_->remove_set(number);
-    removed = std::move(sets_.at(number));
-    sets_.erase(number);
-  }
+  const std::shared_ptr<ProcessSet> removed = calls_.remove_set(number);
   removed->communicator.reset();  // prepared requests may keep the rest
   nccl::close_all(removed->gpu.whole.carriers, nccl::kPatienceToCloseMs);
   nccl::close_all(removed->gpu.in_levels.carriers, nccl::kPatienceToCloseMs);
@@ -208,7 +129,7 @@ Status Engine::run_remove_process_set(Submission* submission) {
   removed->area.reset();
   // After this barrier, no rank has the area mapped any more.
   HVD_RETURN_IF_ERROR(world_->communicator->barrier());
-  if (shares_memory && map_.is_leader()) segment_->release_area(offset);
+  if (shares_memory && map_.is_leader()) segment_.release_area(offset);
   return {};
 }
 

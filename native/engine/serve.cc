@@ -47,7 +47,7 @@ bool HostService::serve() {
   any |= serve_hosts();
   bool told = false;
   ending_.poison_if_failed(leader_.tell_retired(&told));
-  leader_.collect_stacks();
+  leader_.facts().collect_stacks();
   report_facts();
   if (ids_pending_.load() != leader_.has_unread_retirements()) ids_pending_.store(leader_.has_unread_retirements());
   warn_of_eviction();

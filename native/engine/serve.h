@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/board.h"
-#include "engine/control_links.h"
-#include "engine/ending.h"
 #include "engine/options.h"
-#include "engine/stall.h"
+#include "host/board.h"
+#include "host/control_links.h"
+#include "liveness/stall.h"
 #include "negotiation/leader.h"
+#include "wakeup/ending.h"
 
 namespace hvd {
 

@@ -1,7 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/submission.h"
 
+#include "negotiation/names.h"
+
 namespace hvd {
+
+std::string describe(int rank, const std::string& name, int32_t kind) {
+  const std::string unnamed = std::string("unnamed ") + name_of(static_cast<hvd_kind>(kind));
+  return "rank " + std::to_string(rank) + ", " + (name.empty() ? unnamed : quote_name(name));
+}
+
+Status failure_of(const Submission& call, Status cause) {
+  const std::string name = quote_name(*call.name);
+  return cause.text().starts_with(name + ": ") ? cause : std::move(cause).while_doing(name + " failed");
+}
+
+Status of_rank(int rank, Status status) {
+  const hvd_code code = status.code();
+  const bool is_own = code == HVD_INTERNAL || code == HVD_OUT_OF_MEMORY || code == HVD_DEVICE_LOST;
+  if (!(is_own || code == HVD_RANK_LOST) || status.failed_rank() >= 0) return status;
+  return {code, "rank " + std::to_string(rank) + ": " + status.text(), is_own ? rank : -1};
+}
 
 hvd_handle HandleTable::add(SubmissionPtr submission) {
   const std::lock_guard lock(mutex_);

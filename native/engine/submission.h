@@ -33,8 +33,8 @@ struct Prepared {
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;
   cuda::Device* device = nullptr;  // null: the tensors lie in host memory
-  // Of a named request, from the first submission on; looked up anew once the member has forgotten it. The engine's
-  // mutex.
+  // Of a named request, from the first submission on; looked up anew once the member has forgotten it. The mutex
+  // of Calls.
   mutable EntryRef entry;
   hvd_done_fn done = nullptr;
   void* user = nullptr;
@@ -82,7 +82,7 @@ struct Submission : Contribution {
   std::unique_ptr<OnDevice> on_device;  // null: in host memory
   void* user = nullptr;
   bool urgent = false;
-  bool decided = false;  // the log has it; the engine's mutex
+  bool decided = false;  // the log has it; the mutex of Calls
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`
@@ -100,6 +100,14 @@ using SubmissionPtr = std::shared_ptr<Submission>;
 inline SubmissionPtr submission_of(ContributionPtr call) {
   return std::static_pointer_cast<Submission>(std::move(call));
 }
+
+// The start of an error of a call. `kind`: as the caller gave it, so it may be none.
+std::string describe(int rank, const std::string& name, int32_t kind);
+inline Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
+// The error of a call that ended because of `cause`.
+Status failure_of(const Submission& call, Status cause);
+// An error of this rank's GPU, with the rank: it says what has failed, and not where.
+Status of_rank(int rank, Status status);
 
 // The operations that are ready and not closed yet: the calls of the next batch, and since when the first of them waits
 // for company (steps 5 and 6). Under the driver's token, except since_ns(), which any thread may read.

@@ -1,30 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user's side of the engine: checks, names, the fast submission (one addition in shared memory), the slow one, and
-// the wait.
+// The user's side of the engine: checks, names, the fast submission (one addition in shared memory) and the slow one.
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "collectives/adasum.h"
-#include "engine/engine.h"
+#include "engine/submitter.h"
 #include "negotiation/names.h"
-#include "platform/clock.h"
-#include "platform/fault_point.h"
 
 namespace hvd {
 
 namespace {
-
-Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
-
-// `kind`: as the caller gave it, so it may be none.
-std::string describe(int rank, const std::string& name, int32_t kind) {
-  const std::string unnamed = std::string("unnamed ") + name_of(static_cast<hvd_kind>(kind));
-  return "rank " + std::to_string(rank) + ", " + (name.empty() ? unnamed : quote_name(name));
-}
 
 Status name_too_long(const std::string& what) {
   return invalid(what + ": a name has at most " + std::to_string(kMaxNameBytes) + " bytes");
@@ -138,7 +126,18 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
 
 }  // namespace
 
-Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
+Submitter::Submitter(const EngineParts& parts, Calls& calls, const LaunchedCalls& launched)
+    : settings_(parts.settings),
+      map_(parts.map),
+      world_(parts.world),
+      bells_(parts.bells),
+      ending_(parts.ending),
+      wakeup_(parts.wakeup),
+      publisher_(parts.publisher),
+      calls_(calls),
+      launched_(launched) {}
+
+Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;
   const std::string what = describe(map_.rank, name, request.kind);
   auto prepared = std::make_shared<Prepared>();
@@ -171,8 +170,7 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   }
   if (request.place == HVD_ON_CUDA && request.ntensors > 0) {
     descriptor.place = HVD_ON_CUDA;
-    HVD_RETURN_IF_ERROR(
-        cuda::Device::get(options_.settings.cuda_library, request.device, &prepared->device).while_doing(what));
+    HVD_RETURN_IF_ERROR(cuda::Device::get(settings_.cuda_library, request.device, &prepared->device).while_doing(what));
   }
   prepared->bytes = descriptor.encode();
   if (prepared->bytes.size() + name.size() > kMaxFrameBytes / 2)
@@ -181,28 +179,12 @@ Status Engine::prepare(const hvd_request& request, std::shared_ptr<const Prepare
   return {};
 }
 
-Status Engine::find_any_set(int32_t number, std::shared_ptr<ProcessSet>* out) {
-  const std::lock_guard lock(mutex_);
-  const auto found = sets_.find(number);
-  if (found == sets_.end() || found->second->closing) {
-    return invalid("unknown process set " + std::to_string(number) + "\nhint: add it first; it may have been removed");
-  }
-  *out = found->second;
-  return {};
-}
-
-Status Engine::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {
-  HVD_RETURN_IF_ERROR(find_any_set(number, out).while_doing(what));
+Status Submitter::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {
+  HVD_RETURN_IF_ERROR(calls_.find_set(number, out).while_doing(what));
   const std::vector<int>& ranks = (*out)->ranks;
   if ((*out)->member >= 0) return {};
   return invalid(what + ": this rank is not in process set " + std::to_string(number) + ", which has the ranks " +
                  describe_shape({ranks.begin(), ranks.end()}));
-}
-
-Status Engine::refuse_if_over() {
-  HVD_RETURN_IF_ERROR(ending_->why_over());
-  if (member_->has_joined()) return invalid("this rank has joined: it can submit nothing before all ranks have");
-  return {};
 }
 
 // Null for a request of tensors in host memory.
@@ -214,15 +196,15 @@ static Status take_moment(const Prepared& prepared, cuda::Stream stream, std::un
 }
 
 // A GPU that has failed for a caller has done so for the operations of other ranks as well.
-Status Engine::checked_for_all(Status status, const std::string& name) {
+Status Submitter::checked_for_all(Status status, const std::string& name) {
   if (status.ok()) return status;
-  ending_->poison(of_this_rank(std::move(status)).while_doing(quote_name(name)));
-  ending_->remember(ending_->cause());
-  return ending_->cause();
+  ending_.poison(of_rank(map_.rank, std::move(status)).while_doing(quote_name(name)));
+  ending_.remember(ending_.cause());
+  return ending_.cause();
 }
 
-Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
-                      uint32_t flags, hvd_handle* handle, void* user, cuda::Stream stream) {
+Status Submitter::submit(std::shared_ptr<const Prepared> prepared, const void* const* inputs, void* const* outputs,
+                         uint32_t flags, hvd_handle* handle, void* user, cuda::Stream stream) {
   auto submission = std::make_shared<Submission>();
   const size_t tensors = prepared->tensors.size();
   if (inputs != nullptr) submission->inputs.assign(inputs, inputs + tensors);
@@ -243,63 +225,20 @@ Status Engine::submit(std::shared_ptr<const Prepared> prepared, const void* cons
   // A caller that will wait drives from here on. Were the engine's thread to be rung until wait() is called, a peer
   // that completes the operation meanwhile would wake it, which costs more than the operation.
   std::optional<Wakeup::Turn> turn;
-  if (submission->sync) turn.emplace(*wakeup_);
+  if (submission->sync) turn.emplace(wakeup_);
   Member::Announcement announcement;
   *handle = handles_.add(submission);  // before it can be done: its callback may want it
-  if (const Status refused = enter(submission, &announcement); !refused.ok()) {
+  if (const Status refused = calls_.enter(submission, &announcement); !refused.ok()) {
     handles_.release(*handle);
     return refused;
   }
   const bool drives = turn.has_value() && turn->drives();
-  announce(announcement, drives);
+  calls_.announce(announcement, drives);
   if (drives) turn->drive_for_a_moment(submission->has_left());
   return {};
 }
 
-Status Engine::enter(const SubmissionPtr& submission, Member::Announcement* announcement) {
-  const std::lock_guard lock(mutex_);
-  const Prepared& prepared = *submission->prepared;
-  // Under the lock: after that, fail_all() finds the submission.
-  if (Status over = refuse_if_over(); !over.ok()) {
-    over = std::move(over).while_doing(describe(map_.rank, prepared.name, prepared.descriptor.kind));
-    ending_->remember(over);
-    return over;
-  }
-  // Urgent: a compiled function's, which has its operations in one order, whatever thread runs it.
-  if (submission->sync && !submission->urgent && !calling_back_.is_here()) {
-    const std::thread::id before = std::exchange(waiter_, std::this_thread::get_id());
-    if (before != waiter_ && before != std::thread::id()) has_several_waiters_ = true;
-  }
-  submission->is_only = submission->sync && !has_several_waiters_;
-  has_callbacks_ |= prepared.done != nullptr;
-  const ProcessSet& set = *prepared.set;
-  if (set.closing) return invalid("process set " + std::to_string(set.number) + " has been removed");
-  if (prepared.name.empty()) {
-    *announcement = give_to_member(member_->next_unnamed(set.number), submission);
-    return {};
-  }
-  if (!member_->knows(prepared.entry)) prepared.entry = member_->find_or_add(set.number, prepared.name);
-  if (member_->is_duplicate(prepared.entry)) {
-    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(map_.rank) + " submitted " + quote_name(prepared.name) +
-                                    " while an operation of that name is in flight on it\nhint: wait for the first, "
-                                    "or give the second another name"};
-  }
-  *announcement = give_to_member(prepared.entry, submission);
-  return {};
-}
-
-// With the mutex.
-Member::Announcement Engine::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
-  if (submission->urgent) board_->begin_waiting();  // until it is complete
-  in_flight_.fetch_add(1);
-  set_blocked(false);
-  bool begun = false;
-  const Member::Announcement announcement = member_->submit(entry, submission, &begun);
-  if (begun) trace_.enter(submission.get(), Submission::Stage::kNegotiating);
-  return announcement;
-}
-
-Status Engine::refuse(const char* name, int32_t process_set, const std::string& why) {
+Status Submitter::refuse(const char* name, int32_t process_set, const std::string& why) {
   const std::string given = name == nullptr ? "" : name;
   const std::string what =
       "rank " + std::to_string(map_.rank) + ", " + quote_name(given.empty() ? kUnnamedPrefix : given);
@@ -310,150 +249,73 @@ Status Engine::refuse(const char* name, int32_t process_set, const std::string& 
   submission->is_refusal = true;
   submission->refusal = why.substr(0, kMaxReasonBytes);
   Member::Announcement announcement;
-  {
-    const std::lock_guard lock(mutex_);
-    HVD_RETURN_IF_ERROR(refuse_if_over());
-    if (set->closing) return invalid("the process set has been removed");
-    const EntryRef entry =
-        given.empty() ? member_->next_unnamed(set->number) : member_->find_or_add(set->number, given);
-    announcement = give_to_member(entry, submission);
-  }
-  announce(announcement);
+  HVD_RETURN_IF_ERROR(calls_.enter_refusal(submission, *set, given, &announcement));
+  calls_.announce(announcement);
   return {};
 }
 
-// Tells the others what the member wants them to know. May wait for room in the log.
-void Engine::announce(const Member::Announcement& announcement, bool driving) {
-  if (following_.is_here()) {
-    if (announcement.completed.has_value()) later_.calls.push_back(announcement);
-    if (announcement.asked_leader && !map_.is_leader()) bells_->ring(0);
-    return;
-  }
-  if (announcement.asked_leader) {
-    if (map_.is_leader() && announcement.sync) return;  // the caller is about to drive, and serves its own ring
-    bells_->ring(0);
-    return;
-  }
-  if (!announcement.completed.has_value()) return;
-  fault_point("count");  // all have arrived, and no rank has been told
-  publisher_->announce(*announcement.completed, driving);
-}
-
-Status Engine::poll(hvd_handle handle) {
-  const SubmissionPtr submission = handles_.find(handle);
-  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-  return submission->done.load() ? submission->status : Status(HVD_PENDING, "");
-}
-
-Status Engine::poll_launch(hvd_handle handle) {
-  const SubmissionPtr submission = handles_.find(handle);
-  const bool is_launched = submission != nullptr && submission->is_launched();
-  return is_launched && !submission->done.load() ? Status() : poll(handle);
-}
-
-Status Engine::device_of(const void* address, int32_t* device) const {
-  HVD_RETURN_IF_ERROR(cuda::device_of(options_.settings.cuda_library, address, device));
-  return *device < 0 ? invalid("the address lies in no GPU's memory") : Status();
-}
-
-Status Engine::device_of_stream(cuda::Stream stream, int32_t* device) const {
-  return cuda::device_of_stream(options_.settings.cuda_library, stream, device);
-}
-
-Status Engine::wait(hvd_handle handle, int32_t timeout_ms) {
-  const SubmissionPtr submission = handles_.find(handle);
-  if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
-  if (submission->done.load()) return submission->status;  // as of most small ones: without a look at the clock
-  HVD_RETURN_IF_ERROR(wait_for(submission->done, deadline_in(timeout_ms)));
-  return submission->status;
-}
-
-// All of it under the lock: what the log says of an operation meanwhile comes before or after.
-Status Engine::declare_blocked(std::span<const hvd_handle> handles) {
-  const std::lock_guard lock(mutex_);
-  const bool waits_for_others = std::ranges::all_of(handles, [this](hvd_handle handle) {
-    const SubmissionPtr submission = handles_.find(handle);
-    return submission != nullptr && !submission->decided && !submission->done.load();
-  });
-  set_blocked(!handles.empty() && waits_for_others && !has_callbacks_);
+Status Submitter::join(hvd_handle* handle) {
+  auto submission = std::make_shared<Submission>();
+  auto prepared = std::make_shared<Prepared>();
+  prepared->name = "join";
+  submission->name = std::make_shared<const std::string>(prepared->name);
+  submission->prepared = std::move(prepared);
+  submission->sync = true;
+  Member::Announcement announcement;
+  HVD_RETURN_IF_ERROR(calls_.enter_join(submission, &announcement));
+  *handle = handles_.add(std::move(submission));
+  calls_.announce(announcement);
   return {};
 }
 
-// Under the lock. Every submission comes here: the segment's line, which other ranks read, is left alone if it can be.
-void Engine::set_blocked(bool blocked) {
-  if (std::exchange(is_blocked_, blocked) == blocked) return;
-  segment_->rank(map_.local_rank).blocked_since_ms.store(blocked ? now_ns() / 1000000 + 1 : 0);
-}
-
-Status Engine::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t timeout_ms) {
-  const SubmissionPtr submission = handles_.find(handle);
-  if (submission == nullptr || submission->on_device == nullptr) return wait(handle, timeout_ms);
-  const OnDevice& there = *submission->on_device;
-  HVD_RETURN_IF_ERROR(wait_for(there.is_launched, deadline_in(timeout_ms)));
-  if (there.launch == nullptr) return submission->status;  // it failed before
-  HVD_RETURN_IF_ERROR(
-      checked_for_all(there.launch->device->wait(stream, there.launch->done), submission->prepared->name));
-  return submission->done.load() ? submission->status : Status();
-}
-
-Status Engine::settle(int32_t timeout_ms) {
-  const Status waited = await_launched(timeout_ms);
-  if (!waited.ok() && waited.code() != HVD_PENDING) return waited;
-  return ending_->poisoned() ? ending_->cause() : waited;  // a kernel of the script may hang for ever
-}
-
-Status Engine::await_launched(int32_t timeout_ms) {
-  const uint64_t deadline_ns = deadline_in(timeout_ms);
-  while (const SubmissionPtr last = launched_.last()) {
-    HVD_RETURN_IF_ERROR(wait_for(last->done, deadline_ns));
-    HVD_RETURN_IF_ERROR(last->status);
+Status Submitter::add_process_set(const int32_t* ranks, uint32_t nranks, hvd_handle* handle) {
+  Descriptor descriptor;
+  descriptor.kind = HVD_ADD_PROCESS_SET;
+  if (nranks > 0) descriptor.ranks.assign(ranks, ranks + nranks);
+  const std::string words = describe_shape({descriptor.ranks.begin(), descriptor.ranks.end()});
+  const auto refused = [&](const std::string& why) -> Status {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ", process set " + words + ": " + why};
+  };
+  if (nranks == 0) return refused("expected at least one rank");
+  for (size_t i = 0; i < descriptor.ranks.size(); ++i) {
+    const int rank = descriptor.ranks[i];
+    if (rank < 0 || rank >= map_.world_size()) {
+      return refused("expected ranks from 0 to " + std::to_string(map_.world_size() - 1));
+    }
+    if (i > 0 && rank <= descriptor.ranks[i - 1]) return refused("expected each rank once, in ascending order");
   }
-  return {};
-}
-
-Status Engine::find_result(hvd_handle handle, uint32_t index, SubmissionPtr* submission, Gathered** result) const {
-  *submission = handles_.find(handle);
-  if (*submission == nullptr) return invalid("unknown or released handle");
-  if (!(*submission)->done.load() && !(*submission)->is_launched()) {
-    return {HVD_PENDING, "the operation is not done"};
+  if (const std::optional<int32_t> number = calls_.number_of(descriptor.ranks); number.has_value()) {
+    return refused("process set " + std::to_string(*number) + " has these ranks already");
   }
-  if (index >= (*submission)->results.size()) return invalid("the operation has no such result");
-  *result = &(*submission)->results[index];
-  return {};
+  return submit_set_change(std::move(descriptor), "add_process_set", handle);
 }
 
-Status Engine::copy_result(hvd_handle handle, uint32_t index, void* to, cuda::Stream stream) {
-  SubmissionPtr submission;
-  Gathered* result = nullptr;
-  HVD_RETURN_IF_ERROR(find_result(handle, index, &submission, &result));
-  const Prepared& prepared = *submission->prepared;
-  if (prepared.device == nullptr) return invalid("the operation's tensors lie in host memory");
-  const TensorSpec spec{prepared.tensors[index].dtype, result->shape};
-  const size_t bytes = static_cast<size_t>(spec.count()) * element_size(spec.dtype);
-  if (bytes == 0) return {};
-  if (to == nullptr) return invalid("to: expected a pointer, got NULL");
-  HVD_RETURN_IF_ERROR(checked_for_all(prepared.device->copy(to, result->memory(), bytes, stream), prepared.name));
-  result->on_device.use_on(stream);
-  result->staged.use_on(stream);
-  return {};
-}
-
-uint64_t Engine::deadline_in(int32_t timeout_ms) {
-  return timeout_ms < 0 ? UINT64_MAX : now_ns() + static_cast<uint64_t>(timeout_ms) * 1000000;
-}
-
-Status Engine::wait_for(const std::atomic<bool>& done, uint64_t deadline_ns) {
-  if (done.load()) return {};
-  if (calling_back_.is_here()) {
-    return {HVD_WOULD_DEADLOCK, "a completion callback cannot wait: it runs on the thread that makes progress"};
+Status Submitter::remove_process_set(int32_t process_set, hvd_handle* handle) {
+  Descriptor descriptor;
+  descriptor.kind = HVD_REMOVE_PROCESS_SET;
+  descriptor.root_rank = process_set;
+  if (process_set == 0 || !calls_.has_set(process_set)) {
+    return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ": there is no process set " +
+                                      std::to_string(process_set) + " to be removed"};
   }
-  wakeup_->begin_waiting();
-  // The entries that this rank has completed can be told now: it submits nothing more.
-  if (!publisher_->ends_batches() && !map_.is_leader()) bells_->ring(0);
-  wakeup_->wait(done, deadline_ns);
-  wakeup_->end_waiting();
-  wakeup_->hand_over();
-  return done.load() ? Status() : Status(HVD_PENDING, "");
+  return submit_set_change(std::move(descriptor), "remove_process_set", handle);
+}
+
+Status Submitter::submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->name = name;
+  prepared->descriptor = std::move(descriptor);
+  prepared->bytes = prepared->descriptor.encode();
+  prepared->set = world_;
+  return submit(std::move(prepared), nullptr, nullptr, HVD_SYNC, handle);
+}
+
+Status Submitter::place_in_set(int32_t process_set, int32_t* members, int32_t* member) {
+  std::shared_ptr<ProcessSet> set;
+  HVD_RETURN_IF_ERROR(calls_.find_set(process_set, &set));
+  *members = set->size();
+  *member = set->member;
+  return {};
 }
 
 }  // namespace hvd

@@ -11,7 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "negotiation/coordinator.h"
+#include "negotiation/decision.h"
+#include "negotiation/tally.h"
 #include "negotiation/wire.h"
 
 namespace hvd {

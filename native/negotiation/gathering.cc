@@ -51,6 +51,22 @@ std::vector<RequestFrame> Gathering::recall(uint32_t id, const Recalled& found) 
   return name == name_of_id_.end() ? std::vector<RequestFrame>() : take_if_complete(name->second);
 }
 
+void Gathering::note(const Decision& decision, int world_size) {
+  Definition definition;
+  Failure failure;
+  if (decision.kind == RecordKind::kDefine && parse_definition(decision.payload, &definition)) {
+    define(decision.id, definition.set, definition.name);
+  } else if (decision.kind == RecordKind::kError && parse_failure(decision.payload, world_size, &failure)) {
+    end_round(failure.set, failure.name);
+  } else if (decision.kind == RecordKind::kReady) {
+    end_round(decision.id);
+  } else if (decision.kind == RecordKind::kRetire) {
+    retire(decision.id);
+  } else if (decision.kind == RecordKind::kJoin) {
+    all_have_joined();
+  }
+}
+
 void Gathering::define(uint32_t id, int32_t set, const std::string& name) {
   name_of_id_[id] = {set, name};
   id_of_name_[{set, name}] = id;

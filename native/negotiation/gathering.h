@@ -32,13 +32,15 @@ class Gathering {
   std::vector<RequestFrame> ask(RequestFrame request, uint64_t now_ns);
   std::vector<RequestFrame> join(int rank, CountedIn counted);
   std::vector<RequestFrame> recall(uint32_t id, const Recalled& found);
-  void all_have_joined() { joined_.clear(); }
 
-  // Records of the host's log: an id gets a name; a round is over; an id is gone.
+  // A record of the host's log, which means one of these: an id gets a name; a round is over; an id is gone; all ranks
+  // have joined.
+  void note(const Decision& decision, int world_size);
   void define(uint32_t id, int32_t set, const std::string& name);
   void end_round(int32_t set, const std::string& name);
   void end_round(uint32_t id);
   void retire(uint32_t id);
+  void all_have_joined() { joined_.clear(); }
 
   // Requests that have waited long enough by now.
   std::vector<RequestFrame> take_late(uint64_t now_ns);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 
 namespace hvd {
 

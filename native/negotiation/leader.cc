@@ -20,13 +20,10 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
       board_(ports.board),
       uplink_(ports.uplink),
       clock_(ports.clock),
-      waker_(ports.waker),
-      readers_(ports.readers),
-      left_(static_cast<size_t>(map.world_size()), false) {
+      log_(map, ports.board, ports.waker, ports.readers),
+      facts_(map, settings.late_ms, ports.board, ports.uplink, ports.clock) {
   if (map_.coordinates()) {
     coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
-    waiting_there_.resize(static_cast<size_t>(map_.hosts()));
-    asked_who_waits_.assign(static_cast<size_t>(map_.hosts()), false);
   } else {
     gathering_.emplace();
   }
@@ -36,15 +33,7 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
 }
 
 void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
-  SetHere& here = sets_[set];
-  here = {};
-  std::vector<int> members_here;
-  for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
-    if (!std::ranges::binary_search(ranks, rank_of(local))) continue;
-    here.members.push_back(local);
-    members_here.push_back(rank_of(local));
-    here.has_leader = here.has_leader || local == map_.local_rank;
-  }
+  std::vector<int> members_here = log_.add_set(set, ranks);
   if (coordinates()) {
     coordinator_->add_set(set, ranks);
   } else {
@@ -53,7 +42,7 @@ void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
 }
 
 void Leader::remove_set(int32_t set) {
-  sets_.erase(set);
+  log_.remove_set(set);
   if (coordinates()) {
     coordinator_->remove_set(set);
   } else {
@@ -202,7 +191,7 @@ bool Leader::coordinate(int host, FrameKind kind, const std::string& payload, Ef
       return coordinate_ids(host, kind, payload, effects);
     case FrameKind::kStack:
     case FrameKind::kWaiting:
-      return take_facts(host, kind, payload);
+      return facts_.take(host, kind, payload);
     default:
       return false;
   }
@@ -259,24 +248,24 @@ bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
   }
   if (std::vector<Decision> decisions; kind == FrameKind::kRecords) {
     if (!parse_records(payload, map_.world_size(), &decisions)) return false;
-    *outcome = apply(decisions);
+    *outcome = log_.apply(decisions, &*gathering_);
     return true;
   }
   if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire) {
     if (!parse_ids(payload, &ids)) return false;
     std::vector<RetireAnswer> answers;
-    for (const uint32_t id : ids) answers.push_back({id, is_idle_here(id)});
+    for (const uint32_t id : ids) answers.push_back({id, log_.is_idle(id)});
     send_up(FrameKind::kMayRetire, may_retire_payload(answers));
     return true;
   }
   if (kind == FrameKind::kWhoWaits) {
     if (!payload.empty()) return false;
-    say_who_waits(waiting_here());
+    facts_.tell(log_.ids());
     return true;
   }
   int rank = -1;
   if (kind != FrameKind::kStackWanted || !parse_stack_wanted(payload, map_.world_size(), &rank)) return false;
-  if (map_.host_of(rank) == map_.host) ask_here(rank);
+  if (map_.host_of(rank) == map_.host) facts_.ask_for_stack_here(rank);
   return true;
 }
 
@@ -288,9 +277,7 @@ std::string Leader::snapshot() const {
     text.put('|').put(pending.urgent);
   });
   if (gathering_.has_value()) text.put_string(gathering_->snapshot());
-  for (const RetiredHere& retired : retired_here_) text.put(retired.end).put(retired.id);
-  for (const uint64_t position : text_read_at_) text.put(position);
-  for (const bool left : left_) text.put(left);
+  log_.add_to_snapshot(&text);
   if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
   return text.take();
 }

@@ -11,24 +11,23 @@
 // Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
 //
-// Files: leader.cc (frames and when to speak), spread.cc (decisions, recalls, names that go), waiting.cc (stall facts,
-// stacks).
+// Parts: LogWriter, Gathering, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc (decisions,
+// recalls, names that go).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 #include "negotiation/frames.h"
 #include "negotiation/gathering.h"
 #include "negotiation/host_map.h"
+#include "negotiation/log_writer.h"
 #include "negotiation/pending.h"
 #include "negotiation/ports.h"
+#include "negotiation/waiting.h"
 #include "platform/status.h"
 
 namespace hvd {
@@ -76,45 +75,23 @@ class Leader {
 
   // Tells rank 0 the names whose RETIRE all ranks of this host have read. `*any`: this has moved the log.
   Status tell_retired(bool* any);
-  bool has_unread_retirements() const { return !retired_here_.empty(); }
+  bool has_unread_retirements() const { return log_.has_unread_retirements(); }
 
   // The log has shown that the entry is ready.
   void note_ready(uint32_t id) {
     if (coordinator_.has_value()) coordinator_->touch(id);
   }
   // The link to this rank may end without that being a loss: it has left.
-  bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+  bool has_left(int rank) const { return log_.has_left(rank); }
   uint64_t evicted() const { return coordinator_.has_value() ? coordinator_->evicted() : 0; }
 
-  // Stall facts. Another host's leader tells rank 0 by itself only that something is late. Before rank 0 says who is
-  // missing, it asks all leaders, because it knows only the late ones of the entries that are complete on no host.
-  void tell_waiting();
-  void ask_who_waits();
-  bool all_have_told() const {
-    return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
-  }
-  std::vector<Undecided> undecided();
-  // Rank 0, after undecided(): the ranks that have submitted nothing for half as long, and cannot before they are
-  // served.
-  std::vector<int> blocked() const;
-
-  // The stacks of ranks. Rank 0 asks; the answers come in later.
-  void ask_for_stacks(const std::vector<int>& ranks);
-  void collect_stacks();
-  const std::map<int, std::string>& stacks() const { return stacks_; }
+  StallFacts& facts() { return facts_; }
+  void tell_waiting() { facts_.tell_if_late(log_.ids()); }
+  std::vector<Undecided> undecided() { return facts_.undecided(*coordinator_, log_.ids()); }  // rank 0
 
   std::string snapshot() const;  // as Member's
 
  private:
-  struct SetHere {
-    std::vector<uint32_t> members;  // local ranks
-    bool has_leader = false;
-  };
-  struct RetiredHere {
-    uint64_t end;  // the log position behind its RETIRE
-    uint32_t id;
-  };
-
   int rank_of(uint32_t local_rank) const { return map_.ranks_here[local_rank]; }
   bool coordinates() const { return coordinator_.has_value(); }
   double now_seconds() const { return static_cast<double>(clock_.now_ns()) * 1e-9; }
@@ -127,45 +104,24 @@ class Leader {
   bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
   bool coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects);
   bool coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects);
-  bool take_facts(int host, FrameKind kind, const std::string& payload);
   bool obey(FrameKind kind, const std::string& payload, Status* outcome);
 
   Status spread(Effects effects);
   Status spread_recalls(Effects* effects);
   void spread_questions(Effects* effects);
   Status answer_recall(uint32_t id, Effects* effects);
-  bool is_idle_here(uint32_t id);
-  Status apply(const std::vector<Decision>& decisions);
-  bool write(const Decision& decision, Status* failure);
-  void assign(const Decision& decision);
-  void note_for_gathering(const Decision& decision);
-  void back_to_the_fast_way();
-
-  WhoWaits waiting_here();
-  void say_who_waits(const WhoWaits& waiting);
-  void ask_here(int rank);
 
   const HostMap& map_;
   const LeaderSettings settings_;
   Board& board_;
   Uplink& uplink_;
   Clock& clock_;
-  Waker& waker_;
-  Readers& readers_;
 
   std::optional<Coordinator> coordinator_;  // on rank 0's host
-  std::map<int32_t, SetHere> sets_;
   Pending pending_;
-  std::optional<Gathering> gathering_;    // on other hosts than rank 0's
-  std::vector<uint64_t> text_read_at_;    // by entry, the log position behind the last record with a text
-  std::deque<RetiredHere> retired_here_;  // not read by all ranks of the host, as far as is known
-  std::vector<bool> left_;                // by rank
-
-  std::vector<WhoWaits> waiting_there_;  // rank 0: by host, what its leader has told last
-  std::vector<bool> asked_who_waits_;    // rank 0: by host, without an answer
-  bool told_waiting_ = false;
-  std::map<int, std::string> stacks_;  // rank 0: the answers
-  std::vector<int> stacks_asked_;      // of this host, without an answer
+  std::optional<Gathering> gathering_;  // on other hosts than rank 0's
+  LogWriter log_;
+  StallFacts facts_;
 };
 
 }  // namespace hvd

@@ -8,7 +8,7 @@
 //            gone, that all ranks have joined.
 //   join     this rank has run out of data. It gives zeros to the others' allreduces until all have joined.
 //
-// Never blocks. The caller serialises all calls (the engine's mutex does). A plain value: the model checks copy it.
+// Never blocks. The caller serialises all calls (the mutex of Calls does). A plain value: the model checks copy it.
 #pragma once
 
 #include <cstdint>

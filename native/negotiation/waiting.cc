@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The facts of stall reports: which ranks wait for which entries, and which are blocked. A host's in-flight
-// rows tell which of its ranks wait for a defined entry; only the coordinator knows the ranks that wait for a new name.
+#include "negotiation/waiting.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "negotiation/leader.h"
-
 namespace hvd {
 
-WhoWaits Leader::waiting_here() {
+StallFacts::StallFacts(const HostMap& map, uint64_t late_ms, Board& board, Uplink& uplink, Clock& clock)
+    : map_(map), late_ms_(late_ms), board_(board), uplink_(uplink), clock_(clock) {
+  if (!map_.coordinates()) return;
+  waiting_there_.resize(static_cast<size_t>(map_.hosts()));
+  asked_who_waits_.assign(static_cast<size_t>(map_.hosts()), false);
+}
+
+WhoWaits StallFacts::waiting_here(size_t ids) {
   WhoWaits all;
   const uint64_t now_ms = clock_.now_ns() / 1000000 + 1;
-  for (uint32_t id = 0; id < text_read_at_.size(); ++id) {
+  for (uint32_t id = 0; id < ids; ++id) {
     Waiting waiting{id, 0, {}};
     for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
       const uint64_t since_ms = board_.in_flight_since_ms(local, id);
@@ -24,25 +29,25 @@ WhoWaits Leader::waiting_here() {
   }
   for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
     const uint64_t since_ms = board_.blocked_since_ms(local);
-    if (since_ms != 0 && now_ms >= since_ms + settings_.late_ms / 2) all.blocked.push_back(rank_of(local));
+    if (since_ms != 0 && now_ms >= since_ms + late_ms_ / 2) all.blocked.push_back(rank_of(local));
   }
   return all;
 }
 
-void Leader::tell_waiting() {
-  if (coordinates() || settings_.late_ms == 0) return;
-  WhoWaits waiting = waiting_here();
-  const auto is_late = [this](const Waiting& item) { return item.waited_ms >= settings_.late_ms; };
+void StallFacts::tell_if_late(size_t ids) {
+  if (map_.coordinates() || late_ms_ == 0) return;
+  WhoWaits waiting = waiting_here(ids);
+  const auto is_late = [this](const Waiting& item) { return item.waited_ms >= late_ms_; };
   if (std::ranges::none_of(waiting.entries, is_late)) waiting = {};
-  if (!waiting.entries.empty() || told_waiting_) say_who_waits(waiting);
+  if (!waiting.entries.empty() || told_waiting_) tell(waiting);
 }
 
-void Leader::say_who_waits(const WhoWaits& waiting) {
+void StallFacts::tell(const WhoWaits& waiting) {
   told_waiting_ = !waiting.entries.empty();
   send_up(FrameKind::kWaiting, waiting_payload(waiting));
 }
 
-void Leader::ask_who_waits() {
+void StallFacts::ask_who_waits() {
   for (int host = 0; host < map_.hosts(); ++host) {
     if (host == map_.host) continue;
     asked_who_waits_[static_cast<size_t>(host)] = true;
@@ -50,7 +55,7 @@ void Leader::ask_who_waits() {
   }
 }
 
-bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
+bool StallFacts::take(int host, FrameKind kind, const std::string& payload) {
   const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
   if (WhoWaits waiting; kind == FrameKind::kWaiting) {
     if (!parse_waiting(payload, map_.world_size(), &waiting)) return false;
@@ -68,10 +73,9 @@ bool Leader::take_facts(int host, FrameKind kind, const std::string& payload) {
   return true;
 }
 
-// Rank 0. Entries that another host has told do not grow older here: they may be over since.
-std::vector<Undecided> Leader::undecided() {
-  std::vector<Undecided> all = coordinator_->undecided();
-  waiting_there_[static_cast<size_t>(map_.host)] = waiting_here();
+std::vector<Undecided> StallFacts::undecided(const Coordinator& coordinator, size_t ids) {
+  std::vector<Undecided> all = coordinator.undecided();
+  waiting_there_[static_cast<size_t>(map_.host)] = waiting_here(ids);
   std::map<uint32_t, Waiting> by_id;
   for (const auto& of_host : waiting_there_) {
     for (const Waiting& waiting : of_host.entries) {
@@ -83,8 +87,8 @@ std::vector<Undecided> Leader::undecided() {
   for (auto& [id, waiting] : by_id) {
     Undecided item;
     std::vector<int> members;
-    if (!coordinator_->describe(id, &item, &members)) continue;
-    item.since = now_seconds() - static_cast<double>(waiting.waited_ms) * 1e-3;
+    if (!coordinator.describe(id, &item, &members)) continue;
+    item.since = static_cast<double>(clock_.now_ns()) * 1e-9 - static_cast<double>(waiting.waited_ms) * 1e-3;
     const auto known = std::ranges::find(all, id, &Undecided::id);
     if (known != all.end()) {
       waiting.ranks.insert(waiting.ranks.end(), known->arrived.begin(), known->arrived.end());
@@ -92,43 +96,42 @@ std::vector<Undecided> Leader::undecided() {
     }
     for (const int rank : members) {
       const bool here = std::ranges::find(waiting.ranks, rank) != waiting.ranks.end();
-      if (here || !coordinator_->has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
+      if (here || !coordinator.has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
     }
     if (!item.arrived.empty() && !item.missing.empty()) all.push_back(std::move(item));
   }
   return all;
 }
 
-std::vector<int> Leader::blocked() const {
+std::vector<int> StallFacts::blocked() const {
   std::vector<int> all;
   for (const WhoWaits& of_host : waiting_there_) all.insert(all.end(), of_host.blocked.begin(), of_host.blocked.end());
   return all;
 }
 
-void Leader::ask_here(int rank) {
+void StallFacts::ask_for_stack_here(int rank) {
   const auto local = std::ranges::find(map_.ranks_here, rank) - map_.ranks_here.begin();
   board_.ask_for_stack(static_cast<uint32_t>(local));
   stacks_asked_.push_back(rank);
 }
 
-void Leader::ask_for_stacks(const std::vector<int>& ranks) {
+void StallFacts::ask_for_stacks(const std::vector<int>& ranks) {
   stacks_.clear();
   for (const int rank : ranks) {
     if (map_.host_of(rank) == map_.host) {
-      ask_here(rank);
+      ask_for_stack_here(rank);
     } else {
       uplink_.send(map_.host_of(rank), FrameKind::kStackWanted, stack_wanted_payload(rank));
     }
   }
 }
 
-// Passes on what ranks of this host have answered.
-void Leader::collect_stacks() {
+void StallFacts::collect_stacks() {
   std::erase_if(stacks_asked_, [this](int rank) {
     const auto local = std::ranges::find(map_.ranks_here, rank) - map_.ranks_here.begin();
     std::string text;
     if (!board_.take_stack(static_cast<uint32_t>(local), &text)) return false;
-    if (coordinates()) {
+    if (map_.coordinates()) {
       stacks_[rank] = std::move(text);
     } else {
       send_up(FrameKind::kStack, stack_payload(rank, text));

@@ -231,8 +231,8 @@ TEST(who_has_joined_counts_for_nothing) {
         if (rank < 3) EXPECT(Call(HVD_ALLREDUCE, "t").op(HVD_ADASUM).tensor(values, HVD_FLOAT32).run(engine).ok());
         if (rank < 3) EXPECT(values == std::vector<float>({1, 2, 3}));
         hvd_handle handle = 0;
-        EXPECT(engine.join(&handle).ok() && engine.wait(handle, 20000).ok());
-        engine.release(handle);
+        EXPECT(engine.submitter().join(&handle).ok() && engine.submitter().wait(handle, 20000).ok());
+        engine.submitter().release(handle);
       }
     });
   }

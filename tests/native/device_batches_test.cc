@@ -60,18 +60,18 @@ TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
         float* const gradient = gpu.floats(16);
         standin_fill(gpu.stream, gradient, 16, 1);
         const hvd_handle first = submitted(engine, gpu, gradient);  // what fails while NCCL starts ends no job
-        EXPECT(engine.wait(first, 20000).ok());
-        engine.release(first);
+        EXPECT(engine.submitter().wait(first, 20000).ok());
+        engine.submitter().release(first);
         if (++ready == 2) {
           standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
           ++ready;
         }
         while (ready.load() < 3) std::this_thread::yield();
         const hvd_handle handle = submitted(engine, gpu, gradient);
-        const Status status = engine.wait(handle, 20000);
+        const Status status = engine.submitter().wait(handle, 20000);
         // The other one may have been done.
         if (!status.ok()) told += has(status, one.outcome, {one.words, ": rank "}) ? 1 : 100;
-        engine.release(handle);
+        engine.submitter().release(handle);
       });
       EXPECT(told == 1 || told == 2);
     });
@@ -89,11 +89,11 @@ TEST(whoever_settles_hears_of_an_error_that_nobody_has_waited_for) {
       Call call = on_gpu(HVD_ALLREDUCE, "gradient", gpu);
       call.tensor(gradient, gradient, HVD_FLOAT32, {16});
       EXPECT(call.submit(engine, &handle).ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
       standin_fail("cuEventQuery", 0, 700, 1 << 30);
       standin_release(gpu.stream);
-      engine.release(handle);
-      for (int i = 0; i < 2; ++i) EXPECT(has(engine.settle(20000), HVD_DEVICE_LOST, {"CUDA error 700"}));
+      engine.submitter().release(handle);
+      for (int i = 0; i < 2; ++i) EXPECT(has(engine.submitter().settle(20000), HVD_DEVICE_LOST, {"CUDA error 700"}));
       EXPECT(has(call.submit(engine, &handle), HVD_DEVICE_LOST, {"CUDA error 700"}));
     });
   });
@@ -109,16 +109,16 @@ TEST(nobody_who_settles_meanwhile_hears_that_all_is_well) {
       standin_hold(gpu.stream);
       standin_fill(gpu.stream, gradient, 16, 1);
       const hvd_handle handle = submitted(engine, gpu, gradient);
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
       for (++launched; launched < 2;) std::this_thread::yield();
       standin_fail("ncclCommGetAsyncError", 0, 6, 1 << 30);
       Status status;
       do {
-        status = engine.settle(0);
+        status = engine.submitter().settle(0);
       } while (status.code() == HVD_PENDING);
       EXPECT(has(status, HVD_RANK_LOST, {"NCCL error 6"}));
       standin_release(gpu.stream);
-      engine.release(handle);
+      engine.submitter().release(handle);
     });
   });
 }
@@ -132,9 +132,9 @@ void share_a_gpu(GpuWay way, const std::function<void(const Status&, const Gpu&,
       float* const gradient = gpu.floats(16);
       standin_fill(gpu.stream, gradient, 16, static_cast<float>(rank));
       const hvd_handle handle = submitted(engine, gpu, gradient);
-      const Status status = engine.wait(handle, 20000);
+      const Status status = engine.submitter().wait(handle, 20000);
       look(status, gpu, gradient);
-      engine.release(handle);
+      engine.submitter().release(handle);
     });
   });
 }
@@ -162,9 +162,9 @@ TEST(an_allreduce_waits_for_its_input_and_the_reader_for_its_result) {
                  .tensor(gradient, gradient, HVD_FLOAT32, {1000})
                  .submit(engine, &handle)
                  .ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
       EXPECT(gpu.read(gradient, 1000)[999] == static_cast<float>(2 * step + 1));
-      engine.release(handle);
+      engine.submitter().release(handle);
     }
   });
 }
@@ -181,15 +181,15 @@ TEST(a_staged_operation_is_launched_once_its_input_is_there) {
                .submit(engine, &handle)
                .ok());
     // The input has not been computed.
-    EXPECT(engine.poll_launch(handle).code() == HVD_PENDING);
-    EXPECT(engine.wait_on_stream(handle, gpu.stream, 50).code() == HVD_PENDING);
+    EXPECT(engine.submitter().poll_launch(handle).code() == HVD_PENDING);
+    EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 50).code() == HVD_PENDING);
     standin_release(gpu.stream);
-    EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+    EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
     EXPECT(gpu.read(gradient, 64)[63] == 3);
-    EXPECT(engine.poll_launch(handle).ok());
-    EXPECT(engine.settle(20000).ok());
-    EXPECT(engine.poll(handle).ok());
-    engine.release(handle);
+    EXPECT(engine.submitter().poll_launch(handle).ok());
+    EXPECT(engine.submitter().settle(20000).ok());
+    EXPECT(engine.submitter().poll(handle).ok());
+    engine.submitter().release(handle);
   });
   expect_no_races();
 }
@@ -204,36 +204,37 @@ TEST(every_operation_has_the_values_that_it_has_in_host_memory) {
       const Status submitted = call.submit(engine, &handle);
       if (!submitted.ok()) std::printf("%s\n", submitted.text().c_str());
       EXPECT(submitted.ok());
-      EXPECT(engine.wait(handle, 20000).ok());
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
       return handle;
     };
     float *const input = gpu.floats(6), *const output = gpu.floats(6), *const more = gpu.floats(100);
     standin_fill(gpu.stream, input, 6, mine);
     standin_fill(gpu.stream, more, 100, 10 * mine);
-    engine.release(run(std::move(on_gpu(HVD_ALLREDUCE, "group", gpu)
-                                     .op(HVD_AVERAGE)
-                                     .tensor(input, output, HVD_FLOAT32, {6})
-                                     .tensor(more, more, HVD_FLOAT32, {100}))));
+    engine.submitter().release(run(std::move(on_gpu(HVD_ALLREDUCE, "group", gpu)
+                                                 .op(HVD_AVERAGE)
+                                                 .tensor(input, output, HVD_FLOAT32, {6})
+                                                 .tensor(more, more, HVD_FLOAT32, {100}))));
     EXPECT(gpu.read(output, 6) == std::vector<float>(6, 2) && gpu.read(more, 100) == std::vector<float>(100, 20));
-    engine.release(
+    engine.submitter().release(
         run(std::move(on_gpu(HVD_ALLREDUCE, "most", gpu).op(HVD_MAX).tensor(input, output, HVD_FLOAT32, {6}))));
     EXPECT(gpu.read(output, 6) == std::vector<float>(6, 3));
-    engine.release(
+    engine.submitter().release(
         run(std::move(on_gpu(HVD_BROADCAST, "weights", gpu).root(1).tensor(input, output, HVD_FLOAT32, {6}))));
     EXPECT(gpu.read(output, 6) == std::vector<float>(6, 2));
-    engine.release(run(std::move(on_gpu(HVD_REDUCESCATTER, "parts", gpu).tensor(input, output, HVD_FLOAT32, {6}))));
+    engine.submitter().release(
+        run(std::move(on_gpu(HVD_REDUCESCATTER, "parts", gpu).tensor(input, output, HVD_FLOAT32, {6}))));
     EXPECT(gpu.read(output, 2) == std::vector<float>(2, 6));
     for (const hvd_kind kind : {HVD_ALLGATHER, HVD_ALLTOALL}) {
       const hvd_handle handle =
           run(std::move(on_gpu(kind, name_of(kind), gpu).tensor(input, nullptr, HVD_FLOAT32, {6})));
       SubmissionPtr submission;
       Gathered* result = nullptr;
-      EXPECT(engine.find_result(handle, 0, &submission, &result).ok());
+      EXPECT(engine.submitter().find_result(handle, 0, &submission, &result).ok());
       const auto count = static_cast<size_t>(result->shape[0]);
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-      EXPECT(engine.copy_result(handle, 0, more, gpu.stream).ok());
-      EXPECT(engine.copy_result(handle, 1, more, gpu.stream).code() == HVD_INVALID_ARGUMENT);
-      engine.release(handle);  // the copy may not have begun
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().copy_result(handle, 0, more, gpu.stream).ok());
+      EXPECT(engine.submitter().copy_result(handle, 1, more, gpu.stream).code() == HVD_INVALID_ARGUMENT);
+      engine.submitter().release(handle);  // the copy may not have begun
       const std::vector<float> values = gpu.read(more, count);
       EXPECT(count == (kind == HVD_ALLGATHER ? 18u : 6u));
       for (size_t i = 0; i < count; ++i) EXPECT(values[i] == static_cast<float>(i / (count / 3) + 1));
@@ -253,11 +254,11 @@ TEST(a_gathered_result_in_host_memory_stays_until_it_is_copied) {
       standin_fill(on.stream, input, 16, value);
       hvd_handle handle = 0;
       EXPECT(on_gpu(HVD_ALLGATHER, "rows", on).tensor(input, nullptr, HVD_FLOAT32, {16}).submit(engine, &handle).ok());
-      EXPECT(engine.wait(handle, 20000).ok());
-      EXPECT(engine.wait_on_stream(handle, on.stream, 20000).ok());
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, on.stream, 20000).ok());
       if (copies_later) standin_hold(on.stream);
-      EXPECT(engine.copy_result(handle, 0, result, on.stream).ok());
-      engine.release(handle);
+      EXPECT(engine.submitter().copy_result(handle, 0, result, on.stream).ok());
+      engine.submitter().release(handle);
     };
     gather(gpu, 1, first, true);
     gather(other, 2, second, false);
@@ -284,9 +285,9 @@ TEST(tensors_of_several_streams_may_travel_in_one_batch) {
       }
       for (size_t i = 0; i < calls.size(); ++i) {
         const auto [handle, gradient] = calls[i];
-        EXPECT(engine.wait_on_stream(handle, gpus[0].stream, 20000).ok());
+        EXPECT(engine.submitter().wait_on_stream(handle, gpus[0].stream, 20000).ok());
         EXPECT(gpus[0].read(gradient, 16)[15] == static_cast<float>(2 * i));
-        engine.release(handle);
+        engine.submitter().release(handle);
       }
     }
   });
@@ -310,15 +311,15 @@ void exchange_rows(Engine& engine, int rank, int size, bool rank_2_gets_some) {
              .tensor(mine, nullptr, HVD_FLOAT32, {sent})
              .submit(engine, &handle)
              .ok());
-  EXPECT(engine.wait(handle, 20000).ok());
+  EXPECT(engine.submitter().wait(handle, 20000).ok());
   std::vector<float> expected;
   for (int from = 0; from < size; ++from) {
     expected.insert(expected.end(), static_cast<size_t>(rows(from, rank)), static_cast<float>(from + 1));
   }
   float* const result = gpu.floats(expected.size() + 1);
-  EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-  EXPECT(engine.copy_result(handle, 0, result, gpu.stream).ok());
-  engine.release(handle);
+  EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+  EXPECT(engine.submitter().copy_result(handle, 0, result, gpu.stream).ok());
+  engine.submitter().release(handle);
   EXPECT(gpu.read(result, expected.size()) == expected);
 }
 
@@ -341,13 +342,13 @@ TEST(nccl_does_not_keep_the_host_waiting_for_the_input) {
                .tensor(gradient, gradient, HVD_FLOAT32, {64})
                .submit(engine, &handle)
                .ok());
-    EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-    EXPECT(engine.poll_launch(handle).ok() && engine.poll(handle).code() == HVD_PENDING);
-    EXPECT(engine.wait(handle, 50).code() == HVD_PENDING);
+    EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+    EXPECT(engine.submitter().poll_launch(handle).ok() && engine.submitter().poll(handle).code() == HVD_PENDING);
+    EXPECT(engine.submitter().wait(handle, 50).code() == HVD_PENDING);
     standin_release(gpu.stream);
     EXPECT(gpu.read(gradient, 64)[63] == 6);
-    EXPECT(engine.wait(handle, 20000).ok());
-    engine.release(handle);
+    EXPECT(engine.submitter().wait(handle, 20000).ok());
+    engine.submitter().release(handle);
   });
   expect_no_races();
 }
@@ -360,13 +361,13 @@ TEST(a_name_is_free_once_its_operation_is_launched) {
     std::vector<hvd_handle> handles;
     for (int i = 0; i < 5; ++i) {
       const hvd_handle handle = submitted(engine, gpu, gradient);
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
       handles.push_back(handle);
     }
     EXPECT(gpu.read(gradient, 16)[15] == 32);
     for (const hvd_handle handle : handles) {
-      EXPECT(engine.wait(handle, 20000).ok());
-      engine.release(handle);
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
+      engine.submitter().release(handle);
     }
   });
   expect_no_races();
@@ -379,14 +380,14 @@ TEST(a_rank_that_has_joined_gives_zeros_to_gpus) {
       float* const gradient = gpu.floats(16);
       standin_fill(gpu.stream, gradient, 16, 4);
       const hvd_handle handle = submitted(engine, gpu, gradient);
-      EXPECT(engine.wait(handle, 20000).ok());
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
       EXPECT(gpu.read(gradient, 16)[15] == 4);
-      engine.release(handle);
+      engine.submitter().release(handle);
     }
     hvd_handle join = 0;
-    EXPECT(engine.join(&join).ok());
-    EXPECT(engine.wait(join, 20000).ok());
-    engine.release(join);
+    EXPECT(engine.submitter().join(&join).ok());
+    EXPECT(engine.submitter().wait(join, 20000).ok());
+    engine.submitter().release(join);
   });
 }
 
@@ -402,9 +403,9 @@ TEST(ranks_that_cannot_meet_in_nccl_ask_it_for_no_ids) {
       EXPECT(gpu.read(gradient, 16)[15] == 4);
     }
     hvd_handle join = 0;
-    EXPECT(engine.join(&join).ok());
-    EXPECT(engine.wait(join, 20000).ok());
-    engine.release(join);
+    EXPECT(engine.submitter().join(&join).ok());
+    EXPECT(engine.submitter().wait(join, 20000).ok());
+    engine.submitter().release(join);
   });
   EXPECT(standin_count().unique_ids == before);
 }
@@ -423,8 +424,9 @@ TEST(memory_of_a_gpu_does_not_match_memory_of_the_host) {
     } else {
       EXPECT(Call(HVD_ALLREDUCE, "gradient").tensor(on_host, HVD_FLOAT32).submit(engine, &handle).ok());
     }
-    EXPECT(has(engine.wait(handle, 20000), HVD_MISMATCH, {"expected memory", "a GPU's", "the host's", "hint: "}));
-    engine.release(handle);
+    EXPECT(has(engine.submitter().wait(handle, 20000), HVD_MISMATCH,
+               {"expected memory", "a GPU's", "the host's", "hint: "}));
+    engine.submitter().release(handle);
   });
 }
 
@@ -442,8 +444,8 @@ TEST(nothing_is_left_behind_by_a_hundred_generations) {
                  .tensor(gradient, gradient, HVD_FLOAT32, {1000})
                  .submit(engine, &handle)
                  .ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-      engine.release(handle);  // and the generation ends while the GPU is at work
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+      engine.submitter().release(handle);  // and the generation ends while the GPU is at work
     });
     if (generation == 10) before = standin_count();
   }

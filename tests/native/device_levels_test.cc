@@ -35,11 +35,11 @@ void abort_while_gpus_wait(const std::vector<int>& host_of_rank, const EngineSet
                  .submit(engine, &handle)
                  .ok());
       all_submitted.arrive_and_wait();  // after an abort nothing can be submitted
-      const Status launched = engine.wait_on_stream(handle, gpu.stream, rank == 1 ? 1000 : 20000);
+      const Status launched = engine.submitter().wait_on_stream(handle, gpu.stream, rank == 1 ? 1000 : 20000);
       EXPECT(launched.ok() || launched.code() == HVD_PENDING || (rank != 1 && launched.code() == HVD_ABORTED));
       if (rank == 1) engine.abort(1, "rank 1 has had enough");
-      EXPECT(has(engine.wait(handle, 20000), HVD_ABORTED, {"gradient", "rank 1 has had enough"}));
-      engine.release(handle);
+      EXPECT(has(engine.submitter().wait(handle, 20000), HVD_ABORTED, {"gradient", "rank 1 has had enough"}));
+      engine.submitter().release(handle);
     });
   });
 }
@@ -65,8 +65,8 @@ TEST(an_allreduce_on_two_levels_has_the_values_of_one_on_one) {
           call.tensor(input, output, HVD_FLOAT32, {static_cast<int64_t>(count)}).tensor(more, more, HVD_FLOAT32, {5});
           hvd_handle handle = 0;
           EXPECT(call.submit(engine, &handle).ok());
-          EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
-          engine.release(handle);
+          EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+          engine.submitter().release(handle);
         };
         reduce(std::move(on_gpu(HVD_ALLREDUCE, "sum", gpu).scale(2, 0.5)));
         EXPECT(gpu.read(output, count) == std::vector<float>(count, 10));
@@ -101,9 +101,9 @@ TEST(ranks_that_have_joined_give_zeros_on_two_levels) {
         EXPECT(gpu.read(gradient, 16)[15] == static_cast<float>(step == 0 ? 4 : 3));
       }
       hvd_handle join = 0;
-      EXPECT(engine.join(&join).ok());
-      EXPECT(engine.wait(join, 20000).ok());
-      engine.release(join);
+      EXPECT(engine.submitter().join(&join).ok());
+      EXPECT(engine.submitter().wait(join, 20000).ok());
+      engine.submitter().release(join);
     });
     expect_no_races();
   }

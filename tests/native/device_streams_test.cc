@@ -33,19 +33,19 @@ TEST(what_waits_for_its_input_does_not_hold_up_the_next_stream) {
     standin_fill(late.stream, late_values, 16, 1);
     hvd_handle first = 0, second = 0;
     EXPECT(reduce("late", late, late_values).submit(engine, &first).ok());
-    EXPECT(engine.wait_on_stream(first, late.stream, 20000).ok());
+    EXPECT(engine.submitter().wait_on_stream(first, late.stream, 20000).ok());
 
     standin_fill(soon.stream, soon_values, 16, 2);
     EXPECT(reduce("soon", soon, soon_values).submit(engine, &second).ok());
-    EXPECT(engine.wait(second, 20000).ok());
+    EXPECT(engine.submitter().wait(second, 20000).ok());
     EXPECT(soon.read(soon_values, 16)[15] == 4);
-    EXPECT(engine.poll(first).code() == HVD_PENDING);
+    EXPECT(engine.submitter().poll(first).code() == HVD_PENDING);
 
     standin_release(late.stream);
-    EXPECT(engine.wait(first, 20000).ok());
+    EXPECT(engine.submitter().wait(first, 20000).ok());
     EXPECT(late.read(late_values, 16)[15] == 2);
-    engine.release(first);
-    engine.release(second);
+    engine.submitter().release(first);
+    engine.submitter().release(second);
   });
   expect_no_races();
 }
@@ -65,11 +65,11 @@ TEST(a_call_has_ended_when_all_its_streams_have) {
           .tensor(shorts, shorts, HVD_INT16, {16});
       hvd_handle handle = 0;
       EXPECT(call.submit(engine, &handle).ok());
-      EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
       EXPECT(gpu.read(floats, 16)[15] == 2);
       EXPECT(gpu.read(doubles, 32)[31] == 0);
       EXPECT(gpu.read(shorts, 8)[7] == 0);
-      engine.release(handle);
+      engine.submitter().release(handle);
     }
   });
   expect_no_races();
@@ -86,9 +86,9 @@ TEST(a_rank_that_has_joined_gives_zeros_on_all_streams) {
       EXPECT(gpu.read(values, 16)[15] == (step == 0 ? 2 : 1));
     }
     hvd_handle join = 0;
-    EXPECT(engine.join(&join).ok());
-    EXPECT(engine.wait(join, 20000).ok());
-    engine.release(join);
+    EXPECT(engine.submitter().join(&join).ok());
+    EXPECT(engine.submitter().wait(join, 20000).ok());
+    engine.submitter().release(join);
   });
   expect_no_races();
 }
@@ -102,7 +102,7 @@ TEST(a_callers_stream_goes_on_beside_a_call_that_is_waited_for_later) {
     standin_fill(gpu.stream, values, 16, 1);
     hvd_handle handle = 0;
     EXPECT(reduce("values", gpu, values).submit(engine, &handle).ok());
-    while (engine.poll_launch(handle).code() == HVD_PENDING) std::this_thread::yield();
+    while (engine.submitter().poll_launch(handle).code() == HVD_PENDING) std::this_thread::yield();
     if (rank == 0) {
       std::atomic<bool> has_gone_on{false};
       standin_fill(gpu.stream, others, 1, 3);
@@ -118,10 +118,10 @@ TEST(a_callers_stream_goes_on_beside_a_call_that_is_waited_for_later) {
     }
     while (!is_over.load()) std::this_thread::yield();
     if (rank == 1) standin_release(gpu.stream);
-    EXPECT(engine.wait_on_stream(handle, gpu.stream, 20000).ok());
+    EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
     EXPECT(gpu.read(values, 16)[15] == 2);
-    EXPECT(engine.wait(handle, 20000).ok());
-    engine.release(handle);
+    EXPECT(engine.submitter().wait(handle, 20000).ok());
+    engine.submitter().release(handle);
   });
   expect_no_races();
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/bells.h"
+#include "wakeup/bells.h"
 
 using namespace hvd;
 
@@ -104,7 +104,7 @@ struct World {
 
 class Checker {
  public:
-  // `second_caller_is_silent`: a bug of this model's own callers, which otherwise do as engine/wakeup.cc does.
+  // `second_caller_is_silent`: a bug of this model's own callers, which otherwise do as wakeup/wakeup.cc does.
   explicit Checker(std::vector<Script> scripts, bool second_caller_is_silent = false)
       : scripts_(std::move(scripts)), second_caller_is_silent_(second_caller_is_silent) {}
 

@@ -73,7 +73,7 @@ TEST(thousands_of_new_names_at_once_pass_through_every_buffer) {
           EXPECT(Call(HVD_ALLREDUCE, name.c_str()).tensor(tensors[i], HVD_FLOAT32).submit(engine, &handles[i]).ok());
         }
         for (size_t i = 0; i < tensors.size(); ++i) {
-          EXPECT(engine.wait(handles[i], 50000).ok());
+          EXPECT(engine.submitter().wait(handles[i], 50000).ok());
           EXPECT(tensors[i][0] == 2);
         }
       });
@@ -95,8 +95,9 @@ TEST(a_request_larger_than_the_rings_and_socket_buffers_is_not_slowed_by_sleep) 
           const uint64_t start_ns = now_ns();
           hvd_handle handle = 0;
           EXPECT(call.submit(engine, &handle).ok());
-          while (!waits && engine.poll(handle).code() == HVD_PENDING && seconds_since(start_ns) < 50) sleep_ms(1);
-          EXPECT(engine.wait(handle, 50000).ok());
+          while (!waits && engine.submitter().poll(handle).code() == HVD_PENDING && seconds_since(start_ns) < 50)
+            sleep_ms(1);
+          EXPECT(engine.submitter().wait(handle, 50000).ok());
           expect_within(1.5, start_ns, waits ? "a huge group that is waited for" : "a huge group that is polled");
           EXPECT(tensors.front()[0] == 2 && tensors.back()[0] == 2);
           EXPECT(Call(HVD_BARRIER, nullptr).run(engine).ok());
@@ -149,7 +150,7 @@ TEST(stop_ends_the_waits_of_other_threads) {
               auto& tensor = tensors[static_cast<size_t>(t)];
               EXPECT(Call(HVD_ALLREDUCE, name.c_str()).tensor(tensor, HVD_FLOAT32).submit(engine, &handle).ok());
               ++submitted;
-              const hvd_code code = engine.wait(handle, 20000).code();
+              const hvd_code code = engine.submitter().wait(handle, 20000).code();
               EXPECT(code == HVD_NOT_RUNNING);
             });
           }
@@ -187,7 +188,7 @@ TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
         EXPECT(Call(HVD_BROADCAST, "second").root(1).tensor(large, HVD_FLOAT32).submit(engine, &handles[1]).ok());
         if (rank == 1) submitted.open();
         std::thread waiting([&] {
-          EXPECT(!engine.wait(handles[1], 20000).ok());
+          EXPECT(!engine.submitter().wait(handles[1], 20000).ok());
           if (rank == 0) rank_0_done.store(1);
         });
         if (rank == 0) {
@@ -320,8 +321,8 @@ TEST(a_result_too_large_for_memory_ends_the_job_and_says_so) {
         std::vector<uint8_t> few(1);
         hvd_handle handle = 0;
         EXPECT(Call(HVD_ALLGATHER, "x").tensor(few, HVD_UINT8, {int64_t{1} << 46}).submit(engine, &handle).ok());
-        while (!waits && engine.poll(handle).code() == HVD_PENDING) sleep_ms(1);
-        EXPECT(has(engine.wait(handle, 10000), HVD_OUT_OF_MEMORY, {"`x`", "memory"}));
+        while (!waits && engine.submitter().poll(handle).code() == HVD_PENDING) sleep_ms(1);
+        EXPECT(has(engine.submitter().wait(handle, 10000), HVD_OUT_OF_MEMORY, {"`x`", "memory"}));
       });
     });
   }
@@ -376,8 +377,8 @@ TEST(what_a_conflict_ended_can_be_submitted_from_the_callback) {
             Call call(HVD_BROADCAST, other.c_str());
             const Status status = call.done(follow, &context).tensor(values, HVD_FLOAT32).run(engine);
             EXPECT(has(status, HVD_MISMATCH, {other.c_str(), context.name.c_str()}));
-            EXPECT(engine.wait(context.handle, 10000).ok());
-            engine.release(context.handle);
+            EXPECT(engine.submitter().wait(context.handle, 10000).ok());
+            engine.submitter().release(context.handle);
           } else {
             EXPECT(has(sum(engine, context.name, values), HVD_MISMATCH, {other.c_str(), context.name.c_str()}));
             EXPECT(sum(engine, context.name, context.values).ok());
@@ -404,10 +405,10 @@ TEST(operations_about_one_subject_may_start_in_another_order_on_every_rank) {
           }
           ++first_submitted;
           while (i == 0 && first_submitted.load() < 2) std::this_thread::yield();
-          if (i == 0) EXPECT(engine.poll(handles[rank]).code() == HVD_PENDING);
+          if (i == 0) EXPECT(engine.submitter().poll(handles[rank]).code() == HVD_PENDING);
           if (i == 0) sleep_ms(20);  // time for the coordinator to be wrong
         }
-        for (const hvd_handle handle : handles) EXPECT(engine.wait(handle, 10000).ok());
+        for (const hvd_handle handle : handles) EXPECT(engine.submitter().wait(handle, 10000).ok());
         EXPECT(a[0] == 2 && b[0] == 1);
       });
     });
@@ -428,24 +429,27 @@ TEST(requests_that_cannot_be_right_are_refused) {
       request.op = HVD_SUM;
       request.prescale = request.postscale = 1;
       std::shared_ptr<const Prepared> prepared;
-      EXPECT(engine.prepare(request, &prepared).ok());
+      EXPECT(engine.submitter().prepare(request, &prepared).ok());
       const void* const input = values.data();
       const void* const no_input = nullptr;
       void* const output = values.data();
       void* const no_output = nullptr;
       hvd_handle handle = 0;
-      EXPECT(has(engine.submit(prepared, &input, &no_output, 0, &handle), HVD_INVALID_ARGUMENT, {"`x`", "output"}));
-      EXPECT(has(engine.submit(prepared, &input, nullptr, 0, &handle), HVD_INVALID_ARGUMENT, {"`x`", "output"}));
-      EXPECT(has(engine.submit(prepared, &no_input, &output, 0, &handle), HVD_INVALID_ARGUMENT, {"`x`", "input"}));
-      EXPECT(engine.submit(prepared, &input, &output, 0, &handle).ok());
-      EXPECT(engine.wait(handle, 1000).ok());
-      EXPECT(has(engine.refuse(std::string(5000, 'n').c_str(), 0, "why"), HVD_INVALID_ARGUMENT, {"4096"}));
+      EXPECT(has(engine.submitter().submit(prepared, &input, &no_output, 0, &handle), HVD_INVALID_ARGUMENT,
+                 {"`x`", "output"}));
+      EXPECT(has(engine.submitter().submit(prepared, &input, nullptr, 0, &handle), HVD_INVALID_ARGUMENT,
+                 {"`x`", "output"}));
+      EXPECT(has(engine.submitter().submit(prepared, &no_input, &output, 0, &handle), HVD_INVALID_ARGUMENT,
+                 {"`x`", "input"}));
+      EXPECT(engine.submitter().submit(prepared, &input, &output, 0, &handle).ok());
+      EXPECT(engine.submitter().wait(handle, 1000).ok());
+      EXPECT(has(engine.submitter().refuse(std::string(5000, 'n').c_str(), 0, "why"), HVD_INVALID_ARGUMENT, {"4096"}));
     });
     run_world(make_world(2, Wiring::kSharedMemory), [&](Engine& engine, int rank) {
       std::vector<float> values(4, 1);
       const std::string odd = "n\n\t\"\\ \xff\xfe %s %n";
       if (rank == 1) {
-        EXPECT(engine.refuse(odd.c_str(), 0, std::string(20 << 20, 'y')).ok());
+        EXPECT(engine.submitter().refuse(odd.c_str(), 0, std::string(20 << 20, 'y')).ok());
       } else {
         EXPECT(has(sum(engine, odd, values), HVD_REFUSED, {"rank 1", "`n\\n\\x09\"\\ ", "yyy"}));
       }

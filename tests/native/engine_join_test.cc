@@ -20,10 +20,10 @@ EngineSettings quiet() {
 // The rank that joined last, or -1 with the error in `*status`.
 int join(Engine& engine, Status* status = nullptr) {
   hvd_handle handle = 0;
-  Status outcome = engine.join(&handle);
-  if (outcome.ok()) outcome = engine.wait(handle, 20000);
-  const int last = outcome.ok() ? static_cast<int>(engine.find(handle)->results[0].rows[0]) : -1;
-  engine.release(handle);
+  Status outcome = engine.submitter().join(&handle);
+  if (outcome.ok()) outcome = engine.submitter().wait(handle, 20000);
+  const int last = outcome.ok() ? static_cast<int>(engine.submitter().find(handle)->results[0].rows[0]) : -1;
+  engine.submitter().release(handle);
   if (status != nullptr) *status = outcome;
   return last;
 }
@@ -105,8 +105,8 @@ TEST(what_was_in_flight_before_the_join_keeps_its_data) {
         hvd_handle handle = 0;
         EXPECT(Call(HVD_ALLREDUCE, names[rank]).tensor(mine, HVD_FLOAT32).submit(engine, &handle).ok());
         EXPECT(join(engine) >= 0);
-        EXPECT(engine.wait(handle, 20000).ok() && mine[0] == 10);
-        engine.release(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok() && mine[0] == 10);
+        engine.submitter().release(handle);
         EXPECT(Call(HVD_ALLREDUCE, nullptr).tensor(unnamed, HVD_FLOAT32).run(engine).ok() && unnamed[0] == 3);
       }
     });
@@ -124,8 +124,8 @@ TEST(what_waits_for_its_turn_is_submitted_before_the_join) {
       }
       EXPECT(join(engine) == 0);
       for (int i = 0; i < (rank == 0 ? kMany : 10); ++i) {
-        EXPECT(engine.wait(handles[i], 20000).ok() && values[i][0] == (i < 10 ? 2 : 1));
-        engine.release(handles[i]);
+        EXPECT(engine.submitter().wait(handles[i], 20000).ok() && values[i][0] == (i < 10 ? 2 : 1));
+        engine.submitter().release(handles[i]);
       }
     });
   }
@@ -169,14 +169,14 @@ TEST(a_join_never_overtakes_what_was_complete_before_it) {
       EXPECT(call.tensor(values[i], HVD_FLOAT32).done(call_is_done, &held).submit(engine, &handles[i]).ok());
     }
     hvd_handle all_joined = 0;
-    EXPECT(engine.join(&all_joined).ok());
+    EXPECT(engine.submitter().join(&all_joined).ok());
     submitted.fetch_add(1);
     while (submitted.load() < 2) std::this_thread::yield();
-    EXPECT(engine.wait(all_joined, 20000).ok());
-    engine.release(all_joined);
+    EXPECT(engine.submitter().wait(all_joined, 20000).ok());
+    engine.submitter().release(all_joined);
     for (const hvd_handle handle : handles) {
-      EXPECT(engine.wait(handle, 20000).ok());
-      engine.release(handle);
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
+      engine.submitter().release(handle);
     }
   });
   uint64_t joined_at = 0, last_ready_at = 0;
@@ -234,10 +234,10 @@ TEST(an_operation_that_all_have_submitted_runs_though_one_has_joined) {
         hvd_handle handle = 0;
         EXPECT(Call(HVD_ALLGATHER, "a").tensor(mine, HVD_INT32).submit(engine, &handle).ok());
         if (rank == 1) EXPECT(join(engine) >= 0);
-        EXPECT(engine.wait(handle, 20000).ok());
-        const Gathered& result = engine.find(handle)->results[0];
+        EXPECT(engine.submitter().wait(handle, 20000).ok());
+        const Gathered& result = engine.submitter().find(handle)->results[0];
         EXPECT(result.shape[0] == 3 && reinterpret_cast<const int32_t*>(result.data.get())[2] == 2);
-        engine.release(handle);
+        engine.submitter().release(handle);
         if (rank != 1) EXPECT(join(engine) >= 0);
       }
     });
@@ -273,7 +273,7 @@ TEST(disagreements_of_the_others_are_told_to_them) {
       if (rank != 2) {
         std::vector<float> values(rank == 0 ? 3 : 4, 1);
         EXPECT(has(Call(HVD_ALLREDUCE, "t").tensor(values, HVD_FLOAT32).run(engine), HVD_MISMATCH, {"[3]", "[4]"}));
-        if (rank == 0) EXPECT(engine.refuse("t", 0, "no such tensor").ok());
+        if (rank == 0) EXPECT(engine.submitter().refuse("t", 0, "no such tensor").ok());
         if (rank == 1) {
           EXPECT(has(Call(HVD_ALLREDUCE, "t").tensor(values, HVD_FLOAT32).run(engine), HVD_REFUSED, {"no such"}));
         }
@@ -298,14 +298,14 @@ TEST(a_rank_that_has_joined_can_submit_nothing) {
     if (rank == 0) {
       hvd_handle handle = 0, again = 0;
       std::vector<float> value(1);
-      EXPECT(engine.join(&handle).ok());
+      EXPECT(engine.submitter().join(&handle).ok());
       EXPECT(has(Call(HVD_ALLREDUCE, "t").tensor(value, HVD_FLOAT32).run(engine), HVD_INVALID_ARGUMENT,
                  {"rank 0", "joined"}));
-      EXPECT(has(engine.join(&again), HVD_INVALID_ARGUMENT, {"rank 0", "joined"}));
-      EXPECT(has(engine.refuse("t", 0, "why"), HVD_INVALID_ARGUMENT, {"joined"}));
+      EXPECT(has(engine.submitter().join(&again), HVD_INVALID_ARGUMENT, {"rank 0", "joined"}));
+      EXPECT(has(engine.submitter().refuse("t", 0, "why"), HVD_INVALID_ARGUMENT, {"joined"}));
       tried.store(true);
-      EXPECT(engine.wait(handle, 20000).ok());
-      engine.release(handle);
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
+      engine.submitter().release(handle);
     } else {
       while (!tried.load()) sleep_ms(1);
       EXPECT(join(engine) >= 0);
@@ -347,8 +347,8 @@ TEST(names_come_and_go_while_ranks_join) {
         const std::string own = "own" + std::to_string(rank);
         EXPECT(Call(HVD_ALLREDUCE, own.c_str()).tensor(mine, HVD_FLOAT32).submit(engine, &handle).ok());
         EXPECT(join(engine) >= 0);
-        EXPECT(engine.wait(handle, 20000).ok() && mine[0] == 10);
-        engine.release(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok() && mine[0] == 10);
+        engine.submitter().release(handle);
       }
       for (int again = 0; again < 20; ++again) use(0, 4, kSize);
       const uint64_t before = slow_requests(engine);

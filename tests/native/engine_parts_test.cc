@@ -8,12 +8,12 @@
 
 #include "check.h"
 #include "communicators/registry.h"
-#include "engine/ending.h"
 #include "engine/execute.h"
 #include "engine/serve.h"
-#include "engine/wakeup.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
+#include "wakeup/ending.h"
+#include "wakeup/wakeup.h"
 
 using namespace hvd;
 

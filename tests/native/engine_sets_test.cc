@@ -79,14 +79,14 @@ TEST(every_operation_works_over_a_set) {
         std::vector<int32_t> mine(static_cast<size_t>(rank), rank);
         hvd_handle gathered = 0, exchanged = 0;
         EXPECT(Call(HVD_ALLGATHER, "g").in(set).tensor(mine, HVD_INT32).submit(engine, &gathered).ok());
-        EXPECT(engine.wait(gathered, 20000).ok());
-        EXPECT(engine.find(gathered)->results[0].rows == (std::vector<int64_t>{1, 3}));
+        EXPECT(engine.submitter().wait(gathered, 20000).ok());
+        EXPECT(engine.submitter().find(gathered)->results[0].rows == (std::vector<int64_t>{1, 3}));
         EXPECT(Call(HVD_ALLTOALL, "x").in(set).splits({0, 1}).tensor(mine, HVD_INT32).submit(engine, &exchanged).ok());
-        EXPECT(engine.wait(exchanged, 20000).ok());
-        EXPECT(engine.find(exchanged)->results[0].rows ==
+        EXPECT(engine.submitter().wait(exchanged, 20000).ok());
+        EXPECT(engine.submitter().find(exchanged)->results[0].rows ==
                (member == 0 ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{1, 1}));
-        engine.release(gathered);
-        engine.release(exchanged);
+        engine.submitter().release(gathered);
+        engine.submitter().release(exchanged);
       }
     });
   }
@@ -130,8 +130,8 @@ TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
         }
         std::shuffle(order.begin(), order.end(), random);
         for (const size_t i : order) {
-          EXPECT(engine.wait(flights[i].handle, 20000).ok());
-          engine.release(flights[i].handle);
+          EXPECT(engine.submitter().wait(flights[i].handle, 20000).ok());
+          engine.submitter().release(flights[i].handle);
           EXPECT(flights[i].values.front() == flights[i].expected && flights[i].values.back() == flights[i].expected);
         }
         // Unnamed ones meet by their order in each set; blocking calls over sets that cross.
@@ -158,7 +158,7 @@ TEST(one_name_may_be_in_flight_in_several_sets) {
       if (rank > 0)
         EXPECT(Call(HVD_ALLREDUCE, "x").in(back).tensor(other, HVD_FLOAT32).submit(engine, &handles[2]).ok());
       for (const hvd_handle handle : handles) {
-        if (handle != 0) EXPECT(engine.wait(handle, 20000).ok());
+        if (handle != 0) EXPECT(engine.submitter().wait(handle, 20000).ok());
       }
       EXPECT(all[0] == 3 && pair[0] == (rank < 2 ? 2 : 1) && other[4] == (rank > 0 ? 2 : 1));
     });
@@ -233,7 +233,7 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
     request.tensors = &tensor;
     request.prescale = request.postscale = 1;
     std::shared_ptr<const Prepared> prepared;
-    const Status status = engine.prepare(request, &prepared);
+    const Status status = engine.submitter().prepare(request, &prepared);
     EXPECT(status.ok() == (prepared != nullptr));
     EXPECT(remove_set(engine, set).ok());
     EXPECT(add_set(engine, {1}) == set);
@@ -241,7 +241,8 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
     const void* input = &value;
     void* output = &value;
     hvd_handle handle = 0;
-    EXPECT(has(engine.submit(prepared, &input, &output, 0, &handle), HVD_INVALID_ARGUMENT, {"has been removed"}));
+    EXPECT(has(engine.submitter().submit(prepared, &input, &output, 0, &handle), HVD_INVALID_ARGUMENT,
+               {"has been removed"}));
   });
 }
 
@@ -256,9 +257,9 @@ TEST(a_set_with_something_in_flight_is_not_removed) {
       }
       EXPECT(has(remove_set(engine, set), HVD_MISMATCH, {"cannot be removed", "`late`", "rank 2", "hint"}));
       if (rank == 0) EXPECT(Call(HVD_ALLREDUCE, "late").in(set).tensor(values, HVD_FLOAT32).run(engine).ok());
-      if (rank == 2) EXPECT(engine.wait(handle, 20000).ok());
+      if (rank == 2) EXPECT(engine.submitter().wait(handle, 20000).ok());
       if (rank != 1) EXPECT(values[0] == 2);
-      engine.release(handle);
+      engine.submitter().release(handle);
       EXPECT(remove_set(engine, set).ok());
     });
   }
@@ -302,7 +303,7 @@ TEST(errors_in_a_set_reach_its_members_alone) {
           EXPECT(status.ok() && values[0] == 3);
         }
         // One refuses: its peers in the set fail, and nobody else.
-        if (rank == 1) EXPECT(engine.refuse("u", set, "no tensor").ok());
+        if (rank == 1) EXPECT(engine.submitter().refuse("u", set, "no tensor").ok());
         if (rank > 1) {
           EXPECT(has(Call(HVD_ALLREDUCE, "u").in(set).tensor(values, HVD_FLOAT32).run(engine), HVD_REFUSED,
                      {"rank 1", "no tensor"}));
@@ -363,8 +364,8 @@ TEST(what_nobody_waits_for_is_done_soon_though_the_leader_is_no_member) {
         while (leader.finished.load() < 2 * (round + 1)) sleep_ms(1);
       }
       for (const hvd_handle handle : handles) {
-        EXPECT(engine.wait(handle, 20000).ok());
-        engine.release(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok());
+        engine.submitter().release(handle);
       }
     });
   }

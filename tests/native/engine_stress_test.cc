@@ -70,7 +70,7 @@ class Operation {
 
   void submit(uint32_t flags) {
     if (step_.kind == Step::kRefusal && rank_ == step_.chosen) {
-      EXPECT(engine_.refuse(step_.name.c_str(), 0, "chosen to be wrong").ok());
+      EXPECT(engine_.submitter().refuse(step_.name.c_str(), 0, "chosen to be wrong").ok());
       return;
     }
     constexpr hvd_kind kKinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER,
@@ -85,7 +85,7 @@ class Operation {
 
   void finish() {
     if (handle_ == 0) return;  // the refusal itself
-    const Status status = engine_.wait(handle_, kWaitMs);
+    const Status status = engine_.submitter().wait(handle_, kWaitMs);
     const bool fails = size_ > 1 && (step_.kind == Step::kMismatch || step_.kind == Step::kRefusal);
     const hvd_code failure = step_.kind == Step::kRefusal ? HVD_REFUSED : HVD_MISMATCH;
     if (status.code() != (fails ? failure : HVD_OK)) {
@@ -94,14 +94,14 @@ class Operation {
     } else if (!fails) {
       check_result();
     }
-    engine_.release(handle_);
+    engine_.submitter().release(handle_);
   }
 
  private:
   void check_result() {
     const int all = size_ * (size_ + 1) / 2;
     if (step_.kind == Step::kGather) {
-      const SubmissionPtr done = engine_.find(handle_);
+      const SubmissionPtr done = engine_.submitter().find(handle_);
       const Gathered& gathered = done->results[0];
       const auto* at = reinterpret_cast<const float*>(gathered.data.get());
       for (int r = 0; r < size_; ++r) {
@@ -214,7 +214,7 @@ TEST(callbacks_that_submit_make_a_chain_that_nobody_waits_for) {
             const std::string name = "link." + std::to_string(number % 3);
             Call call(HVD_ALLREDUCE, number % 5 == 0 ? nullptr : name.c_str());
             EXPECT(call.done(next, this).tensor(values, HVD_FLOAT32).submit(*engine, &handle).ok());
-            engine->release(handle);
+            engine->submitter().release(handle);
           }
         } chain{&engine};
         const uint64_t start_ns = now_ns();

@@ -55,8 +55,8 @@ TEST(many_tensors_in_different_orders_fuse_and_complete) {
           EXPECT(Call(HVD_ALLREDUCE, name.c_str()).tensor(tensors[i], HVD_FLOAT32).submit(engine, &handles[i]).ok());
         }
         for (size_t i = 0; i < handles.size(); ++i) {
-          EXPECT(engine.wait(handles[i], 20000).ok());
-          engine.release(handles[i]);
+          EXPECT(engine.submitter().wait(handles[i], 20000).ok());
+          engine.submitter().release(handles[i]);
           EXPECT(tensors[i][0] == 3.0f * static_cast<float>(i + step) + 3.0f && tensors[i].back() == tensors[i][0]);
         }
       }
@@ -128,13 +128,13 @@ TEST(alltoall_takes_any_splits_and_says_how_many_rows_came) {
         hvd_handle handle = 0;
         const auto rows = static_cast<int64_t>(mine.size() / 2);
         EXPECT(Call(HVD_ALLTOALL, "a").splits(splits).tensor(mine, HVD_INT32, {rows, 2}).submit(engine, &handle).ok());
-        EXPECT(engine.wait(handle, 20000).ok());
-        const SubmissionPtr done = engine.find(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok());
+        const SubmissionPtr done = engine.submitter().find(handle);
         const Gathered& result = done->results[0];
         EXPECT(result.rows == received);
         EXPECT(result.shape == (std::vector<int64_t>{static_cast<int64_t>(expected.size() / 2), 2}));
         EXPECT(std::memcmp(result.data.get(), expected.data(), expected.size() * 4) == 0);
-        engine.release(handle);
+        engine.submitter().release(handle);
       }
       // Ragged sizes and splits are not negotiated: after the first, no request is slow.
       EXPECT(engine.statistics().find("\"slow_requests\": 1,") != std::string::npos);
@@ -165,8 +165,8 @@ TEST(allgather_takes_ragged_rows_and_broadcast_takes_the_root) {
         std::vector<int32_t> mine(static_cast<size_t>(rows * 2), rank);
         hvd_handle handle = 0;
         EXPECT(Call(HVD_ALLGATHER, "g").tensor(mine, HVD_INT32, {rows, 2}).submit(engine, &handle).ok());
-        EXPECT(engine.wait(handle, 20000).ok());
-        const SubmissionPtr done = engine.find(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok());
+        const SubmissionPtr done = engine.submitter().find(handle);
         const Gathered& all = done->results[0];
         EXPECT(all.shape == (std::vector<int64_t>{3, 2}));
         const auto* values = reinterpret_cast<const int32_t*>(all.data.get());
@@ -175,7 +175,7 @@ TEST(allgather_takes_ragged_rows_and_broadcast_takes_the_root) {
           EXPECT(all.rows[static_cast<size_t>(r)] == (r + round) % 3);
           for (int64_t i = 0; i < all.rows[static_cast<size_t>(r)] * 2; ++i) EXPECT(values[at++] == r);
         }
-        engine.release(handle);
+        engine.submitter().release(handle);
         std::vector<double> payload(1000, rank + 10 * round);
         EXPECT(Call(HVD_BROADCAST, "b").root(2).tensor(payload, HVD_FLOAT64).run(engine).ok());
         EXPECT(payload[0] == 2 + 10 * round && payload[999] == payload[0]);
@@ -203,8 +203,8 @@ TEST(hosts_that_complete_names_in_another_order_run_them_in_one) {
                  .submit(engine, &handles[1])
                  .ok());
       for (const hvd_handle handle : handles) {
-        EXPECT(engine.wait(handle, 20000).ok());
-        engine.release(handle);
+        EXPECT(engine.submitter().wait(handle, 20000).ok());
+        engine.submitter().release(handle);
       }
       EXPECT(x[0] == 4 && x[999] == 4 && y[0] == 40 && y[999] == 40);
     }
@@ -246,7 +246,7 @@ TEST(a_refusal_fails_the_peers_and_the_name_works_again) {
       for (int round = 0; round < 5; ++round) {
         std::vector<float> values(8, 1);
         if (rank == 1) {
-          EXPECT(engine.refuse("x", 0, "unsupported dtype complex64").ok());
+          EXPECT(engine.submitter().refuse("x", 0, "unsupported dtype complex64").ok());
         } else {
           EXPECT(has(sum(engine, "x", values), HVD_REFUSED, {"rank 1", "`x`", "complex64"}));
         }
@@ -269,7 +269,7 @@ TEST(a_name_in_flight_twice_is_refused_on_that_rank_only) {
     }
     EXPECT(Call(HVD_BARRIER, "wall").run(engine).ok());
     if (rank == 1) EXPECT(Call(HVD_ALLREDUCE, "x").tensor(values, HVD_FLOAT32).submit(engine, &first).ok());
-    EXPECT(engine.wait(first, 20000).ok());
+    EXPECT(engine.submitter().wait(first, 20000).ok());
     EXPECT(values[0] == 2);
   });
 }
@@ -284,7 +284,7 @@ TEST(hundreds_of_unnamed_requests_in_flight_match_by_order) {
         EXPECT(Call(HVD_ALLREDUCE, nullptr).tensor(tensors[i], HVD_FLOAT32).submit(engine, &handles[i]).ok());
       }
       for (size_t i = 0; i < tensors.size(); ++i) {
-        EXPECT(engine.wait(handles[i], 20000).ok());
+        EXPECT(engine.submitter().wait(handles[i], 20000).ok());
         EXPECT(tensors[i][0] == 2.0f * static_cast<float>(i) + 1);
       }
     });

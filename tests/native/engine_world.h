@@ -159,20 +159,21 @@ class Call {
     request_.tensors = tensors_.data();
     request_.ntensors = static_cast<uint32_t>(tensors_.size());
     std::shared_ptr<const Prepared> prepared;
-    HVD_RETURN_IF_ERROR(engine.prepare(request_, &prepared));
+    HVD_RETURN_IF_ERROR(engine.submitter().prepare(request_, &prepared));
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
     for (const hvd_tensor& tensor : tensors_) {
       inputs.push_back(tensor.input);
       outputs.push_back(tensor.output);
     }
-    return engine.submit(std::move(prepared), inputs.data(), outputs.data(), flags, handle, nullptr, stream_);
+    return engine.submitter().submit(std::move(prepared), inputs.data(), outputs.data(), flags, handle, nullptr,
+                                     stream_);
   }
   Status run(Engine& engine, uint32_t flags = HVD_SYNC) {
     hvd_handle handle = 0;
     HVD_RETURN_IF_ERROR(submit(engine, &handle, flags));
-    Status status = engine.wait(handle, 20000);
-    engine.release(handle);
+    Status status = engine.submitter().wait(handle, 20000);
+    engine.submitter().release(handle);
     return status;
   }
 
@@ -187,18 +188,18 @@ class Call {
 // Adds a process set and waits for it; its number, or -1 with the error in `*status`.
 inline int32_t add_set(Engine& engine, std::vector<int32_t> ranks, Status* status = nullptr) {
   hvd_handle handle = 0;
-  Status outcome = engine.add_process_set(ranks.data(), static_cast<uint32_t>(ranks.size()), &handle);
-  if (outcome.ok()) outcome = engine.wait(handle, 20000);
-  const int32_t number = outcome.ok() ? static_cast<int32_t>(engine.find(handle)->results[0].rows[0]) : -1;
-  engine.release(handle);
+  Status outcome = engine.submitter().add_process_set(ranks.data(), static_cast<uint32_t>(ranks.size()), &handle);
+  if (outcome.ok()) outcome = engine.submitter().wait(handle, 20000);
+  const int32_t number = outcome.ok() ? static_cast<int32_t>(engine.submitter().find(handle)->results[0].rows[0]) : -1;
+  engine.submitter().release(handle);
   if (status != nullptr) *status = outcome;
   return number;
 }
 inline Status remove_set(Engine& engine, int32_t number) {
   hvd_handle handle = 0;
-  HVD_RETURN_IF_ERROR(engine.remove_process_set(number, &handle));
-  Status outcome = engine.wait(handle, 20000);
-  engine.release(handle);
+  HVD_RETURN_IF_ERROR(engine.submitter().remove_process_set(number, &handle));
+  Status outcome = engine.submitter().wait(handle, 20000);
+  engine.submitter().release(handle);
   return outcome;
 }
 

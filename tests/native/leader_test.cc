@@ -3,7 +3,7 @@
 #include <deque>
 
 #include "check.h"
-#include "engine/stall.h"
+#include "liveness/stall.h"
 #include "negotiation/gathering.h"
 #include "plain_world.h"
 
@@ -177,10 +177,10 @@ TEST(rank_0_learns_who_waits_on_another_host_by_asking) {
   for (const int rank : {1, 3}) hosts.submit(rank);
   hosts.settle();
   EXPECT(leader.undecided().size() == 1 && leader.undecided()[0].missing == (std::vector<int>{0, 2, 3}));
-  leader.ask_who_waits();
-  EXPECT(!leader.all_have_told());
+  leader.facts().ask_who_waits();
+  EXPECT(!leader.facts().all_have_told());
   hosts.deliver();
-  EXPECT(leader.all_have_told());
+  EXPECT(leader.facts().all_have_told());
   const std::vector<Undecided> waiting = leader.undecided();
   EXPECT(waiting.size() == 1 && waiting[0].arrived == (std::vector<int>{1, 3}));
   EXPECT(waiting.size() == 1 && waiting[0].missing == (std::vector<int>{0, 2}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The monitor tells a stopped, a debugged, a silent and a dead process apart, and measures nobody's silence over a time
 // in which it did not run itself. Peers are real processes that never beat.
-#include "engine/monitor.h"
+#include "liveness/monitor.h"
 
 #include <netinet/in.h>
 #include <poll.h>

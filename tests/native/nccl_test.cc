@@ -170,13 +170,13 @@ TEST(reductions_have_the_values_that_they_have_on_the_cpu) {
           request.place = HVD_ON_CUDA;
           request.device = rank;
           std::shared_ptr<const Prepared> prepared;
-          EXPECT(engine.prepare(request, &prepared).ok());
+          EXPECT(engine.submitter().prepare(request, &prepared).ok());
           const void* input = memory;
           void* output = memory + bytes;
           hvd_handle handle = 0;
-          EXPECT(engine.submit(prepared, &input, &output, 0, &handle, nullptr, stream).ok());
-          EXPECT(engine.wait(handle, 20000).ok());
-          engine.release(handle);
+          EXPECT(engine.submitter().submit(prepared, &input, &output, 0, &handle, nullptr, stream).ok());
+          EXPECT(engine.submitter().wait(handle, 20000).ok());
+          engine.submitter().release(handle);
           std::vector<std::vector<std::byte>> inputs(kRanks, std::vector<std::byte>(bytes));
           std::vector<const std::byte*> pointers;
           for (int r = 0; r < kRanks; ++r) {

@@ -8,10 +8,10 @@
 
 #include "check.h"
 #include "fusion/batch.h"
-#include "negotiation/coordinator.h"
+#include "host/segment.h"
+#include "negotiation/coordinator/coordinator.h"
 #include "negotiation/frames.h"
 #include "negotiation/gradient_lists.h"
-#include "negotiation/segment.h"
 #include "negotiation/wire.h"
 
 using namespace hvd;

@@ -74,7 +74,7 @@ class Simulation final : public PlainWorld::Owner {
   PlainWorld& world() { return world_; }
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided() {
-    world_.leader_of(0).ask_who_waits();
+    world_.leader_of(0).facts().ask_who_waits();
     for (int host = 1; host < world_.topology().hosts(); ++host) {
       while (!inbox_[static_cast<size_t>(host)].empty()) take_frame(host);
     }

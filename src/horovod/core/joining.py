@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uneven data: a rank that runs out of data says so, and gives zeros to the others' allreduces until all have joined.
 
-What that means for each operation is decided in the native core (negotiation/coordinator.h).
+What that means for each operation is decided in the native core (negotiation/coordinator/coordinator.h).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 // payload), and that its ranks have read a RETIRE. The coordinator remembers few names, so that they come and go.
 // Whatever it decides, other leaders must be able to read, and the texts must not grow without end. What waits is
 // looked through for ranks with different models, too, whose names are a peer's.
-#include "negotiation/coordinator.h"
+#include "negotiation/coordinator/coordinator.h"
 
 #include <deque>
 #include <string>

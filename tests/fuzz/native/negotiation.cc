@@ -61,8 +61,8 @@ class Fuzzed final : public PlainWorld::Owner {
       case 8:
         now_ns_ += 1000000000;
         world_.leader_of(host).tell_waiting();
-        world_.leader_of(0).ask_who_waits();
-        world_.leader_of(host).collect_stacks();
+        world_.leader_of(0).facts().ask_who_waits();
+        world_.leader_of(host).facts().collect_stacks();
         look(rank);
         break;
       case 9:
@@ -162,7 +162,7 @@ class Fuzzed final : public PlainWorld::Owner {
     for (const Undecided& item : world_.leader_of(0).undecided()) {
       require(item.arrived.size() + item.missing.size() <= ranks_.size());
     }
-    world_.leader_of(0).ask_for_stacks({world_.topology().size() - 1, 0});
+    world_.leader_of(0).facts().ask_for_stacks({world_.topology().size() - 1, 0});
   }
 
   uint64_t now_ns() override { return now_ns_; }

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/link.h"
+#include "host/link.h"
 #include "input.h"
 
 using namespace hvd;

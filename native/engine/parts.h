@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of a generation that Calls, Submitter and Runner share. The engine makes and owns them.
+#pragma once
+
+#include <memory>
+
+#include "engine/process_set.h"
+#include "engine/serve.h"
+#include "engine/trace.h"
+#include "host/board.h"
+#include "negotiation/host_map.h"
+#include "negotiation/publisher.h"
+#include "settings/settings.h"
+#include "wakeup/bells.h"
+#include "wakeup/ending.h"
+#include "wakeup/wakeup.h"
+
+namespace hvd {
+
+struct EngineParts {
+  const EngineSettings& settings;
+  const HostMap& map;
+  std::shared_ptr<ProcessSet> world;  // set 0, all ranks
+  Clock& clock;
+  Segment& segment;
+  SegmentBoard& board;
+  Bells& bells;
+  Ending& ending;
+  Wakeup& wakeup;
+  Publisher& publisher;
+  HostService* service;  // null: this rank is not its host's leader
+  Trace& trace;
+};
+
+}  // namespace hvd
