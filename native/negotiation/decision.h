@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the coordinator decides, and for whom (step 5): the records that every leader appends, and the limits of what is
-// remembered.
+// The coordinator's decisions (step 5), which every leader appends as records, and the limits of what it
+// remembers.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ class LogWriter {
   size_t ids() const { return text_read_at_.size(); }
   // The link to this rank may end without that being a loss: it has left.
   bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
-  // Whether a name may go. Shuts its fast way.
+  // True if the name may go. Shuts its fast way.
   bool is_idle(uint32_t id);
   // The retired names that all ranks of this host have read by now: no rank here needs the number any more.
   std::vector<uint32_t> take_read_retirements();
