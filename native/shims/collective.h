@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all shims share: a collective as a framework's program describes it, its request, how the request is submitted,
+// The shims' common part: a collective as a framework's program describes it, its request, how the request is submitted,
 // and how the peers hear of a call that was refused. A shim adds only how its framework calls, and how it is answered.
 #pragma once
 

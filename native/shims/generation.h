@@ -24,7 +24,7 @@ struct Generation {
     return ++number;
   }
 
-  // What a call is told if there is no context.
+  // The error of a call if there is no context.
   const char* absence() const {
     return number == 0 ? "Horovod has not been initialized; use hvd.init()."
                        : "Horovod was shut down; hvd.init() starts it again.";
