@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,17 @@ def test_an_old_python_is_named_with_its_version(tmp_path: Path) -> None:
     old = 'case "$2" in *version_info*) exit 1 ;; *platform*) echo 3.9.2 ;; esac'
     code, text = said(tmp_path, {"snake": old, "g++": "exit 0"}, PYTHON="snake")
     assert code == 1 and "  - Python 3.10 or newer; snake is 3.9.2\n" in text, text
+
+
+@pytest.mark.parametrize("given", ["env c++", "none -O2"])
+def test_the_build_takes_the_arguments_of_a_compiler_and_another_one_if_it_is_missing(
+    given: str, tmp_path: Path
+) -> None:
+    """As `ccache c++`, or the `python -m ziglang c++` of tools/wheels."""
+    tools = Path(sys.executable).parent
+    ninja = shutil.which("ninja", path=f"{tools}:{os.environ['PATH']}")
+    cmake = shutil.which("cmake", path=f"{tools}:{os.environ['PATH']}")
+    assert cmake and ninja
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    done = subprocess.run(command, env={**os.environ, "CXX": given}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
