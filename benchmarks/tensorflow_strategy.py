@@ -97,7 +97,9 @@ def main() -> int:
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)
     session.begin("not a side of this measurement")
     seconds = measure(sides, arguments.rounds, arguments.calls)
-    session.rows.append({"tensors": len(start), "bytes": start.nbytes, "tensorflow": tf.__version__, "seconds": seconds})
+    session.rows.append(
+        {"tensors": len(start), "bytes": start.nbytes, "tensorflow": tf.__version__, "seconds": seconds}
+    )
     session.print(f"{'side':>10} {'ms a step':>10} {'through horovod':>16}")
     for name, times in seconds.items():
         ratio = statistics.median(b / a for a, b in zip(seconds["horovod"], times, strict=True))

@@ -91,8 +91,8 @@ class ReplicaCheck:
             what = f"{quoted(names[first])}{others}"
             differing = [ranks[place] for place in present[sums[:, first] != sums[0, first]]]
         text = (
-            f"before step {self._steps} of {self._name}, the ranks differ in {what}; rank {ranks[present[0]]} is unlike "
-            f"{', '.join(f'rank {rank}' for rank in differing[:8])}{', ...' if len(differing) > 8 else ''}\n"
+            f"before step {self._steps} of {self._name}, the ranks differ in {what}; rank {ranks[present[0]]} is "
+            f"unlike {', '.join(f'rank {rank}' for rank in differing[:8])}{', ...' if len(differing) > 8 else ''}\n"
             "hint: broadcast parameters and optimizer state before training, and change options such as the learning "
             "rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
         )
