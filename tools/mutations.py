@@ -1262,8 +1262,8 @@ MUTATIONS = (
     Mutation(
         "tensorflow-sparse-average-is-a-sum",
         "src/horovod/tensorflow/ops.py",
-        "if op == Average:\n            values =",
-        "if False:\n            values =",
+        "values = divide(values,",
+        "values = (lambda left, right: left)(values,",
         "the average of sparse gradients is not divided",
         (
             python("tests/frameworks/test_tensorflow_ops.py", "-k", "sparse_tensors"),

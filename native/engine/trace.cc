@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/trace.h"
 
+#include <iterator>
 #include <string_view>
 
 namespace hvd {
@@ -9,6 +10,7 @@ void Trace::record(Submission* submission, Submission::Stage next) {
   using Stage = Submission::Stage;
   static constexpr const char* kOperations[] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",       "BARRIER",
                                                 "ALLTOALL",  "REDUCESCATTER", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET"};
+  static_assert(std::size(kOperations) == HVD_REMOVE_PROCESS_SET + 1, "a name for each hvd_kind");
   if (submission->prepared == nullptr) return;
   const Stage before = submission->traced;
   if (next != Stage::kNegotiating && before == Stage::kNone) return;  // submitted before the timeline was on

@@ -25,16 +25,16 @@ struct EngineSettings {
   uint64_t stall_warning_ms = 60000;        // 0: no stall reports
   uint64_t stall_shutdown_ms = 0;           // 0: never
   uint64_t start_timeout_ms = 30000;
-  uint64_t frozen_timeout_ms = 3000;              // silence of a process of this host that is a loss; 0: never
-  uint64_t lost_timeout_ms = 5000;                // ... of another host; 0: never
-  std::string communicator = "auto";              // a row of the registry
-  std::string cuda_library;                       // the driver of GPUs; empty: the system's
-  std::string nccl_library;                       // the user's word; empty: found
-  std::string nccl_found;                         // where Python has found one
-  GpuWay gpu_way[HVD_REDUCESCATTER + 1] = {};     // of each hvd_kind
-  nccl::Levels gpu_levels = nccl::Levels::kNone;  // of allreduce, where a set spans hosts
-  uint64_t nccl_streams = 1;                      // of each process set
-  uint64_t nccl_timeout_ms = 600000;              // of a GPU's work that others wait for; 0: none
+  uint64_t frozen_timeout_ms = 3000;                // silence of a process of this host that is a loss; 0: never
+  uint64_t lost_timeout_ms = 5000;                  // ... of another host; 0: never
+  std::string communicator = "auto";                // a row of the registry
+  std::string cuda_library;                         // the driver of GPUs; empty: the system's
+  std::string nccl_library;                         // the user's word; empty: found
+  std::string nccl_found;                           // where Python has found one
+  GpuWay gpu_way[HVD_REMOVE_PROCESS_SET + 1] = {};  // of each hvd_kind
+  nccl::Levels gpu_levels = nccl::Levels::kNone;    // of allreduce, where a set spans hosts
+  uint64_t nccl_streams = 1;                        // of each process set
+  uint64_t nccl_timeout_ms = 600000;                // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;
   bool warnings = true;   // on stderr
   bool log_time = false;  // ... with the time in front

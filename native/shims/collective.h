@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shims' common part: a collective as a framework's program describes it, its request, how the request is submitted,
-// and how the peers hear of a call that was refused. A shim adds only how its framework calls, and how it is answered.
+// The shims' common part: a collective as a framework's program describes it, its request, how it is submitted, and how
+// the peers hear of a call that was refused. A shim adds only how its framework calls, and how it is answered.
 #pragma once
 
 #include <cstdint>

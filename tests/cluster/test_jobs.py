@@ -41,7 +41,7 @@ def test_ranks_get_their_host_directory_environment_and_prefix(cluster: MakeClus
     assert lines_of(done) == [
         f"[{rank}]<stdout>:host{host} {tmp_path} a 'b' \"c\" $d" for rank, host in enumerate([0, 1, 1])
     ]
-    assert sorted(done.stderr.splitlines()) == [f"[{rank}]<stderr>:problem" for rank in range(3)]
+    assert sorted(done.said.splitlines()) == [f"[{rank}]<stderr>:problem" for rank in range(3)]
 
 
 def test_the_secret_is_in_no_command_line_and_no_environment_of_any_host(cluster: MakeCluster, tmp_path: Path) -> None:

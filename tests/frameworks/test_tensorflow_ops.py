@@ -155,10 +155,13 @@ def test_sparse_tensors_are_gathered(world: World) -> None:
         average, total = hvd.allreduce(slices), hvd.grouped_allreduce([slices, tf.ones(2)], op=hvd.Sum)
         with pytest.raises(NotImplementedError, match="Average and Sum"):
             hvd.allreduce(slices, op=hvd.Max)
-        dense = [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (average, total[0])]
+        whole = hvd.allreduce(tf.IndexedSlices(tf.constant([[3], [-3]]), tf.constant([rank, 3]), tf.constant([5, 1])))
+        assert whole.dtype == tf.int32
+        dense = [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (average, total[0], whole)]
         return [*dense, total[1].numpy().tolist()]
 
-    assert world.run(run) == [[[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [2, 2]]] * 2
+    expected = [[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [1, 1, 0, -2, 0], [2, 2]]
+    assert world.run(run) == [expected] * 2
 
 
 @pytest.mark.oldest_tensorflow

@@ -24,6 +24,17 @@ def test_every_link_of_a_page_leads_to_a_file() -> None:
     assert [f"{page.name}: {link}" for page, link in local if not (page.parent / link).exists()] == []
 
 
+def test_every_path_of_a_page_about_the_code_is_that_of_a_file() -> None:
+    """Of a path with a folder, as `engine/submit.cc`: ARCHITECTURE.md says from where it counts."""
+    pages = [page for page in PAGES if page.name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "internals.md")]
+    pages += sorted((ROOT / "docs/decisions").glob("*.md"))
+    begins = [ROOT / folder for folder in ("", "native", "src/horovod", "native/include/horovod")]
+    paths = [(page, path) for page in pages for path in re.findall(r"`([\w./-]+/[\w.-]*\.\w+)`", page.read_text())]
+    assert len(paths) > 100
+    wrong = [f"{page.name}: {path}" for page, path in paths if not any((begin / path).exists() for begin in begins)]
+    assert wrong == ["CONTRIBUTING.md: tests/frameworks/test_X_contract.py"]  # X is any framework
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_code_of_a_page_parses(page: Path) -> None:
     for line, code in blocks_of(page):

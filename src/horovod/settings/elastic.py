@@ -54,7 +54,8 @@ class ElasticSettings:
         kinds.choice("auto", "host", "worker"),
         "auto",
         "What gets the blame if a worker fails. host: its host is no longer used. worker: another worker takes its "
-        "slot. auto: host if the job may have several hosts, else worker.",
+        "slot; after three failures the host is given up, too. auto: host if the job may have several hosts, else "
+        "worker.",
     )
     elastic_state_loss: str = setting(
         "HOROVOD_ELASTIC_STATE_LOSS",

@@ -15,8 +15,8 @@ EXPLANATIONS_OF_ELASTIC = (
         "An elastic job waited too long for hosts",
         _LAUNCHER,
         ("the elastic job has ended: it waited too long for",),
-        "The job needs -np workers to begin and --min-np to go on. Fewer slots than that were listed and usable until "
-        "its time was over. A host whose workers failed does not count, unless it may come back.",
+        "The job needs -np workers to begin and --min-np to go on. Until its time limit, it had fewer usable slots "
+        "than that. A host whose workers failed does not count, unless it may come back.",
         (
             "`--elastic-timeout` lets the job wait longer; a smaller `--min-np` lets it go on with less.",
             "`--blacklist-cooldown-range 10 100` lets hosts come back whose workers have failed.",
@@ -46,8 +46,9 @@ EXPLANATIONS_OF_ELASTIC = (
             "no worker has got to hvd.init()",
             "is no longer used: ... failed there",
         ),
-        "A host on which workers have failed is no longer used. If that is so of all hosts, and no worker is left, the "
-        "job ends. If workers fail before they train, the cause is the script or the installation.",
+        "A host on which workers have failed is no longer used. If this has happened to every host, none may come "
+        "back, and no worker is left, the job ends. If workers fail before they train, the cause is the script or the "
+        "installation.",
         (
             "Read the workers' own last lines, further up. If none got to hvd.init(), look at the command, at the "
             "script's first lines, and whether it calls hvd.init().",
@@ -80,12 +81,12 @@ EXPLANATIONS_OF_ELASTIC = (
         "The script itself ends the job: the same exception in several workers, or unequal ends",
         _LAUNCHER,
         ("raised the same exception", "it waited too long for the end of training"),
-        "An exception that two workers raise after the same commit, or three when they join, would come again in every "
-        "new world: it is the script's own, or that of a sample which cannot be read. Or the training function has "
-        "returned in some workers and not in others: these have more steps to do, or other work that takes long.",
+        "Two workers raised the same exception after the same commit, or three while joining, so a new world would "
+        "raise it again. The cause is the script, or data that cannot be read. Or the training function has returned "
+        "in some workers and not in others: these have more steps to do, or other work that takes long.",
         (
             "Fix the script; the exception stands above, with its traceback.",
-            "Let all workers do equally many steps, and what only one of them does after the training function; "
+            "Give all workers the same number of steps, and do the work of one worker after the training function; "
             "HOROVOD_ELASTIC_STRAGGLER_SECONDS gives it more time.",
         ),
     ),

@@ -83,8 +83,8 @@ EXPLANATIONS_OF_JOBS = (
         "then gave up.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
-            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then no rank gives up, not even on "
-            "another host, as long as the stopped rank's host answers.",
+            "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then all ranks wait for the stopped "
+            "one while its host answers.",
         ),
     ),
     Explanation(
@@ -112,16 +112,15 @@ EXPLANATIONS_OF_JOBS = (
             "has no folder",
             "cannot reach this host at",
         ),
-        "Before any rank starts, horovodrun asks all hosts whether they are ready: ssh without a "
-        "password, the same Python at the same path, the same version of hvd, the working directory, the program to "
-        "run, and a network address of this host that all of them reach. The report lists every host that is not.",
+        "Before any rank starts, horovodrun checks each host: ssh works without a password, the same Python is at the "
+        "same path, with the same version of hvd; the working directory and the program exist; and one network address "
+        "of this host is reached by all. The report lists every host that is not.",
         (
             "Follow the hint below each host. `ssh HOST true` must work without a question.",
-            "Inside a batch system's job the hosts are reached by srun, blaunch or kubectl instead; `--start-with ssh` "
-            "takes ssh.",
+            "In a batch system's job, horovodrun uses srun, blaunch or kubectl instead; `--start-with ssh` forces ssh.",
             "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
-            "If several networks connect the hosts, choose one: `--network-interface eth0`. Interfaces may have other "
-            "names on other hosts: `--network-interface eth0,ib0`.",
+            "If several networks connect the hosts, choose one: `--network-interface eth0`. If the name differs "
+            "between hosts, list all: `--network-interface eth0,ib0`.",
         ),
     ),
     Explanation(
@@ -130,8 +129,8 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("was lost: its agent",),
         "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
-        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or the connection to it (ssh, srun) has ended. The ranks of that host "
-        "end by themselves when the connection is gone. If the job is not elastic, all others have been ended.",
+        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or its connection (ssh, srun) has ended. Ranks there then end by "
+        "themselves. If the job is not elastic, all others have been ended.",
         (
             "Look whether the machine and its network are up, and into its logs.",
             "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",

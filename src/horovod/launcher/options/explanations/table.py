@@ -26,11 +26,11 @@ EXPLANATIONS = (
         "This process was started with others, but nothing tells it how to find them",
         f"{_START}; a warning if no variable tells of the others",
         ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
-        "The environment says that several processes were started together, by a launcher that is not one of those "
-        "which Horovod knows (mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun), and no rendezvous address is "
-        "set. Without this error, each process would train a model of its own without a warning. If a wrapper (env -i, "
-        "sudo, su, a container) has dropped all variables of the launcher, init warns if it finds the launcher among "
-        "the processes above, and horovodrun says at the end that no rank has called init.",
+        "A launcher that Horovod does not know (it knows mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun) has "
+        "started several processes, and nothing tells them where to meet. Without this error, each process would train "
+        "a model of its own without a warning. If a wrapper (env -i, sudo, su, a container) has dropped all variables "
+        "of the launcher, init warns if it finds the launcher among the processes above, and horovodrun says at the "
+        "end that no rank has called init.",
         (
             "Let wrappers keep the environment: sudo -E, su -m, and every HOROVOD_* variable for a container.",
             "Start the script with `horovodrun -np N python train.py`.",
@@ -58,8 +58,8 @@ EXPLANATIONS = (
         _START,
         ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
-        "launcher. In such a case each process is a world of its own to it, or its MPI_Init ends the process. So "
-        "Horovod does not use it, unless data is to go through MPI.",
+        "launcher. Then each process believes that it is alone, or MPI_Init ends it. So Horovod does not use this MPI, "
+        "unless data is to go through MPI.",
         (
             "Start the job with the mpirun that belongs to this MPI; the message names it.",
             "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
@@ -127,8 +127,8 @@ EXPLANATIONS = (
         ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not private to this user"),
         "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
         "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
-        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then the file "
-        "and the folder must be this user's, and others must not be able to change them, or to read the file.",
+        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then you must "
+        "own both the file and the folder, and no other user may write to them, or read the file.",
         (
             "Start ranks with horovodrun, and pass its environment on.",
             "End processes of earlier jobs.",
@@ -153,8 +153,8 @@ EXPLANATIONS = (
             "is reached by all ranks",
             "could not open a data link with",
         ),
-        "A connection failed, or ended before the start was complete. The message names the address. Ranks of "
-        "different hosts open the connections for data when an operation first needs them: then it comes after init.",
+        "A connection failed, or ended before the start was complete. The message names the address. Connections for "
+        "data between hosts open at their first use, so this error can also come from an operation.",
         (
             "If the launcher has ended, its last words are the cause. If mpirun, srun or torchrun has started the "
             "ranks, the rendezvous is in rank 0: look at its output.",
@@ -193,8 +193,8 @@ EXPLANATIONS = (
         "The native library is missing, was built for another system, or belongs to another version",
         "ImportError, at import",
         ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
-        "Python found the package, but not a library that fits it. A source tree on PYTHONPATH has none, and two "
-        "installed versions may be mixed.",
+        "Python found the package, but not a library that fits it: a source tree on PYTHONPATH has no library, or two "
+        "installed versions are mixed.",
         ("Install again: `pip install --force-reinstall .` in the environment that runs the script.",),
     ),
     Explanation(
@@ -277,8 +277,7 @@ EXPLANATIONS = (
         "A rank has joined, and the operation needs its data",
         "RankJoinedError (a MismatchError); FailedPreconditionError in TensorFlow",
         ("joined and ... no data to",),
-        "After hvd.join(), a rank takes part in allreduce with zeros. Other operations need real data from every rank, "
-        "so they fail until all ranks have joined.",
+        "A rank that has joined only adds zeros to allreduces. All other operations fail until all ranks have joined.",
         (
             "Until all ranks have joined, call allreduce only.",
             "Move broadcasts and gathers in front of hvd.join(), or behind it on all ranks (docs/uneven-data.md).",
@@ -306,12 +305,12 @@ EXPLANATIONS = (
         "Ranks wait for each other in different calls",
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
-        "Each of these ranks waits for an operation that another of them has not called. No other thread of "
-        "these ranks could make the missing call, so the job can never go on. The world has ended for all ranks, at "
-        "most two seconds after the stall report, which shows where each rank is. The report comes after ten seconds, "
-        "or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. HOROVOD_STALL_CHECK_DISABLE=1 turns both off. "
-        "If a rank has another Python thread, or has used compiled operations, it could still go on: the job keeps "
-        "waiting. An elastic job ends as well, because the calls would differ again.",
+        "Each of these ranks waits for an operation that another of them has not called. No other thread can make the "
+        "missing call, so the job was ended, at most two seconds after the stall report. That report shows where each "
+        "rank is. The report comes after ten seconds, or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. "
+        "HOROVOD_STALL_CHECK_DISABLE=1 turns both off. If a rank has another Python thread, or has used compiled "
+        "operations, it could still go on: the job keeps waiting. An elastic job ends as well, because the calls would "
+        "differ again.",
         (
             "Compare the calls in the message: all ranks must call the same collectives in the same order.",
             "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
@@ -322,10 +321,10 @@ EXPLANATIONS = (
         "A GPU has made no progress for a long time",
         "a warning on the stderr of each rank that waits",
         ("for its GPU to", "compute the input of", "for a call of NCCL to return"),
-        "The rank has called the operation, but its GPU has not finished. If the report says `to compute the input "
-        "of`, a kernel of this rank's script hangs or is slow. If it says `to end` or `for a call of NCCL`, "
-        "this rank has done its part. NCCL then waits for another rank or for the network. The job keeps waiting. It "
-        "ends after HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        "The rank has called the operation, but its GPU has not finished. `to compute the input of` in the report: a "
+        "kernel of this rank's script hangs or is slow. `to end` or `for a call of NCCL`: this rank has done its part, "
+        "and NCCL waits for another rank or the network. The job keeps waiting. It ends after "
+        "HOROVOD_NCCL_TIMEOUT_SECONDS.",
         (
             "Look for the rank whose report says `to compute the input of`. Run its script with "
             "CUDA_LAUNCH_BLOCKING=1 to see which kernel hangs.",
@@ -371,12 +370,12 @@ EXPLANATIONS = (
     Explanation(
         "rank-left",
         "A rank ended its script or shut down while others still waited for it",
-        "RankLeftError (a HorovodInternalError); UnknownError in TensorFlow; the last words of horovodrun",
+        "RankLeftError (a RankLostError); UnknownError in TensorFlow; the last words of horovodrun",
         ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
         "All ranks must make the same number of collective calls. One rank was finished before the others.",
         (
-            "Check that all ranks make the same number of steps: leave out the rows that remain when the data is "
-            "divided by the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
+            "Check that all ranks make the same number of steps: leave out the rows that do not divide evenly among "
+            "the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
             "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (docs/uneven-data.md).",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
             "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
@@ -408,8 +407,8 @@ EXPLANATIONS = (
         "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
         ("has not enough memory", "give the job more memory, or gather less at once"),
         "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
-        "All members of the operation get an error. If it is the host's memory, the world keeps running. If it is a "
-        "GPU's, the world has ended.",
+        "All members of the operation get an error. If the host's memory ran out, the world goes on. If a GPU's did, "
+        "it has ended.",
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
