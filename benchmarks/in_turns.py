@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,20 @@ from typing import Any
 import numpy as np
 
 from horovod import core
+
+
+def parser_of(description: str | None, calls: int, tensors: int, width: int) -> argparse.ArgumentParser:
+    """The flags that these benchmarks share, with their defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default, what in (
+        ("rounds", 15, "rounds"),
+        ("calls", calls, "steps of a side in a round"),
+        ("tensors", tensors, "gradients"),
+        ("width", width, "rows and columns of each"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
+    parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
+    return parser
 
 
 def measure(sides: Mapping[str, Callable[[], Any]], rounds: int, calls: int) -> dict[str, list[float]]:

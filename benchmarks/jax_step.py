@@ -16,7 +16,6 @@ ranks wait for the slowest of them, and the bytes are added. So the last column 
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import statistics
@@ -30,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from in_turns import measure
+from in_turns import measure, parser_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import horovod.jax as hvd
@@ -89,13 +88,7 @@ def free_port() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds (15)")
-    parser.add_argument("--calls", type=int, default=20, help="steps of a side in a round (20)")
-    parser.add_argument("--tensors", type=int, default=160, help="gradients (160)")
-    parser.add_argument("--width", type=int, default=64, help="rows and columns of each (64)")
-    parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, calls=20, tensors=160, width=64).parse_args()
     session = Session(arguments.json, ("python", "benchmarks/jax_step.py"))
     hvd.init()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -14,7 +14,6 @@ the rounds of the time through horovod's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -27,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from in_turns import measure
+from in_turns import measure, parser_of
 
 import horovod.tensorflow as hvd
 from horovod.bench.record import Session
@@ -66,13 +65,7 @@ def join_strategy() -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds (15)")
-    parser.add_argument("--calls", type=int, default=10, help="steps of a side in a round (10)")
-    parser.add_argument("--tensors", type=int, default=60, help="gradients (60)")
-    parser.add_argument("--width", type=int, default=128, help="rows and columns of each (128)")
-    parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, calls=10, tensors=60, width=128).parse_args()
     session = Session(arguments.json, ("python", "benchmarks/tensorflow_strategy.py"))
     hvd.init()
     strategy = join_strategy()

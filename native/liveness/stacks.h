@@ -13,10 +13,10 @@
 
 namespace hvd {
 
-// How long a report waits for the answers.
+// How long a report waits for the answers: ten ticks of a monitor, for a machine on which its thread gets no time.
 inline constexpr int kStackPatienceS = 5;
 
-// By the monitor's thread of the asked rank, at each tick. Rings the leader once the answer stands there.
+// By the monitor's thread of the asked rank, at each tick. Rings the leader when the answer is written.
 void answer_stack_question(Segment& segment, uint32_t local_rank, Waker& waker);
 
 // The innermost calls of each rank, for people.

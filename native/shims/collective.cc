@@ -9,6 +9,8 @@ namespace hvd::shims {
 
 namespace {
 
+constexpr size_t kUsualTensorBytes = 40;  // in a key, with four dimensions
+
 // Two requests with equal keys differ in addresses only.
 std::string key_of(const hvd_request& request) {
   const std::string_view name = request.name == nullptr ? "" : request.name;
@@ -24,6 +26,7 @@ std::string key_of(const hvd_request& request) {
   const auto add = [&key](const void* bytes, size_t count) {
     if (count > 0) key.append(static_cast<const char*>(bytes), count);
   };
+  key.reserve(sizeof fixed + sizeof scales + name.size() + kUsualTensorBytes * request.ntensors);
   add(fixed, sizeof fixed);
   add(scales, sizeof scales);
   key += name;
@@ -134,9 +137,11 @@ int EntryCache::find(Generation* generation, const std::string& key, const hvd_r
   const std::lock_guard lock(mutex_);
   if (generation_ != generation->number) known_.clear();
   generation_ = generation->number;
-  const bool is_first = !known_.contains(key);
+  auto found = known_.find(key);
+  const bool is_first = found == known_.end();
   if (is_first && known_.size() >= most_) forget_old_half();
-  Known& known = known_[key];
+  if (is_first) found = known_.try_emplace(key).first;
+  Known& known = found->second;
   known.used = ++calls_;
   if (is_first) return HVD_OK;
   int code = HVD_OK;

@@ -41,6 +41,7 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
             if rank:
                 texts.append(said("joined", [("w", 1)]))
                 texts.append(said("joined, too", [("w", rank)]))
+        hvd.remove_process_set(odd)  # other tests use this world, too
         return texts
 
     none = ["", "", "", ""]

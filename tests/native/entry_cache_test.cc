@@ -2,6 +2,7 @@
 // The prepared requests of shims: those of shapes that come back are kept, and their number is bounded.
 #include <vector>
 
+#include "alone.h"
 #include "check.h"
 #include "shims/collective.h"
 
@@ -9,18 +10,6 @@ namespace hvd::shims {
 namespace {
 
 constexpr size_t kMost = 64;
-
-hvd_context* world_of_one() {
-  const int32_t host = 0;
-  hvd_options options{};
-  options.size = sizeof options;
-  options.world_size = 1;
-  options.generation = 1;
-  options.host_of_rank = &host;
-  hvd_context* context = nullptr;
-  EXPECT(hvd_start(&options, &context, nullptr) == HVD_OK);
-  return context;
-}
 
 struct Shim {
   Generation generation;
@@ -38,7 +27,7 @@ struct Shim {
 
 TEST(shapes_that_come_twice_and_no_more_do_not_fill_the_memory) {
   Shim shim;
-  hvd_context* const context = world_of_one();
+  hvd_context* const context = start_alone();
   shim.generation.attach(context);
   for (int64_t i = 0; i < 3 * static_cast<int64_t>(kMost); ++i) {
     shim.call({0, i});
@@ -56,7 +45,7 @@ TEST(shapes_that_come_twice_and_no_more_do_not_fill_the_memory) {
   EXPECT(hvd_stop(context, 1000, nullptr) == HVD_OK);
   hvd_free(context);
 
-  hvd_context* const another = world_of_one();
+  hvd_context* const another = start_alone();
   shim.generation.attach(another);
   shim.call({2});
   EXPECT(shim.entries.size() == 1);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "alone.h"
 #include "check.h"
 #include "shims/mxnet/call.h"
 
@@ -89,15 +90,7 @@ class Job {
   Job() {
     const hvd_mxnet_api api{copy_array, free_array, to_dlpack, free_dlpack, last_error, make_error, end_error, reorder};
     hvd_mxnet_use(&api);
-    const int32_t host = 0;
-    hvd_options options{};
-    options.size = sizeof options;
-    options.world_size = 1;
-    options.generation = 1;
-    options.host_of_rank = &host;
-    hvd_status status{};
-    status.size = sizeof status;
-    EXPECT(hvd_start(&options, &context_, &status) == HVD_OK);
+    context_ = start_alone();
     number_ = hvd_mxnet_attach(context_);
   }
   ~Job() {
